@@ -1,0 +1,239 @@
+"""Settings: what a program declares at its top, changed by config files, changed by the command line.
+
+A program declares its settings as plain assignments above the line that reads them:
+
+    max_iters = 2000  # optimizer steps
+    dropout = 0.0     # share of activations dropped in training
+    settings = read_settings(__file__)
+
+and is run as `python train.py config/m1_shakespeare.py --max_iters=200`. The type of a setting is the
+type of its default (str, bool, int or float); a name or a value that does not fit is an error, never a guess.
+"""
+
+import argparse
+import ast
+import difflib
+import io
+import math
+import runpy
+import sys
+import tokenize
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+import torch
+
+BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+# -- errors for people ---------------------------------------------------------------------------------------
+
+
+def fail(message) -> NoReturn:
+    """Print `<program>: error: <message>` as one line on stderr and exit with code 2."""
+    line = " ".join(str(message).splitlines())
+    print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+@contextmanager
+def user_errors():
+    """Turn a ValueError or OSError raised inside into `fail`: what users can mend gets a line, not a traceback."""
+    try:
+        yield
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error)
+    except ValueError as error:
+        fail(error)
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse with one-line errors and no abbreviated options, for programs that take other things than settings."""
+
+    def __init__(self, **options):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def error(self, message):
+        fail(message)
+
+
+# -- settings ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Setting:
+    default: str | bool | int | float
+    comment: str
+
+
+@user_errors()
+def read_settings(program, argv=None) -> dict:
+    """The settings of `program` (its `__file__`): defaults <- config files, in order <- `--name=value` options.
+
+    A bare `--name` turns a bool on. `--help` prints every setting and exits.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    declared = declared_settings(program)
+    if "--help" in argv or "-h" in argv:
+        print(usage(program, declared))
+        raise SystemExit(0)
+
+    files = [argument for argument in argv if not argument.startswith("-")]
+    options = {}
+    for argument in argv:
+        if argument.startswith("-"):
+            name, value = parse_option(argument, declared)
+            options[name] = value
+
+    settings = {name: setting.default for name, setting in declared.items()}
+    for path in files:
+        settings |= read_file(find_file(path, program), declared)
+    return settings | options
+
+
+def declared_settings(program) -> dict[str, Setting]:
+    """The literal assignments (and the comments beside them) above the call of `read_settings` in a script."""
+    source = Path(program).read_text(encoding="utf-8")
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+
+    declared = {}
+    for statement in ast.parse(source).body:
+        calls = (ast.unparse(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call))
+        if any(call.split(".")[-1] == "read_settings" for call in calls):
+            break
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if not name.startswith("_"):
+                try:
+                    default = ast.literal_eval(value)
+                except ValueError:  # computed, so not a setting
+                    continue
+                if type(default) in (str, bool, int, float):
+                    declared[name] = Setting(default, comments.get(statement.end_lineno, ""))
+    return declared
+
+
+def parse_option(argument, declared):
+    """`--name=value` (or `--name`, for a bool) as the setting's name and its converted value."""
+    name, equals, text = argument.removeprefix("--").partition("=")
+    if name not in declared:
+        raise ValueError(f"{argument.partition('=')[0]}: {unknown(name, declared)}")
+    default = declared[name].default
+    if not equals and not isinstance(default, bool):
+        raise ValueError(f"{argument}: write it as --{name}=value")
+    try:
+        return name, convert(text if equals else "true", default)
+    except ValueError as error:
+        raise ValueError(f"--{name}: {error}") from None
+
+
+def find_file(path, program) -> Path:
+    """A config file, looked for from the current folder and then from the program's, so that runs work anywhere."""
+    for candidate in (Path(path), Path(program).resolve().parent / path):
+        if candidate.is_file():
+            return candidate
+    raise ValueError(f"{path}: no such config file (settings are written as --name=value)")
+
+
+def read_file(path, declared) -> dict:
+    """Run a config file; its public names, functions, classes and modules apart, are settings."""
+    try:
+        names = runpy.run_path(str(path))
+    except (Exception, SystemExit) as error:  # a config file is a program and can fail like one
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        where = f"{path}, line {line}" if line else f"{path}"
+        what = error.msg if isinstance(error, SyntaxError) else error
+        raise ValueError(f"{where}: {type(error).__name__}: {what}") from None
+
+    settings = {}
+    for name, value in names.items():
+        if name.startswith("_") or callable(value) or isinstance(value, ModuleType):
+            continue
+        if name not in declared:
+            raise ValueError(f"{path}: {unknown(name, declared)}")
+        try:
+            settings[name] = convert(value, declared[name].default)
+        except ValueError as error:
+            raise ValueError(f"{path}: {name}: {error}") from None
+    return settings
+
+
+def unknown(name, declared):
+    near = difflib.get_close_matches(name, declared, n=1)
+    return f"unknown setting {name!r} ({f'did you mean {near[0]}?' if near else '--help lists all settings'})"
+
+
+def convert(value, default):
+    """`value`, from a config file or as text from the command line, in the type of `default`.
+
+    >>> convert("1e3", 2000), convert(0, 0.1), convert("off", True), convert(False, "auto")
+    (1000, 0.0, False, 'false')
+    """
+    kind = type(default)
+    if isinstance(value, (str, bool, int, float)):
+        if kind is str:
+            return str(value).lower() if isinstance(value, bool) else str(value)
+        if kind is bool and str(value).lower() in BOOLS:
+            return BOOLS[str(value).lower()]
+        if kind in (int, float) and not isinstance(value, bool):
+            try:
+                if kind is int and not isinstance(value, float):
+                    return int(value)
+            except ValueError:  # text, perhaps of the form 1e3
+                pass
+            try:
+                number = float(value)
+            except (ValueError, OverflowError):
+                number = math.nan
+            if math.isfinite(number) and (kind is float or number.is_integer()):
+                return kind(number)
+    wanted = {str: "text", bool: "true or false", int: "a whole number", float: "a finite number"}[kind]
+    raise ValueError(f"{wanted} is needed, not {shorten(repr(value))}")
+
+
+def shorten(text, length=80):
+    return text if len(text) <= length else text[:length] + "..."
+
+
+def usage(program, declared) -> str:
+    """The text of `--help`."""
+    rows = [(f"--{name}={s.default}", type(s.default).__name__, s.comment) for name, s in declared.items()]
+    width = max((len(row[0]) for row in rows), default=0)
+    lines = [f"  {option:{width}}  {kind:5}  {comment}".rstrip() for option, kind, comment in rows]
+    head = f"usage: python {Path(program).name} [config.py ...] [--name=value ...]"
+    return "\n".join([head, "", "settings, their defaults and types:", *lines])
+
+
+# -- devices -------------------------------------------------------------------------------------------------
+
+
+def pick_device(device) -> torch.device:
+    """The device of that name, or for "auto" the best one here: cuda, mps or cpu. ValueError if it is not here."""
+    here = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    here += ["mps"] * torch.backends.mps.is_available() + ["cpu"]
+    if device == "auto":
+        device = here[0]
+    name = "cuda:0" if device == "cuda" else device
+    if name not in here:
+        raise ValueError(f"device = {device!r} is not here: this machine has {', '.join(here)}")
+    return torch.device(name)
+
+
+def pick_dtype(dtype, device) -> torch.dtype:
+    """The type of that name to compute in, or for "auto" bfloat16 where `device` multiplies it fast, else float32."""
+    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype == "auto":
+        if device.type == "cuda":
+            fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            can = torch.cpu.get_capabilities() if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities") else {}
+            fast = can.get("avx512_bf16") or can.get("amx_bf16")
+        dtype = "bfloat16" if fast else "float32"
+    if dtype not in names:
+        raise ValueError(f"dtype = {dtype!r} does not work: it must be auto, {', '.join(names)}")
+    return names[dtype]

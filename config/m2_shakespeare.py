@@ -1,0 +1,4 @@
+"""Method 2: h = Σ_{i≤l} attn_i(x), the attention outputs of all layers so far on this layer's x."""
+
+dataset = "shakespeare_char"
+residual = "m2"

@@ -1,0 +1,14 @@
+"""The size of GPT-2 small: 12 layers, width 768, about half a million tokens a step."""
+
+n_layer = 12
+n_head = 12
+n_embd = 768
+block_size = 1024
+
+batch_size = 16
+grad_accum_steps = 30  # 16 * 30 * 1024 = 491,520 tokens
+max_iters = 20000
+learning_rate = 6e-4
+warmup_iters = 700
+weight_decay = 0.1
+eval_interval = 1000

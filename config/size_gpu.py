@@ -1,0 +1,13 @@
+"""The size for one GPU, nanoGPT's for Tiny Shakespeare: 6 layers, width 384. Goes with any method's file."""
+
+n_layer = 6
+n_head = 6
+n_embd = 384
+block_size = 256
+dropout = 0.2
+
+batch_size = 64
+max_iters = 5000
+learning_rate = 1e-3
+warmup_iters = 100
+eval_interval = 250

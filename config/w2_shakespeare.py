@@ -1,0 +1,4 @@
+"""W2-RoPE: attention scores are -(|μ_q - μ_k|² + |σ_q - σ_k|²) / τ, the means μ with RoPE."""
+
+dataset = "shakespeare_char"
+attention = "w2"

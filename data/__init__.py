@@ -1,0 +1,545 @@
+"""Data: text -> tokens on disk -> batches.
+
+`prepare` turns a text into a folder of train.bin, val.bin (token ids, one after another) and meta.json;
+`load` reads such a folder back as a Dataset, which cuts batches out of it. Tokenizers are plain data
+(`state`), so that a checkpoint can carry its own and be sampled from without the folder.
+"""
+
+import base64
+import hashlib
+import heapq
+import http.client
+import json
+import os
+import re
+import urllib.request
+from collections import Counter, defaultdict
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tiktoken
+import torch
+
+VERSION = 1  # of the layout of a data folder
+SPLITS = ("train", "val")
+RANKS_FILE = "tokenizer.tiktoken"
+
+
+@contextmanager
+def replace_file(path):
+    """A binary file to write that takes the place of `path` at the end, whole, or not at all if anything fails."""
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    with suppress(OSError):  # the rename itself reaches the disk; not every system can sync a folder
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+# -- tokenizers ----------------------------------------------------------------------------------------------
+
+
+class CharTokenizer:
+    """One token per character: the distinct characters of `text`, in the order of their code points.
+
+    >>> tokenizer = CharTokenizer("hello")
+    >>> tokenizer.chars, tokenizer.encode("hole"), tokenizer.decode([1, 0, 2])
+    ('ehlo', [1, 3, 2, 0], 'hel')
+    """
+
+    def __init__(self, text):
+        self.chars = "".join(sorted(set(text)))
+        self.codes = code_points(self.chars)
+        self.vocab_size = len(self.chars)
+
+    def encode(self, text) -> list[int]:
+        return self.encode_array(text).tolist()
+
+    def encode_array(self, text) -> np.ndarray:
+        codes = code_points(text)
+        known = np.isin(codes, self.codes)
+        if not known.all():
+            strange = list(dict.fromkeys(map(chr, codes[~known])))
+            some = ", ".join(map(repr, strange[:5])) + (" ..." if len(strange) > 5 else "")
+            raise ValueError(f"the model does not know the character{'s' * (len(strange) > 1)} {some}")
+        return np.searchsorted(self.codes, codes)
+
+    def decode(self, ids) -> str:
+        return "".join(self.chars[i] for i in ids)
+
+    def decode_bytes(self, ids) -> bytes:
+        return self.decode(ids).encode()
+
+    def state(self) -> dict:
+        """All there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
+        return {"kind": "char", "characters": self.chars}
+
+
+def code_points(text):
+    # Half surrogate pairs get through here so that `encode` can name them like any other unknown character.
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+
+
+class BPETokenizer:
+    """Byte-pair encoding, run by tiktoken. `ranks` maps the bytes of a token to its id, earlier merges first.
+
+    Text that looks like a special token is encoded as the plain text it is.
+    """
+
+    def __init__(self, ranks: dict[bytes, int], pattern: str, special_tokens: dict[str, int]):
+        self.ranks, self.pattern, self.special_tokens = ranks, pattern, special_tokens
+        self.vocab_size = len(ranks) + len(special_tokens)
+        self.encoding = tiktoken.Encoding(
+            "bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens
+        )
+
+    def encode(self, text) -> list[int]:
+        return self.encoding.encode(text, disallowed_special=())
+
+    def encode_array(self, text) -> np.ndarray:
+        return self.encoding.encode_to_numpy(text, disallowed_special=())
+
+    def decode(self, ids) -> str:
+        """The text of `ids`, with a replacement character for bytes that are not UTF-8."""
+        return self.decode_bytes(ids).decode("utf-8", "replace")
+
+    def decode_bytes(self, ids) -> bytes:
+        """The bytes of `ids`: a character may be spread over several tokens, so joining is for bytes, not text."""
+        return self.encoding.decode_bytes(ids)
+
+    def state(self) -> dict:
+        """All there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
+        return {
+            "kind": "bpe",
+            "pattern": self.pattern,
+            "special_tokens": self.special_tokens,
+            "ranks": ranks_to_text(self.ranks),
+        }
+
+
+def tokenizer_from_state(state):
+    """The tokenizer whose `state()` this is; ValueError, in one line, if it can be none's."""
+    kind = state.get("kind") if isinstance(state, dict) else None
+    if kind == "char":
+        chars = state.get("characters")
+        if not isinstance(chars, str) or not chars:
+            raise ValueError("the tokenizer's characters are missing")
+        tokenizer = CharTokenizer(chars)
+        if tokenizer.chars != chars:
+            raise ValueError("the tokenizer's characters are not distinct and in order")
+        check_unicode(chars)
+        return tokenizer
+    if kind == "bpe":
+        pattern, special_tokens = state.get("pattern"), state.get("special_tokens")
+        if not isinstance(pattern, str) or not pattern:
+            raise ValueError("the tokenizer's split pattern is missing")
+        if not isinstance(special_tokens, dict) or not all(
+            token and type(i) is int for token, i in special_tokens.items()
+        ):
+            raise ValueError("the tokenizer's special tokens are not a table of names and ids")
+        ranks = ranks_from_text(state.get("ranks"))
+        ids = [*ranks.values(), *special_tokens.values()]
+        if sorted(ids) != list(range(len(ids))):  # a gap would be an id that the model can say and nobody can decode
+            raise ValueError("the tokenizer's ids do not count from 0 without gaps or repeats")
+        if not all(bytes([value]) in ranks for value in range(256)):
+            raise ValueError("the tokenizer's ranks lack some of the 256 byte values")
+        try:
+            return BPETokenizer(ranks, pattern, special_tokens)
+        except ValueError:  # in several lines
+            raise ValueError("the tokenizer's split pattern or special tokens are not what tiktoken takes") from None
+    raise ValueError(f"unknown kind of tokenizer {kind!r}; choose from 'char', 'bpe'")
+
+
+def first_tokens(tokenizer) -> list[int]:
+    """What to start a text from when none is given: a new line, or the lowest character of one that has no lines."""
+    try:
+        return tokenizer.encode("\n")
+    except ValueError:
+        return [0]
+
+
+def ranks_to_text(ranks) -> str:
+    """The usual form of a .tiktoken file: a line per token, its bytes in base64, a space, its rank."""
+    return "".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items())
+
+
+def ranks_from_text(text) -> dict[bytes, int]:
+    if not isinstance(text, str):
+        raise ValueError("the tokenizer's ranks are missing")
+    ranks = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            encoded, rank = line.split(" ")
+            token = base64.b64decode(encoded, validate=True)
+            rank = int(rank)
+        except ValueError:
+            raise ValueError(f"line {number} of the tokenizer's ranks is damaged") from None
+        if not token or token in ranks:
+            raise ValueError(f"line {number} of the tokenizer's ranks is empty or a repeat")
+        ranks[token] = rank
+    return ranks
+
+
+# Where BPE may not merge across. Python's `re` and tiktoken's Rust regex read this pattern alike, because it
+# names no Unicode classes (the two disagree on \w and \s), and it matches every character (tiktoken drops what
+# no branch matches). No piece is longer than 33 characters, which keeps training and encoding linear on any text.
+SPLIT = "|".join(
+    [
+        r"[ ']?[A-Za-z\x80-\u2e7f]{1,32}",  # a word; all that is not ASCII counts as letters
+        r"[\u2e80-\U0010ffff]{1,8}",  # a phrase, in scripts that put no spaces between words
+        r" ?[0-9]{1,3}",
+        r" ?[!-/:-@\[-`{-~]{1,32}",  # punctuation
+        r"[\x00-\x20\x7f]{1,32}",  # spaces, line ends and control characters
+    ]
+)
+
+
+def train_bpe(text, vocab_size) -> BPETokenizer:
+    """Byte-level BPE: 256 bytes, then the most frequent neighbours merged into a new token, again and again.
+
+    Of equally frequent pairs the one with the lowest ids wins. There are fewer than `vocab_size` tokens if the
+    text runs out of pairs.
+
+    >>> list(train_bpe("aaab aaab", 259).ranks)[256:]
+    [b'aa', b'ab', b'aaab']
+    """
+    pieces = Counter(match.group() for match in re.finditer(SPLIT, text))
+    words = [list(piece.encode()) for piece in pieces]  # a text repeats its words: each is merged once, and counted
+    counts = list(pieces.values())
+    tokens = [bytes([value]) for value in range(256)]
+
+    pairs = Counter()  # how often a pair of tokens occurs
+    places = defaultdict(set)  # in which words
+    for i, word in enumerate(words):
+        for pair in zip(word, word[1:]):
+            pairs[pair] += counts[i]
+            places[pair].add(i)
+    queue = [(-count, pair) for pair, count in pairs.items()]
+    heapq.heapify(queue)
+
+    while len(tokens) < vocab_size and queue:
+        count, pair = heapq.heappop(queue)
+        if -count != pairs[pair]:  # the count has changed since, and a newer entry says so
+            continue
+        tokens.append(tokens[pair[0]] + tokens[pair[1]])  # new bytes: merges reach the same bytes in one way only
+
+        changed = set()
+        for i in places.pop(pair):
+            old, new = words[i], merge(words[i], pair, len(tokens) - 1)
+            words[i] = new
+            for other in zip(old, old[1:]):
+                pairs[other] -= counts[i]
+                changed.add(other)
+            for other in zip(new, new[1:]):
+                pairs[other] += counts[i]
+                places[other].add(i)
+                changed.add(other)
+        for other in changed:
+            if pairs[other]:
+                heapq.heappush(queue, (-pairs[other], other))
+            else:
+                del pairs[other]
+    return BPETokenizer({token: rank for rank, token in enumerate(tokens)}, SPLIT, {})
+
+
+def merge(word, pair, token):
+    """`word` with every `pair` of neighbours, from the left, replaced by `token`."""
+    merged, i = [], 0
+    while i < len(word):
+        if i + 1 < len(word) and (word[i], word[i + 1]) == pair:
+            merged.append(token)
+            i += 2
+        else:
+            merged.append(word[i])
+            i += 1
+    return merged
+
+
+def gpt2_tokenizer() -> BPETokenizer:
+    """GPT-2's 50,257 tokens, which tiktoken downloads at first use and keeps."""
+    try:
+        encoding = tiktoken.get_encoding("gpt2")
+    except (OSError, ValueError) as error:  # no network, or something else than the vocabulary came over it
+        raise ValueError(
+            f"GPT-2's vocabulary could not be downloaded ({type(error).__name__}); "
+            "--tokenizer=bpe trains one on the text instead"
+        ) from None
+    return BPETokenizer(encoding._mergeable_ranks, encoding._pat_str, encoding._special_tokens)
+
+
+# -- preparing -----------------------------------------------------------------------------------------------
+
+
+def prepare(folder, text, source, tokenizer="char", vocab_size=1024, val_fraction=0.1, warning=""):
+    """Write train.bin, val.bin and meta.json to `folder`: the last `val_fraction` of `text` is for validation.
+
+    `tokenizer` is "char", "bpe" (of `vocab_size` tokens, trained on the training part) or "gpt2". `source` and
+    `warning` say where the text comes from; whoever shows a loss should show them. Bad input is a ValueError,
+    raised before anything is written.
+    """
+    folder = Path(folder)
+    if not 0 < val_fraction < 1:
+        raise ValueError(f"val_fraction={val_fraction} is not between 0 and 1")
+    check_unicode(text)
+    if len(set(text)) < 2:
+        raise ValueError("there is nothing to learn from a text of fewer than two distinct characters")
+    cut = int(len(text) * (1 - val_fraction))
+    parts = dict(zip(SPLITS, (text[:cut], text[cut:])))
+
+    if tokenizer == "char":
+        coder = CharTokenizer(text)
+    elif tokenizer == "bpe":
+        if type(vocab_size) is not int or vocab_size < 256:
+            raise ValueError(f"vocab_size={vocab_size} is not a whole number from 256 (the byte values) up")
+        coder = train_bpe(parts["train"], vocab_size)
+    elif tokenizer == "gpt2":
+        coder = gpt2_tokenizer()
+    else:
+        raise ValueError(f"unknown tokenizer {tokenizer!r}; choose from 'char', 'bpe', 'gpt2'")
+
+    dtype = "uint16" if coder.vocab_size < 65_536 else "uint32"
+    ids = {split: coder.encode_array(part).astype(dtype) for split, part in parts.items()}
+    for split in SPLITS:
+        if len(ids[split]) < 2:
+            raise ValueError(f"the text is too short: its {split} part has fewer than two tokens")
+
+    state = coder.state()
+    ranks = state.pop("ranks", "").encode()
+    if ranks:
+        state |= {"file": RANKS_FILE, "sha256": sha256(ranks)}
+    meta = {
+        "version": VERSION,
+        "tokenizer": state,
+        "vocab_size": coder.vocab_size,
+        "dtype": dtype,
+        "source": source,
+        "warning": warning,
+        "text_sha256": sha256(text.encode()),
+        "tokens": {split: len(ids[split]) for split in SPLITS},
+        "bytes": {split: len(parts[split].encode()) for split in SPLITS},
+    }
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "meta.json").unlink(missing_ok=True)  # written last: a folder with one is whole
+    (folder / RANKS_FILE).unlink(missing_ok=True)
+    if ranks:
+        with replace_file(folder / RANKS_FILE) as file:
+            file.write(ranks)
+    for split in SPLITS:
+        with replace_file(folder / f"{split}.bin") as file:
+            file.write(ids[split].tobytes())
+    with replace_file(folder / "meta.json") as file:
+        file.write(json.dumps(meta, indent=1).encode())
+
+    tokens, size = meta["tokens"], sum(meta["bytes"].values())
+    print(f"{folder}: {source}, {size:,} bytes")
+    print(f"{tokens['train']:,} tokens to train on and {tokens['val']:,} to validate on, {dtype}")
+    print(f"{coder.vocab_size:,} different tokens ({tokenizer}), {sum(tokens.values()) / size:.3f} tokens per byte")
+
+
+def check_unicode(text):
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"character {error.start} of the text is half a surrogate pair, not Unicode") from None
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_text(path) -> str:
+    """A UTF-8 file as it is: line ends stay, so that the same bytes are the same text on every system."""
+    try:
+        return Path(path).read_bytes().decode("utf-8").removeprefix("\ufeff")  # the mark some editors put in front
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text at byte {error.start}") from None
+
+
+SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+
+
+def tiny_shakespeare(folder) -> tuple[str, str, str]:
+    """The text, its source and a warning: `folder`/input.txt, else a download, else Python's own English.
+
+    The last needs no network, so that everything runs everywhere, but it is another text: its losses compare with
+    no one else's, which is what the warning says.
+    """
+    path = Path(folder) / "input.txt"
+    if not path.exists():
+        try:
+            content = download(SHAKESPEARE_URL)
+        except (OSError, http.client.HTTPException) as error:
+            return stand_in(path, f"could not be downloaded ({error})")
+        if sha256(content) != SHAKESPEARE_SHA256:
+            return stand_in(path, "came over the network damaged")
+        with replace_file(path) as file:
+            file.write(content)
+    text = read_text(path)
+    genuine = sha256(text.encode()) == SHAKESPEARE_SHA256
+    return text, "Tiny Shakespeare" if genuine else f"your own {path.parent.name}/input.txt", ""
+
+
+def download(url) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return response.read()
+
+
+def stand_in(path, why):
+    """What `tiny_shakespeare` gives without Shakespeare. It is not kept: a later run may have a network."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:  # left out of some small installations
+        raise ValueError(f"Tiny Shakespeare {why}; put a text of your own at {path}") from None
+    source = "English of Python's built-in help (pydoc_data.topics)"
+    print("!" * 80)
+    print(f"NOT SHAKESPEARE: Tiny Shakespeare {why}.")
+    print(f"IN ITS PLACE: {source}.")
+    print(f"LOSSES DO NOT COMPARE with Tiny Shakespeare's. Put that text at {path} to get them.")
+    print("!" * 80)
+    text = "\n".join(topics[name] for name in sorted(topics))
+    return text, source, f"not Tiny Shakespeare but {source}: losses do not compare"
+
+
+# -- reading -------------------------------------------------------------------------------------------------
+
+
+def load(folder) -> "Dataset":
+    """The data that `prepare` wrote to `folder`; ValueError, naming file and cure, if it is not whole."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        names = ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/prepare.py")))
+        raise ValueError(f"{folder}: no such data; {folder.parent} has {names or 'none'}")
+    path = folder / "meta.json"
+    try:
+        meta = json.loads(path.read_bytes())
+        check_meta(meta)
+        state = dict(meta["tokenizer"])
+        if "file" in state:
+            path = folder / RANKS_FILE
+            ranks = path.read_bytes()
+            if sha256(ranks) != state.get("sha256"):
+                raise ValueError("not the file that meta.json was written with")
+            state["ranks"] = ranks.decode()
+        tokenizer = tokenizer_from_state(state)
+        if tokenizer.vocab_size != meta["vocab_size"]:
+            raise ValueError(f"vocab_size is {meta['vocab_size']}, the tokenizer has {tokenizer.vocab_size} tokens")
+        splits = {}
+        for split in SPLITS:
+            path = folder / f"{split}.bin"
+            if path.stat().st_size != meta["tokens"][split] * np.dtype(meta["dtype"]).itemsize:
+                raise ValueError("not of the size that meta.json says")
+            splits[split] = np.memmap(path, dtype=meta["dtype"], mode="r")
+    except (OSError, ValueError, RecursionError) as error:  # json gives up on deep nesting with the last
+        what = error.strerror or error if isinstance(error, OSError) else error
+        raise ValueError(f"{path}: {what}; run python data/{folder.name}/prepare.py again") from None
+    return Dataset(meta, tokenizer, splits)
+
+
+def check_meta(meta):
+    """ValueError unless meta.json says everything that `prepare` writes, in the right types."""
+    if not isinstance(meta, dict):
+        raise ValueError("not a table")
+    if meta.get("version") != VERSION:
+        raise ValueError(f"version {meta.get('version')!r} is not {VERSION}, the one this program reads")
+    good = {
+        "tokenizer": lambda value: isinstance(value, dict),
+        "vocab_size": lambda value: type(value) is int and value > 0,
+        "dtype": lambda value: value in ("uint16", "uint32"),
+        "source": lambda value: isinstance(value, str),
+        "warning": lambda value: isinstance(value, str),
+        "text_sha256": lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value),
+        "tokens": lambda value: is_counts(value, least=2),
+        "bytes": lambda value: is_counts(value, least=1),
+    }
+    for name, fits in good.items():
+        if not fits(meta.get(name)):
+            raise ValueError(f"{name} is missing or damaged")
+
+
+def is_counts(value, least):
+    return (
+        isinstance(value, dict)
+        and set(value) == set(SPLITS)
+        and all(type(count) is int and count >= least for count in value.values())
+    )
+
+
+@dataclass
+class Dataset:
+    """Token ids of two splits, "train" and "val", with what it takes to read them."""
+
+    meta: dict
+    tokenizer: CharTokenizer | BPETokenizer
+    splits: dict[str, np.ndarray]
+
+    def check_block_size(self, block_size):
+        """ValueError if a split is too short for a window of `block_size` tokens and the token after it."""
+        split = min(SPLITS, key=lambda name: len(self.splits[name]))
+        tokens = len(self.splits[split])
+        if block_size >= tokens:
+            raise ValueError(
+                f"block_size={block_size} is too long for the {split} split of {tokens} tokens; "
+                f"the largest that works is {tokens - 1}"
+            )
+
+    def batch(self, seed, step, shard, batch_size, block_size):
+        """Random windows of the train split: x and, one token on, y, both (batch_size, block_size) int64.
+
+        A pure function: the same arguments give the same windows, whatever was drawn before. That makes a resumed
+        run continue as if it had never stopped, and gives each `shard` (process, micro-step) windows of its own.
+        """
+        self.check_block_size(block_size)
+        data = self.splits["train"]
+        # Philox numbers its random blocks: a step and a shard are just a place in the stream of a seed.
+        random = np.random.Generator(np.random.Philox(key=seed % 2**64, counter=[0, 0, step, shard]))
+        starts = random.integers(len(data) - block_size, size=batch_size)
+        rows = torch.from_numpy(data[starts[:, None] + np.arange(block_size + 1)].astype(np.int64))
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+    def windows(self, split, batch_size, block_size, max_tokens):
+        """Fixed windows to evaluate on, as (x, y): at most `max_tokens` targets, spread evenly over the split.
+
+        A split of no more targets than that is walked from end to end, each target counted once. Positions to leave
+        out have target -1 (and token 0); they also fill the last batch, so that all batches have one shape. The
+        targets are the same for every batch_size: add their losses up and divide by their number.
+        """
+        self.check_block_size(block_size)
+        data = self.splits[split]
+        targets = len(data) - 1
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens={max_tokens} leaves nothing to evaluate on")
+        if targets <= max_tokens:
+            starts = np.arange(0, targets, block_size)
+            ends = np.minimum(starts + block_size, targets)
+        else:
+            length = min(block_size, max_tokens)
+            count = max_tokens // length
+            starts = np.arange(count) * (targets - length) // max(count - 1, 1)
+            ends = starts + length
+
+        batch_size = min(batch_size, len(starts))
+        missing = -len(starts) % batch_size
+        starts, ends = np.pad(starts, (0, missing)), np.pad(ends, (0, missing))
+        for first in range(0, len(starts), batch_size):
+            rows = slice(first, first + batch_size)
+            positions = starts[rows, None] + np.arange(block_size)
+            wanted = positions < ends[rows, None]
+            positions = np.where(wanted, positions, 0)
+            x = np.where(wanted, data[positions], 0).astype(np.int64)
+            y = np.where(wanted, data[positions + 1].astype(np.int64), -1)
+            yield torch.from_numpy(x), torch.from_numpy(y)

@@ -1,0 +1,22 @@
+"""Tiny Shakespeare in byte-pair tokens: python data/shakespeare_bpe/prepare.py [--tokenizer=gpt2]
+
+Uses input.txt in this folder if there is one, else downloads it. The tokens are learned from the text, so that no
+vocabulary has to be downloaded, unless GPT-2's are asked for.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
+from config import ArgumentParser, user_errors
+from data import prepare, tiny_shakespeare
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--tokenizer", choices=["bpe", "gpt2"], default="bpe")
+    parser.add_argument("--vocab_size", type=int, default=1024, help="tokens to learn for bpe (default: 1024)")
+    options = parser.parse_args()
+    folder = Path(__file__).resolve().parent
+    with user_errors():
+        text, source, warning = tiny_shakespeare(folder)
+        prepare(folder, text, source, options.tokenizer, options.vocab_size, warning=warning)

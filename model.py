@@ -1,0 +1,679 @@
+"""
+A GPT decoder in one file: Llama's block, three kinds of attention, seven residual methods.
+
+The one idea: an attention kind is nothing but a way to make score vectors. Every kind here
+is, exactly, softmax(q̂ k̂ᵀ) V for some q̂ and k̂:
+
+    kind         q̂ of a query                      k̂ of a key
+    standard     q/√d                               k
+    w2           (2/τ)·[μ_q, σ_q, 1]                [μ_k, σ_k, -(‖μ_k‖² + ‖σ_k‖²)/2]
+    summed_qk    [s_0·q_0, ..., s_l·q_l]            [k_0, ..., k_l]        (layer l)
+
+So one fused causal kernel serves all of them. It serves recomputing as well: a layer's
+attention weights are remembered as its (q̂, k̂), never as a T x T matrix, and applied to new
+values by calling the same kernel again. No mask is passed anywhere, so none can be forgotten.
+
+Recomputing is what the residual methods do. With attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm(x)
+and mlp_i(h) the branches of layer i, layer l >= 1 adds up the layers i = 0..l:
+
+    m2, m4.*     h  = Σ_i w_i attn_i(x)                 all others    h  = x + attn_l(x)
+    m1, m3.*     x' = Σ_i w_i mlp_i(x + attn_i(x))      all others    x' = h + mlp_l(h)
+
+References
+    Llama                      Touvron et al. 2023, https://arxiv.org/abs/2302.13971
+    RoPE                       Su et al. 2021, https://arxiv.org/abs/2104.09864
+    SwiGLU                     Shazeer 2020, https://arxiv.org/abs/2002.05202
+    grouped-query attention    Ainslie et al. 2023, https://arxiv.org/abs/2305.13245
+    Probabilistic Transformer  Wu & Tu 2023, https://arxiv.org/abs/2311.15211 (what m1-m5 start from)
+
+Shapes: B batch, T time, C = n_embd channels, H heads (G key/value heads), D = C/H head width,
+V vocabulary. Layers count from 0.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from einops import rearrange
+
+# the branch of the earlier layers that a residual method recomputes, and the weights of their sum
+RESIDUALS = {
+    "standard": (None, None),
+    "m1": ("mlp", "one"),
+    "m2": ("attention", "one"),
+    "m3.1": ("mlp", "mean"),
+    "m3.2": ("mlp", "learned"),
+    "m4.1": ("attention", "mean"),
+    "m4.2": ("attention", "learned"),
+}
+
+
+@dataclass
+class GPTConfig:
+    """The shape and the method of a model. Raises ValueError for a value that cannot work."""
+
+    block_size: int = 1024  # the longest context, in tokens
+    vocab_size: int = 50304  # GPT-2's 50257 rounded up to a multiple of 64
+    n_layer: int = 12
+    n_head: int = 12
+    n_kv_head: int | None = None  # None: n_head; fewer: grouped-query attention
+    n_embd: int = 768
+    n_inner: int | None = None  # width of the MLP; None: 8/3 n_embd, rounded up to a multiple of 64
+    dropout: float = 0.0
+    bias: bool = False  # biases in the linear layers of attention and MLP
+    attention: str = "standard"  # standard, w2, summed_qk
+    qk_scale: str = "5.1"  # summed_qk: 5.1 to 5.7
+    sigma: str = "scalar"  # w2: scalar, diagonal
+    residual: str = "standard"  # standard, m1, m2, m3.1, m3.2, m4.1, m4.2
+    keep_input: bool = False  # m1 to m4: add the residual that the sum replaces back to it
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+    tie_weights: bool = False  # one matrix for the embedding and the head
+
+    def __post_init__(self):
+        def check(field, good, needed):
+            if not good:
+                raise ValueError(f"{field} = {getattr(self, field)!r} does not work: it must be {needed}")
+
+        def is_number(value):
+            return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+        def is_count(value):
+            return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+        for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd"):
+            check(field, is_count(getattr(self, field)), "a positive integer")
+        for field in ("n_kv_head", "n_inner"):
+            value = getattr(self, field)
+            check(field, value is None or is_count(value), "a positive integer or None")
+        for field in ("bias", "keep_input", "tie_weights"):
+            check(field, isinstance(getattr(self, field), bool), "True or False")
+        for field in ("rope_theta", "norm_eps"):
+            value = getattr(self, field)
+            check(field, is_number(value) and value > 0, "a positive number")
+        check("dropout", is_number(self.dropout) and 0 <= self.dropout < 1, "a number in [0, 1)")
+        choices = {"attention": ATTENTIONS, "qk_scale": QK_SCALES, "sigma": SIGMAS, "residual": RESIDUALS}
+        for field, names in choices.items():
+            check(field, getattr(self, field) in tuple(names), "one of " + ", ".join(names))
+
+        check("n_head", self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
+        check("n_head", self.head_dim % 2 == 0, f"such that n_embd/n_head is even, for RoPE; it is {self.head_dim}")
+        if self.n_kv_head is None:
+            self.n_kv_head = self.n_head
+        check("n_kv_head", self.n_head % self.n_kv_head == 0, f"a divisor of n_head = {self.n_head}")
+        if self.n_inner is None:
+            self.n_inner = round_up(math.ceil(8 * self.n_embd / 3), 64)
+
+    @property
+    def head_dim(self):
+        return self.n_embd // self.n_head
+
+
+def round_up(n, multiple):
+    return -(-n // multiple) * multiple
+
+
+# -----------------------------------------------------------------------------
+# Stateless maths
+
+
+def rope_table(start, stop, head_dim, theta, like):
+    """cos and sin of RoPE's angles for the positions start..stop-1, each (T, D).
+
+    Dimensions j and j + D/2 turn together by position · theta^(-2j/D), as in Llama.
+    Computed in float32 at least, whatever the type of the tensor `like`.
+    """
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    frequency = theta ** (-torch.arange(0, head_dim, 2, device=like.device, dtype=dtype) / head_dim)
+    angle = torch.outer(torch.arange(start, stop, device=like.device, dtype=dtype), frequency)
+    angle = torch.cat((angle, angle), dim=-1)
+    return angle.cos(), angle.sin()
+
+
+def apply_rope(x, rope):
+    """Rotates x (B, H, T, D) by its positions' angles."""
+    cos, sin = rope
+    x1, x2 = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-x2, x1), dim=-1) * sin).type_as(x)
+
+
+def causal_attention(q, k, v, dropout=0.0):
+    """softmax(q kᵀ) v, each query seeing the keys up to its own position.
+
+    q (B, H, T, S) and k (B, G, T, S) are score vectors, which hold the scale already;
+    v (B, G, T, D) -> (B, H, T, D). A single query is the newest token and sees all keys.
+    """
+    q, k, D = q.to(v.dtype), k.to(v.dtype), v.size(-1)
+    T, S = q.shape[-2:]
+    assert T == 1 or T == k.size(-2), "causal only if queries and keys are the same tokens"
+    if v.device.type == "cpu" and T > 1:
+        v = F.pad(v, (0, S - D))  # the CPU's fused kernel wants equal widths
+    y = F.scaled_dot_product_attention(
+        q, k, v, dropout_p=dropout, is_causal=T > 1, scale=1.0, enable_gqa=q.size(1) != k.size(1)
+    )
+    return y[..., :D]
+
+
+# -----------------------------------------------------------------------------
+# Attention: each kind says how to make its score vectors, the rest is common
+
+
+class Attention(nn.Module):
+    """softmax(q kᵀ/√d_k) V: the standard kind, and the base of the others."""
+
+    def __init__(self, config, layer):
+        super().__init__()
+        self.H, self.G, self.D = config.n_head, config.n_kv_head, config.head_dim
+        self.dropout = config.dropout
+        # v stands apart from q and k: a replay needs it alone
+        self.qk = nn.Linear(config.n_embd, (self.H + self.G) * self.D, bias=config.bias)
+        self.v = nn.Linear(config.n_embd, self.G * self.D, bias=config.bias)
+        self.o = nn.Linear(self.H * self.D, config.n_embd, bias=config.bias)
+
+    def init_extra(self):
+        """Gives the parameters that only this kind has their initial values."""
+
+    def project(self, x, rope):
+        """x (B, T, C) -> q (B, H, T, D) and k (B, G, T, D), rotated."""
+        qk = rearrange(self.qk(x), "B T (H D) -> B H T D", D=self.D)
+        return apply_rope(qk, rope).split((self.H, self.G), dim=1)
+
+    def score_vectors(self, x, projections):
+        """The (q̂, k̂) of a layer, from its normed input x (B, T, C) and the (q, k) of layers 0..l."""
+        q, k = projections[-1]
+        return q * self.D**-0.5, k
+
+    def forward(self, x, q, k, extend=None):
+        """W_O softmax(q̂ k̂ᵀ) W_V x (B, T, C). When generating, `extend` adds the values of earlier tokens."""
+        v = rearrange(self.v(x), "B T (G D) -> B G T D", D=self.D)
+        if extend is not None:
+            v = extend(v)
+        y = causal_attention(q, k, v, self.dropout if self.training else 0.0)
+        return self.o(rearrange(y, "B H T D -> B T (H D)"))
+
+    def score_width(self):
+        """Numbers in a score vector, without padding."""
+        return self.D
+
+
+SIGMAS = ("scalar", "diagonal")
+
+
+class W2Attention(Attention):
+    """Minus the squared Wasserstein-2 distance of Gaussians N(μ, diag(σ²)) in the place of q·k.
+
+    S = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ, R being RoPE, which turns the means alone. Written
+    out, S = (2/τ)(μ_q·μ_k + σ_q·σ_k - (‖μ_k‖² + ‖σ_k‖²)/2) - (‖μ_q‖² + ‖σ_q‖²)/τ, and softmax
+    over the keys cancels the last term. σ is a number per head (scalar) or a vector (diagonal).
+    """
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.K = 1 if config.sigma == "scalar" else self.D
+        self.sigma = nn.Linear(config.n_embd, (self.H + self.G) * self.K, bias=False)
+        self.log_tau = nn.Parameter(torch.empty(self.H))
+
+    def init_extra(self):
+        nn.init.constant_(self.log_tau, math.log(2 * self.D**0.5))  # q·k enters with 1/√d_k
+
+    def score_vectors(self, x, projections):
+        mu_q, mu_k = projections[-1]
+        sigma = F.softplus(rearrange(self.sigma(x), "B T (H K) -> B H T K", K=self.K))
+        sigma_q, sigma_k = sigma.split((self.H, self.G), dim=1)
+        tau = self.log_tau.exp() + 1e-6
+
+        # A key's bias is large beside what tells keys apart. In one bfloat16 number it would cost several
+        # times standard attention's error, so it enters as its bfloat16 value and the remainder.
+        k = torch.cat((mu_k, sigma_k), dim=-1)
+        bias = -k.to(torch.promote_types(k.dtype, torch.float32)).square().sum(-1, keepdim=True) / 2
+        coarse = bias.detach().bfloat16().to(bias.dtype)
+        scale = (2 / tau).view(-1, 1, 1)
+        one = scale.expand(*mu_q.shape[:-1], 1)
+        q = torch.cat((mu_q * scale, sigma_q * scale, one, one), dim=-1)
+        k = torch.cat((k, coarse, bias - coarse), dim=-1)
+        pad = (0, -self.score_width() % 8)  # fused kernels are fast at multiples of 8
+        return F.pad(q, pad), F.pad(k, pad)
+
+    def score_width(self):
+        return self.D + self.K + 2
+
+
+# the learned parameters of each scale of the sum, by their initial values from d_k
+QK_SCALES = {
+    "5.1": {},
+    "5.2": {},
+    "5.3": {},
+    "5.4": {"a": lambda d: 0.5, "b": lambda d: 1.0},
+    "5.5": {"log_a": lambda d: 0.0},
+    "5.6": {"log_a": lambda d: 0.0, "b": lambda d: 0.5},
+    "5.7": {"log_a": lambda d: math.log(d) / 2},
+}
+
+
+class SummedQKAttention(Attention):
+    """softmax(Σ_i q_i k_iᵀ / d_i) V, the sum running over the layers i = 0..l (Method 5).
+
+    With m = l + 1 layers, d_i is √d_k (5.1), √d_k·√m (5.2), √d_k·m (5.3), d_k^a m^b (5.4),
+    a_i √d_k (5.5), a_i d_k^{b_i} (5.6) or a_i (5.7), with a and b learned, a_i as exp(log_a_i).
+    """
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.m, self.qk_scale = layer + 1, config.qk_scale
+        for name in QK_SCALES[self.qk_scale]:
+            self.register_parameter(name, nn.Parameter(torch.empty(() if self.qk_scale == "5.4" else (self.m,))))
+
+    def init_extra(self):
+        for name, value in QK_SCALES[self.qk_scale].items():
+            nn.init.constant_(getattr(self, name), value(self.D))
+
+    def divisors(self):
+        """d_i of the layers 0..l, (m,), or one number for all."""
+        d, m = self.D, self.m
+        match self.qk_scale:
+            case "5.1": return d**0.5
+            case "5.2": return d**0.5 * m**0.5
+            case "5.3": return d**0.5 * m
+            case "5.4": return d**self.a * m**self.b
+            case "5.5": return self.log_a.exp() * d**0.5
+            case "5.6": return self.log_a.exp() * d**self.b
+            case "5.7": return self.log_a.exp()
+
+    def score_vectors(self, x, projections):
+        q = torch.stack([q for q, k in projections], dim=-2)  # (B, H, T, m, D)
+        scale = 1 / self.divisors()
+        if isinstance(scale, torch.Tensor):
+            scale = scale.view(-1, 1)
+        return (q * scale).flatten(-2), torch.cat([k for q, k in projections], dim=-1)
+
+    def score_width(self):
+        return self.m * self.D
+
+
+ATTENTIONS = {"standard": Attention, "w2": W2Attention, "summed_qk": SummedQKAttention}
+
+# -----------------------------------------------------------------------------
+# Block and model
+
+
+class MLP(nn.Module):
+    """SwiGLU: W_down (silu(W_gate x) ⊙ W_up x)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.gate_up = nn.Linear(config.n_embd, 2 * config.n_inner, bias=config.bias)
+        self.down = nn.Linear(config.n_inner, config.n_embd, bias=config.bias)
+
+    def forward(self, x):
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    """One layer, and what later layers recompute of it."""
+
+    def __init__(self, config, layer):
+        super().__init__()
+        self.layer, self.keep_input = layer, config.keep_input
+        self.attn_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
+        self.attn = ATTENTIONS[config.attention](config, layer)
+        self.mlp_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
+        self.mlp = MLP(config)
+        self.dropout = nn.Dropout(config.dropout)
+        # layer 0 has nothing to recompute and is a standard block
+        self.recomputed, self.weighting = RESIDUALS[config.residual if layer > 0 else "standard"]
+        if self.weighting == "learned":
+            self.mix = nn.Parameter(torch.empty(layer + 1))
+
+    def weights(self):
+        """w_0..w_l of the sum over the layers."""
+        m = self.layer + 1
+        match self.weighting:
+            case "one": return [1.0] * m
+            case "mean": return [1 / m] * m
+            case "learned": return self.mix.softmax(dim=0).unbind()
+
+    def attention_branch(self, x, q, k, extend=None):
+        """attn_i(x), with the weights softmax(q̂ k̂ᵀ) that this layer i had when it first ran."""
+        return self.dropout(self.attn(self.attn_norm(x), q, k, extend)).type_as(x)
+
+    def mlp_branch(self, h):
+        """mlp_i(h)."""
+        return self.dropout(self.mlp(self.mlp_norm(h))).type_as(h)
+
+    def forward(self, x, layers, cache=None):
+        """x (B, T, C) -> (B, T, C). `layers` has (block, q̂, k̂) of the layers 0..l, this one last.
+
+        A replay uses an earlier layer's (q̂, k̂) again and draws its own dropout.
+        """
+
+        def attn(i):
+            block, q, k = layers[i]
+            extend = None if cache is None else partial(cache.extend, (self.layer, i))
+            return block.attention_branch(x, q, k, extend)
+
+        if self.recomputed == "attention":
+            h = sum(w * attn(i) for i, w in enumerate(self.weights()))
+            h = x + h if self.keep_input else h
+        else:
+            h = x + attn(self.layer)
+
+        if self.recomputed == "mlp":
+            *earlier, w_own = self.weights()
+            y = w_own * self.mlp_branch(h)  # h is x + attn_l(x)
+            for i, w in enumerate(earlier):
+                y = y + w * layers[i][0].mlp_branch(x + attn(i))
+            return h + y if self.keep_input else y
+        return h + self.mlp_branch(h)
+
+
+class Cache:
+    """What generation keeps of the tokens already read.
+
+    Per layer its keys k̂, and per pair (layer, source layer) the values, since a replay's values come
+    from the later layer's input. `size` is the number of tokens there is room for.
+    """
+
+    def __init__(self, size):
+        self.size = size
+        self.length = 0  # tokens read by all layers
+        self.slots = {}
+
+    def extend(self, slot, new):
+        """Puts new (B, H, T, D) behind what the slot holds -> (B, H, length + T, D)."""
+        if slot not in self.slots:
+            self.slots[slot] = new.new_empty(*new.shape[:2], self.size, new.size(-1))
+        end = self.length + new.size(2)
+        self.slots[slot][:, :, self.length : end] = new
+        return self.slots[slot][:, :, :end]
+
+
+class GPT(nn.Module):
+    """The model. It also takes the place of the GPT in nanoGPT's model.py."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.n_embd)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
+        self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        if config.tie_weights:
+            self.head.weight = self.embed.weight
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self):
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            elif isinstance(module, nn.RMSNorm):
+                nn.init.ones_(module.weight)
+            elif isinstance(module, Attention):
+                module.init_extra()
+            elif isinstance(module, Block) and module.weighting == "learned":
+                nn.init.zeros_(module.mix)
+
+    def features(self, idx, cache=None):
+        """idx (B, T) -> (B, T, C), ready for the head. Raises ValueError for an idx that does not fit.
+
+        With a cache, idx continues the tokens that it holds: a prompt first, then one token at a time.
+        """
+        if idx.dim() != 2 or idx.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"idx must be (B, T) of int64, got {tuple(idx.shape)} of {idx.dtype}")
+        start = 0 if cache is None else cache.length
+        stop = start + idx.size(1)
+        if not start < stop <= self.config.block_size:
+            raise ValueError(f"idx has T = {stop} tokens; it must be 1 to block_size = {self.config.block_size}")
+
+        x = self.embed(idx)
+        rope = rope_table(start, stop, self.config.head_dim, self.config.rope_theta, x)
+        projections, layers = [], []
+        for block in self.blocks:
+            normed = block.attn_norm(x)
+            projections.append(block.attn.project(normed, rope))
+            q, k = block.attn.score_vectors(normed, projections)
+            if cache is not None:
+                k = cache.extend(block.layer, k)
+            layers.append((block, q, k))
+            x = block(x, layers, cache)
+        if cache is not None:
+            cache.length = stop
+        return self.norm(x)
+
+    def forward(self, idx, targets=None):
+        """idx (B, T) -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy in nats.
+
+        A target of -1 is ignored. Without targets the loss is None.
+        """
+        logits = self.head(self.features(idx))
+        if targets is None:
+            return logits, None
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+    # -------------------------------------------------------------------------
+    # Generation
+
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None):
+        """idx (B, T) continued by max_new_tokens: (B, T + max_new_tokens). See `stream`."""
+        tokens = self.stream(idx, max_new_tokens, temperature, top_k, top_p, generator)
+        return torch.cat((idx, *tokens), dim=1)
+
+    @torch.no_grad()
+    def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None):
+        """Yields max_new_tokens tensors (B, 1), the continuation of idx (B, T), each as soon as it is drawn.
+
+        temperature 0 takes the likeliest token; top_k draws from the k likeliest ones, top_p from
+        the fewest whose probabilities sum to p; `generator` is a torch.Generator on idx's device.
+
+        Keys and values of the tokens read are cached. The model never sees more than block_size
+        tokens: a longer prompt is cut to its last block_size ones, and whenever the context is
+        full, its older half is dropped and the newer half read again, so that the window slides
+        in steps of half a block. Every token is thus drawn from what `forward` gives for at
+        least block_size/2 of the latest tokens, at the positions the model was trained on.
+
+        Raises ValueError for arguments that cannot work and for idx outside the vocabulary.
+        """
+        if not temperature >= 0:
+            raise ValueError(f"temperature = {temperature} does not work: it must be 0 or more")
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"top_k = {top_k} does not work: it must be 1 or more, or None")
+        if top_p is not None and not 0 < top_p <= 1:
+            raise ValueError(f"top_p = {top_p} does not work: it must be in (0, 1], or None")
+        if idx.numel() and not (0 <= idx.min() and idx.max() < self.config.vocab_size):
+            raise ValueError(f"idx has tokens outside the vocabulary of {self.config.vocab_size}")
+
+        block_size = self.config.block_size
+        window = idx[:, -block_size:]  # the context; the cache holds all of it but what `unread` has
+        unread, cache = window, Cache(block_size)
+        for _ in range(max_new_tokens):
+            logits = self.head(self.features(unread, cache)[:, -1])
+            token = pick(logits, temperature, top_k, top_p, generator)
+            yield token
+            if window.size(1) < block_size:
+                window, unread = torch.cat((window, token), dim=1), token
+            else:
+                window = unread = torch.cat((window[:, block_size - block_size // 2 :], token), dim=1)
+                cache = Cache(block_size)
+
+    # -------------------------------------------------------------------------
+    # Training
+
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+        """AdamW, with weight decay on matrices and embeddings alone; device_type "cuda" takes the fused one."""
+        parameters = list(self.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=device_type in ("cuda", "cpu"))
+
+    def get_num_params(self):
+        """Number of parameters; tied ones count once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def flops_per_token(self):
+        """Floating-point operations of a forward and backward pass, per token of a full context.
+
+        Two per multiply-add forward, twice that backward. Counted are all matrix products, those of
+        the replays and of attention's T x T scores included, the latter in full, as is customary,
+        although a causal kernel does half of them.
+        """
+        config = self.config
+        multiply_adds = self.head.weight.numel()
+
+        def matrices(*modules):
+            return sum(p.numel() for module in modules for p in module.parameters() if p.dim() == 2)
+
+        def attention(block):  # W_V, scores, mixing of values, W_O
+            widths = block.attn.score_width() + config.head_dim
+            return matrices(block.attn.v, block.attn.o) + config.block_size * config.n_head * widths
+
+        for layer, block in enumerate(self.blocks):
+            projections = matrices(block.attn) - matrices(block.attn.v, block.attn.o)
+            multiply_adds += projections + attention(block) + matrices(block.mlp)
+            if block.recomputed:
+                multiply_adds += sum(attention(earlier) for earlier in self.blocks[:layer])
+            if block.recomputed == "mlp":
+                multiply_adds += sum(matrices(earlier.mlp) for earlier in self.blocks[:layer])
+        return 6 * multiply_adds
+
+    def estimate_mfu(self, fwdbwd_per_iter, dt):
+        """Model FLOPs utilisation of fwdbwd_per_iter full contexts in dt seconds, as a fraction of the
+        bfloat16 peak of the device that the model is on; nan where that peak is unknown."""
+        peak = peak_flops(self.embed.weight.device)
+        flops = self.flops_per_token() * self.config.block_size * fwdbwd_per_iter
+        return flops / dt / peak if peak else math.nan
+
+    def crop_block_size(self, block_size):
+        """Makes the longest context shorter. RoPE has no table of positions to cut."""
+        if not 1 <= block_size <= self.config.block_size:
+            raise ValueError(f"block_size = {block_size} does not work: it must be 1 to {self.config.block_size}")
+        self.config.block_size = block_size
+
+    # -------------------------------------------------------------------------
+    # Llama weights
+
+    def llama_tensors(self):
+        """Yields (name in a Hugging Face Llama checkpoint, the slice of a parameter that holds it)."""
+        yield "model.embed_tokens.weight", self.embed.weight
+        for layer, block in enumerate(self.blocks):
+            name, attn, mlp = f"model.layers.{layer}.", block.attn, block.mlp
+            yield name + "input_layernorm.weight", block.attn_norm.weight
+            yield name + "post_attention_layernorm.weight", block.mlp_norm.weight
+            for kind in ("weight", "bias") if self.config.bias else ("weight",):
+                q, k = getattr(attn.qk, kind).split((attn.H * attn.D, attn.G * attn.D))
+                gate, up = getattr(mlp.gate_up, kind).chunk(2)
+                yield f"{name}self_attn.q_proj.{kind}", q
+                yield f"{name}self_attn.k_proj.{kind}", k
+                yield f"{name}self_attn.v_proj.{kind}", getattr(attn.v, kind)
+                yield f"{name}self_attn.o_proj.{kind}", getattr(attn.o, kind)
+                yield f"{name}mlp.gate_proj.{kind}", gate
+                yield f"{name}mlp.up_proj.{kind}", up
+                yield f"{name}mlp.down_proj.{kind}", getattr(mlp.down, kind)
+        yield "model.norm.weight", self.norm.weight
+        yield "lm_head.weight", self.head.weight
+
+    def to_llama(self):
+        """The tensors of a Hugging Face Llama checkpoint, copied. What Llama lacks (σ, τ, a, b and the
+        mixing logits) is left out, so only standard attention and residuals compute the same there."""
+        return {name: tensor.detach().clone() for name, tensor in self.llama_tensors()}
+
+    @classmethod
+    @torch.no_grad()
+    def from_llama(cls, state_dict, config):
+        """A model with the tensors of a Hugging Face Llama checkpoint, under any attention and residual.
+
+        What Llama lacks has its initial value. Raises ValueError for a tensor that is missing, unknown
+        or of another shape than the config's. With tied weights `lm_head.weight` may be missing.
+        """
+        model = cls(config)
+        unknown = dict(state_dict)
+        for name, tensor in model.llama_tensors():
+            given = unknown.pop(name, None)
+            if given is None and name == "lm_head.weight" and config.tie_weights:
+                continue
+            if given is None:
+                raise ValueError(f"the Llama checkpoint lacks {name}, which this config needs")
+            if given.shape != tensor.shape:
+                raise ValueError(f"{name} has shape {tuple(given.shape)}, the config needs {tuple(tensor.shape)}")
+            tensor.copy_(given)
+        if unknown:
+            raise ValueError(f"the Llama checkpoint has {min(unknown)}, for which this config has no place")
+        return model
+
+    @classmethod
+    def from_pretrained(cls, name_or_path, override_args=None):
+        """Reads a Llama from a folder or the Hugging Face hub (needs `pip install transformers`).
+
+        override_args may set any field of the config that keeps the tensors' shapes, such as dropout,
+        attention or residual. Raises ValueError for a model that is not a plain Llama.
+        """
+        try:
+            from transformers import AutoConfig, LlamaForCausalLM
+        except ImportError as error:
+            raise ImportError("from_pretrained needs the package transformers: pip install transformers") from error
+        theirs = AutoConfig.from_pretrained(name_or_path)
+        if theirs.model_type != "llama":
+            raise ValueError(f"{name_or_path} is a {theirs.model_type!r} model; only 'llama' ones can be read")
+        rope = theirs.rope_parameters
+        head_dim = theirs.hidden_size // theirs.num_attention_heads
+        plain = {
+            "rope_type": (rope["rope_type"], "default"),
+            "head_dim": (theirs.head_dim, head_dim),
+            "hidden_act": (theirs.hidden_act, "silu"),
+            "mlp_bias": (theirs.mlp_bias, theirs.attention_bias),
+        }
+        for field, (value, needed) in plain.items():
+            if value != needed:
+                raise ValueError(f"{name_or_path} has {field} = {value!r}; only {needed!r} can be represented here")
+        settings = dict(
+            block_size=theirs.max_position_embeddings,
+            vocab_size=theirs.vocab_size,
+            n_layer=theirs.num_hidden_layers,
+            n_head=theirs.num_attention_heads,
+            n_kv_head=theirs.num_key_value_heads,
+            n_embd=theirs.hidden_size,
+            n_inner=theirs.intermediate_size,
+            bias=theirs.attention_bias,
+            rope_theta=float(rope["rope_theta"]),
+            norm_eps=theirs.rms_norm_eps,
+            tie_weights=theirs.tie_word_embeddings,
+        )
+        unknown = set(override_args or ()) - set(GPTConfig.__dataclass_fields__)
+        if unknown:
+            raise ValueError(f"override_args has {min(unknown)!r}, which is not a field of GPTConfig")
+        config = GPTConfig(**{**settings, **(override_args or {})})
+        return cls.from_llama(LlamaForCausalLM.from_pretrained(name_or_path).state_dict(), config)
+
+
+def pick(logits, temperature, top_k, top_p, generator):
+    """Draws a token (B, 1) from logits (B, V)."""
+    if temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    logits = logits.float() / temperature
+    if top_k is not None:
+        least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -math.inf)
+    if top_p is not None:
+        ordered, order = logits.sort(descending=True)
+        p = ordered.softmax(dim=-1)
+        ordered = ordered.masked_fill(p.cumsum(dim=-1) - p >= top_p, -math.inf)  # the likeliest always stays
+        logits = torch.empty_like(logits).scatter(1, order, ordered)
+    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
+
+
+def peak_flops(device):
+    """Dense bfloat16 peak of a GPU in FLOP/s, from its maker's data sheet; None where unknown."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    peaks = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "L40S": 362e12, "A100": 312e12, "RTX 4090": 165e12}
+    return next((peak for gpu, peak in peaks.items() if gpu in name), None)

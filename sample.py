@@ -1,0 +1,112 @@
+"""
+Writes text with a trained model: `python sample.py` takes the newest run.
+
+Every setting below can be given as --name=value, and --help lists them. The checkpoint is all
+that is needed; the data folder may be gone.
+"""
+
+import codecs
+import pickle
+import sys
+from pathlib import Path
+
+import torch
+
+from config import pick_device, read_settings, user_errors
+from data import first_tokens, tokenizer_from_state
+from model import GPT, GPTConfig
+
+# -----------------------------------------------------------------------------
+out_dir = ""  # folder of the run; empty: the newest one in out/
+checkpoint = "best"  # best: lowest validation loss, latest: last saved
+start = ""  # text to continue, or FILE:path to read it from a file; empty: a new line
+num_samples = 3  # texts to write
+max_new_tokens = 500  # tokens in each
+temperature = 0.8  # 1.0: as the model learned, lower: safer, 0: always the likeliest token
+top_k = 0  # draw from the k likeliest tokens only; 0: from all
+top_p = 1.0  # draw from the fewest tokens whose probabilities sum to p
+seed = 1337  # same seed, same text
+device = "auto"  # auto, cpu, cuda, cuda:1, mps
+# -----------------------------------------------------------------------------
+
+CHECKPOINT_VERSION = 1
+CHECKPOINT_FILES = {"best": "best.pt", "latest": "ckpt.pt"}
+
+
+def newest_run():
+    """The folder in out/ whose checkpoint was saved last; ValueError if there is none."""
+    saved = list(Path("out").glob("*/ckpt.pt"))
+    if not saved:
+        raise ValueError("out/ holds no run to sample from: train one first, python train.py config/m1_shakespeare.py")
+    return max(saved, key=lambda path: path.stat().st_mtime).parent
+
+
+def load_checkpoint(path):
+    """What train.py saved to `path`, on the CPU; ValueError if it is not whole. Runs no code from the file."""
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such checkpoint") from None
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError):
+        raise ValueError(f"{path}: damaged, or not a checkpoint of train.py") from None
+    version = saved.get("version") if isinstance(saved, dict) else None
+    if version != CHECKPOINT_VERSION:
+        raise ValueError(f"{path}: a checkpoint of version {version!r}; this program reads {CHECKPOINT_VERSION}")
+    return saved
+
+
+def restore_model(saved, path):
+    """The model of a checkpoint, with its weights; ValueError if they do not fit its config."""
+    try:
+        model = GPT(GPTConfig(**saved["config"]))
+        model.load_state_dict(saved["model"])
+    except (KeyError, TypeError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path}: the weights do not fit the config saved with them: {reason}") from None
+    return model
+
+
+def read_start(start, tokenizer):
+    """The text to continue, and its tokens."""
+    if start.startswith("FILE:"):
+        start = Path(start.removeprefix("FILE:")).read_text(encoding="utf-8")
+    return start, tokenizer.encode(start) or first_tokens(tokenizer)
+
+
+def write_text(model, tokenizer, tokens, max_new_tokens, generator, **how):
+    """Prints the continuation of `tokens` as it is made. `how`: temperature, top_k, top_p of GPT.stream."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may take several tokens
+    idx = torch.tensor([tokens], device=model.embed.weight.device)
+    for token in model.stream(idx, max_new_tokens, generator=generator, **how):
+        print(decoder.decode(tokenizer.decode_bytes([token.item()])), end="", flush=True)
+    print(decoder.decode(b"", final=True))
+
+
+def main():
+    with user_errors():
+        if checkpoint not in CHECKPOINT_FILES:
+            raise ValueError(f"checkpoint = {checkpoint!r} does not work: it must be best or latest")
+        if num_samples < 1 or max_new_tokens < 1:
+            raise ValueError(f"num_samples = {num_samples}, max_new_tokens = {max_new_tokens}: both must be 1 or more")
+        path = (Path(out_dir) if out_dir else newest_run()) / CHECKPOINT_FILES[checkpoint]
+        on = pick_device(device)
+        saved = load_checkpoint(path)
+        model = restore_model(saved, path).to(on).eval()
+        tokenizer = tokenizer_from_state(saved["tokenizer"])
+        text, tokens = read_start(start, tokenizer)
+
+        sys.stdout.reconfigure(encoding="utf-8")
+        print(f"{path}: step {saved['step']}, validation loss {saved['val_loss']:.4f}, {saved['data']['source']}")
+        if saved["data"]["warning"]:
+            print(f"NOTE: {saved['data']['warning']}")
+        generator = torch.Generator(on).manual_seed(seed)
+        how = dict(temperature=temperature, top_k=top_k or None, top_p=top_p)
+        for _ in range(num_samples):
+            print("-" * 80)
+            print(text, end="")
+            write_text(model, tokenizer, tokens, max_new_tokens, generator, **how)
+
+
+if __name__ == "__main__":
+    globals().update(read_settings(__file__))
+    main()

@@ -1,0 +1,351 @@
+"""
+The model once more, written to be read: float64, explicit T x T matrices, an explicit causal mask,
+python loops over rows of the batch, layers, heads and sources. It shares no code with model.py and
+none of its tricks (score vectors, fused attention, caches), so that the two can be held against
+each other.
+
+It works on a plain dict of tensors, `state`, under the names of a Hugging Face Llama checkpoint,
+
+    model.embed_tokens.weight, model.layers.{l}.self_attn.q_proj.weight, ..., lm_head.weight
+
+and, for what Llama lacks, `blocks.{l}.mix` and `blocks.{l}.attn.{log_a, a, b, sigma, log_tau}`.
+
+Shapes: T positions, C = n_embd, d = head_dim. There is no batch axis: one row at a time.
+"""
+
+import torch
+
+EXTRAS = ("mix", "attn.log_a", "attn.a", "attn.b", "attn.sigma", "attn.log_tau")
+
+
+# ----------------------------------------------------------------------------------------------
+# between a model and its plain dict of tensors
+
+def extra(model, layer, name):
+    """The parameter `name` (one of EXTRAS) of a layer, or None where the layer has none."""
+    value = model.blocks[layer]
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value.weight if isinstance(value, torch.nn.Module) else value
+
+
+def get_state(model):
+    """A model's parameters as float64 leaf tensors: gradients reach them, and only them."""
+    state = dict(model.to_llama())
+    for layer in range(model.config.n_layer):
+        for name in EXTRAS:
+            value = extra(model, layer, name)
+            if value is not None:
+                state[f"blocks.{layer}.{name}"] = value
+    if model.config.tie_weights:
+        state.pop("lm_head.weight", None)
+    return {name: value.detach().double().clone().requires_grad_() for name, value in state.items()}
+
+
+def reference_logits(model, idx):
+    """Float64 logits (B, T, V) of the tokens idx (B, T) under the model's present parameters."""
+    return logits_of(model.config, get_state(model), idx)
+
+
+# ----------------------------------------------------------------------------------------------
+# the parts every Llama has
+
+def linear(state, name, x):
+    """x Wᵀ + b, where there is a b."""
+    y = x @ state[name + ".weight"].T
+    return y + state[name + ".bias"] if name + ".bias" in state else y
+
+
+def rms_norm(x, weight, eps):
+    """x / √(mean(x²) + ε) · weight"""
+    return x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + eps) * weight
+
+
+def rope(x, theta):
+    """
+    Rotate the pairs (x_j, x_{j + d/2}) of the vector at position t by the angle t · θ^(-2j/d).
+    x: (T, d)
+    """
+    T, d = x.shape
+    rows = []
+    for t in range(T):
+        angle = t * theta ** (-2 * torch.arange(d // 2, dtype=torch.float64) / d)
+        first, second = x[t, :d // 2], x[t, d // 2:]
+        rows.append(torch.cat([first * angle.cos() - second * angle.sin(),
+                               second * angle.cos() + first * angle.sin()]))
+    return torch.stack(rows)
+
+
+def swiglu(state, layer, x):
+    """W_down( silu(W_gate x) · W_up x )"""
+    name = f"model.layers.{layer}.mlp."
+    gate = linear(state, name + "gate_proj", x)
+    return linear(state, name + "down_proj", gate * torch.sigmoid(gate) * linear(state, name + "up_proj", x))
+
+
+def causal_softmax(scores):
+    """The softmax of each row, over the positions up to the row's own."""
+    T = scores.shape[0]
+    future = torch.ones(T, T, dtype=torch.bool).triu(1)
+    return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1)
+
+
+# ----------------------------------------------------------------------------------------------
+# scores: for each query head a T x T matrix
+
+def standard_scores(q, k):
+    """QKᵀ / √d_k"""
+    return q @ k.T / q.shape[-1] ** 0.5
+
+
+def w2_scores(mu_q, mu_k, sigma_q, sigma_k, log_tau):
+    """
+    "S_{m,n} = −( D_μ²(m,n) + D_σ² ) / τ. D_μ² is the squared Euclidean distance of the means after
+    RoPE; D_σ² is the squared Euclidean distance of the standard deviations."  "scores divided by
+    τ + ε"; τ = exp(log_tau), ε = 1e-6. A scalar σ is a vector of one number.
+    """
+    T = mu_q.shape[0]
+    rows = []
+    for m in range(T):
+        d_mu = ((mu_q[m] - mu_k) ** 2).sum(dim=-1)
+        d_sigma = ((sigma_q[m] - sigma_k) ** 2).sum(dim=-1)
+        rows.append(-(d_mu + d_sigma) / (torch.exp(log_tau) + 1e-6))
+    return torch.stack(rows)
+
+
+def scale_51(qk, d_k):
+    """5.1: d_s = √d_k"""
+    return sum(qk) / d_k ** 0.5
+
+
+def scale_52(qk, d_k):
+    """5.2: d_s = √d_k · √m"""
+    return sum(qk) / (d_k ** 0.5 * len(qk) ** 0.5)
+
+
+def scale_53(qk, d_k):
+    """5.3: d_s = √d_k · m"""
+    return sum(qk) / (d_k ** 0.5 * len(qk))
+
+
+def scale_54(qk, d_k, a, b):
+    """5.4: d_s = d_k^a · m^b with a, b learned"""
+    return sum(qk) / (d_k ** a.reshape(()) * len(qk) ** b.reshape(()))
+
+
+def scale_55(qk, d_k, log_a):
+    """5.5: Σ_i QK_iᵀ / (a_i √d_k), a_i = exp(log_a_i): "d_s is a learned vector √d_k · a⃗" """
+    return sum(qk[i] / (torch.exp(log_a[i]) * d_k ** 0.5) for i in range(len(qk)))
+
+
+def scale_56(qk, d_k, log_a, b):
+    """5.6: Σ_i QK_iᵀ / (a_i d_k^{b_i}), a_i = exp(log_a_i)"""
+    return sum(qk[i] / (torch.exp(log_a[i]) * d_k ** b[i]) for i in range(len(qk)))
+
+
+def scale_57(qk, d_k, log_a):
+    """5.7: Σ_i QK_iᵀ / a_i, a_i = exp(log_a_i)"""
+    return sum(qk[i] / torch.exp(log_a[i]) for i in range(len(qk)))
+
+
+SUMMED = {"5.1": (scale_51, ()), "5.2": (scale_52, ()), "5.3": (scale_53, ()),
+          "5.4": (scale_54, ("a", "b")), "5.5": (scale_55, ("log_a",)),
+          "5.6": (scale_56, ("log_a", "b")), "5.7": (scale_57, ("log_a",))}
+
+
+def attention_weights(config, state, layer, normed, qk):
+    """
+    The T x T attention weights of each query head of a layer, from the layer's normed input.
+    qk: the list of the earlier layers' QKᵀ, one per head; this layer's is appended to it.
+    Method 5: "attention becomes softmax( Σ QKᵀ / d_s ), the sum running over this layer's QKᵀ and
+    those of all earlier layers".
+    """
+    name = f"model.layers.{layer}.self_attn."
+    extras = f"blocks.{layer}.attn."
+    n_head, n_kv_head = config.n_head, config.n_kv_head or config.n_head
+    d = config.n_embd // n_head
+    queries = linear(state, name + "q_proj", normed)
+    keys = linear(state, name + "k_proj", normed)
+    if config.attention == "w2":
+        spread = torch.nn.functional.softplus(normed @ state[extras + "sigma"].T)
+        n = 1 if config.sigma == "scalar" else d
+
+    qk.append([])
+    weights = []
+    for head in range(n_head):
+        kv = head // (n_head // n_kv_head)          # the key head that this query head reads
+        q = rope(queries[:, head * d:(head + 1) * d], config.rope_theta)
+        k = rope(keys[:, kv * d:(kv + 1) * d], config.rope_theta)
+        qk[layer].append(q @ k.T)
+        if config.attention == "standard":
+            scores = standard_scores(q, k)
+        elif config.attention == "w2":
+            sigma_q = spread[:, head * n:(head + 1) * n]
+            sigma_k = spread[:, (n_head + kv) * n:(n_head + kv + 1) * n]
+            scores = w2_scores(q, k, sigma_q, sigma_k, state[extras + "log_tau"][head])
+        else:
+            scale, learned = SUMMED[config.qk_scale]
+            scores = scale([qk[i][head] for i in range(layer + 1)], d,
+                           *(state[extras + p] for p in learned))
+        weights.append(causal_softmax(scores))
+    return weights
+
+
+# ----------------------------------------------------------------------------------------------
+# a layer's two outputs on any input, with the attention weights of its first run kept
+
+def attention_output(config, state, i, weights, x):
+    """
+    attn_i(x): "X → input norm of layer i → attention with the kept weights, W^V, W^O → that output,
+    without a residual."
+    """
+    name = f"model.layers.{i}."
+    n_head, n_kv_head = config.n_head, config.n_kv_head or config.n_head
+    d = config.n_embd // n_head
+    normed = rms_norm(x, state[name + "input_layernorm.weight"], config.norm_eps)
+    values = linear(state, name + "self_attn.v_proj", normed)
+    heads = []
+    for head in range(n_head):
+        kv = head // (n_head // n_kv_head)
+        heads.append(weights[head] @ values[:, kv * d:(kv + 1) * d])
+    return linear(state, name + "self_attn.o_proj", torch.cat(heads, dim=-1))
+
+
+def mlp_output(config, state, i, h):
+    """mlp_i(h): "post-attention norm of layer i → MLP of layer i → that output, without a residual." """
+    norm = state[f"model.layers.{i}.post_attention_layernorm.weight"]
+    return swiglu(state, i, rms_norm(h, norm, config.norm_eps))
+
+
+# ----------------------------------------------------------------------------------------------
+# the residual methods at layer l >= 1; attn(i, x) and mlp(i, h) recompute layer i; w: l + 1 weights
+
+def standard_block(l, x, attn, mlp):
+    """h = x + attn_l(x);  x' = h + mlp_l(h)"""
+    h = x + attn(l, x)
+    return h + mlp(l, h)
+
+
+def methods_1_and_3(l, x, attn, mlp, w, keep_input):
+    """
+    "The attention residual is as in the original model. The MLP residual becomes the sum of the
+    earlier layers' recomputed MLP outputs":  x' = Σ_{i≤l} w_i · mlp_i(x + attn_i(x))  [+ h]
+    """
+    h = x + attn(l, x)
+    out = h if keep_input else torch.zeros_like(h)
+    for i in range(l + 1):
+        out = out + w[i] * mlp(i, x + attn(i, x))
+    return out
+
+
+def methods_2_and_4(l, x, attn, mlp, w, keep_input):
+    """
+    "The MLP residual is as in the original model. The attention residual becomes the sum of the
+    earlier layers' recomputed attention outputs":  h = Σ_{i≤l} w_i · attn_i(x)  [+ x]
+    """
+    h = x if keep_input else torch.zeros_like(x)
+    for i in range(l + 1):
+        h = h + w[i] * attn(i, x)
+    return h + mlp(l, h)
+
+
+def layer_weights(config, state, l):
+    """w = 1 (Methods 1, 2); "each layer's weight is 1/m (3.1) or a learned distribution (3.2)"."""
+    m = l + 1
+    if config.residual in ("m1", "m2"):
+        return [1.0] * m
+    if config.residual in ("m3.1", "m4.1"):
+        return [1.0 / m] * m
+    return torch.softmax(state[f"blocks.{l}.mix"], dim=0)
+
+
+# ----------------------------------------------------------------------------------------------
+# the whole model
+
+def row_logits(config, state, tokens):
+    """Logits (T, V) of one row of tokens."""
+    qk, weights = [], []                            # of each layer, kept from its first run
+
+    def attn(i, x):
+        return attention_output(config, state, i, weights[i], x)
+
+    def mlp(i, h):
+        return mlp_output(config, state, i, h)
+
+    x = state["model.embed_tokens.weight"][tokens]
+    for l in range(config.n_layer):
+        norm = state[f"model.layers.{l}.input_layernorm.weight"]
+        weights.append(attention_weights(config, state, l, rms_norm(x, norm, config.norm_eps), qk))
+        if l == 0 or config.residual == "standard":
+            x = standard_block(l, x, attn, mlp)
+        else:
+            method = methods_2_and_4 if config.residual in ("m2", "m4.1", "m4.2") else methods_1_and_3
+            x = method(l, x, attn, mlp, layer_weights(config, state, l), config.keep_input)
+    x = rms_norm(x, state["model.norm.weight"], config.norm_eps)
+    head = state.get("lm_head.weight", state["model.embed_tokens.weight"])
+    return x @ head.T
+
+
+def logits_of(config, state, idx):
+    """Logits (B, T, V) of the tokens idx (B, T)."""
+    return torch.stack([row_logits(config, state, row) for row in idx])
+
+
+def loss_of(logits, targets):
+    """The mean of −log p(target) over the targets that are not −1."""
+    losses = [-torch.log_softmax(logits[b, t], dim=-1)[targets[b, t]]
+              for b in range(targets.shape[0]) for t in range(targets.shape[1]) if targets[b, t] != -1]
+    return sum(losses) / len(losses)
+
+
+def uncached_greedy(model, idx, max_new_tokens):
+    """
+    Greedy continuation of idx (B, T) by one full forward per token. The rule at the end of the
+    context: the prompt is cropped to its last block_size tokens; when the context holds block_size
+    tokens the older half is dropped, the newest block_size // 2 tokens are read again, and
+    generation goes on.
+    """
+    size = model.config.block_size
+    window = idx[:, -size:]
+    for _ in range(max_new_tokens):
+        chosen = model(window)[0][:, -1].argmax(dim=-1, keepdim=True)
+        idx = torch.cat([idx, chosen], dim=1)
+        if window.shape[1] == size:
+            window = window[:, size - size // 2:]
+        window = torch.cat([window, chosen], dim=1)
+    return idx
+
+
+# ----------------------------------------------------------------------------------------------
+# every kind x method, for the tests
+
+KINDS = {"standard": dict(attention="standard"),
+         "w2-scalar": dict(attention="w2", sigma="scalar"),
+         "w2-diagonal": dict(attention="w2", sigma="diagonal"),
+         **{f"summed-{s}": dict(attention="summed_qk", qk_scale=s) for s in SUMMED}}
+
+METHODS = {"standard": dict(residual="standard"),
+           **{name + suffix: dict(residual=name, keep_input=keep)
+              for name in ("m1", "m2", "m3.1", "m3.2", "m4.1", "m4.2")
+              for suffix, keep in (("", False), ("+input", True))}}
+
+GRID = [(kind, method) for kind in KINDS for method in METHODS]
+
+
+def settings(kind, method, **changes):
+    """A tiny configuration of a kind and a method, as a dict of GPTConfig's arguments."""
+    tiny = dict(block_size=16, vocab_size=19, n_layer=3, n_head=4, n_embd=32, n_inner=24)
+    return {**tiny, **KINDS[kind], **METHODS[method], **changes}
+
+
+def perturb(model, seed=0):
+    """Move every parameter away from its initial value, so that nothing is tested at 0 or 1."""
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            noise = torch.randn(p.shape, generator=rng, dtype=torch.float64).to(p.dtype)
+            if p.dim() >= 2:
+                p.copy_(noise / p.shape[-1] ** 0.5)
+            else:
+                p.add_(0.3 * noise)
+    return model

@@ -1,0 +1,229 @@
+"""
+model.py's GPT and Hugging Face's LlamaForCausalLM are one model: weights pass both ways, and the
+logits agree. Needs transformers; nothing is downloaded.
+"""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"      # before transformers is imported
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from model import GPT, GPTConfig
+from reference import GRID, perturb, reference_logits, settings
+
+torch.set_num_threads(1)
+
+V, T, LAYERS = 37, 24, 3
+
+# what a Llama may vary
+SHAPES = {
+    "plain": {},
+    "grouped": dict(n_kv_head=2),
+    "one key head": dict(n_kv_head=1),
+    "tied": dict(tie_weights=True),
+    "biased": dict(bias=True, n_kv_head=2),
+    "theta": dict(rope_theta=500000.0),
+    "eps": dict(norm_eps=1e-2),
+    "all": dict(n_kv_head=2, tie_weights=True, bias=True, rope_theta=123.0, norm_eps=1e-3),
+}
+
+
+def ours(**changes):
+    """Our configuration."""
+    return GPTConfig(**{**dict(block_size=T, vocab_size=V, n_layer=LAYERS, n_head=4, n_kv_head=4, n_embd=32,
+                               n_inner=48), **changes})
+
+
+def theirs(seed=0, **changes):
+    """A random Llama of the same configuration, its biases and norms not left at 0 and 1."""
+    c = ours(**changes)
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=V, hidden_size=c.n_embd, intermediate_size=c.n_inner, num_hidden_layers=c.n_layer,
+        num_attention_heads=c.n_head, num_key_value_heads=c.n_kv_head, max_position_embeddings=T,
+        rope_parameters=dict(rope_type="default", rope_theta=c.rope_theta), rms_norm_eps=c.norm_eps,
+        attention_bias=c.bias, mlp_bias=c.bias, tie_word_embeddings=c.tie_weights))
+    return perturb(model, seed).eval()
+
+
+def tokens(seed=0):
+    return torch.randint(V, (2, T), generator=torch.Generator().manual_seed(seed))
+
+
+def same(a, b, tolerance=1e-4):
+    assert a.shape == b.shape and a.dtype == b.dtype == torch.float32
+    assert (a - b).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_logits_are_llamas(shape):
+    llama = theirs(**SHAPES[shape])
+    model = GPT.from_llama(llama.state_dict(), ours(**SHAPES[shape])).eval()
+    with torch.no_grad():
+        expected = llama(tokens()).logits
+        assert expected.std() > 0.1
+        same(model(tokens())[0], expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_llama_takes_our_weights(shape):
+    model = perturb(GPT(ours(**SHAPES[shape]))).eval()
+    llama = theirs(seed=1, **SHAPES[shape])
+    missing, unexpected = llama.load_state_dict(model.to_llama(), strict=False)
+    assert not unexpected and set(missing) <= ({"lm_head.weight"} if model.config.tie_weights else set())
+    with torch.no_grad():
+        same(model(tokens())[0], llama(tokens()).logits)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_reference_is_llama(shape):
+    """The explicit float64 form, which every other test leans on, against an implementation of others."""
+    model = perturb(GPT(ours(**SHAPES[shape])))
+    llama = theirs(seed=1, **SHAPES[shape])
+    llama.load_state_dict(model.to_llama(), strict=False)
+    with torch.no_grad():
+        assert (reference_logits(model, tokens()) - llama(tokens()).logits).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_round_trips_are_exact(shape):
+    weights = theirs(**SHAPES[shape]).state_dict()
+    there = GPT.from_llama(weights, ours(**SHAPES[shape]))
+    back = there.to_llama()
+    assert set(weights) - set(back) <= ({"lm_head.weight"} if there.config.tie_weights else set())
+    assert all(torch.equal(back[name], weights[name]) for name in back)
+    again = GPT.from_llama(back, there.config)
+    assert all(torch.equal(a, b) for a, b in zip(there.parameters(), again.parameters()))
+    if there.config.tie_weights:                    # a tied checkpoint may leave the head out
+        back.pop("lm_head.weight", None)
+        again = GPT.from_llama(back, there.config)
+        assert all(torch.equal(a, b) for a, b in zip(there.parameters(), again.parameters()))
+
+
+def test_the_weights_handed_out_are_copies():
+    model = perturb(GPT(ours())).eval()
+    before = model(tokens())[0]
+    weights = model.to_llama()
+    other = GPT.from_llama(weights, model.config).eval()
+    for value in weights.values():
+        assert not value.requires_grad
+        value.zero_()
+    assert torch.equal(model(tokens())[0], before)
+    assert torch.equal(other(tokens())[0], before)
+
+
+@pytest.mark.parametrize("kind, method", GRID)
+def test_every_kind_and_method_takes_llama_weights(kind, method):
+    config = ours(**settings(kind, method, block_size=T, vocab_size=V, n_inner=48, n_kv_head=2, bias=True))
+    weights = theirs(n_kv_head=2, bias=True).state_dict()
+    model = GPT.from_llama(weights, config).eval()
+    back = model.to_llama()
+    assert back.keys() == weights.keys()
+    assert all(torch.equal(back[name], weights[name]) for name in weights)
+    with torch.no_grad():
+        found = model(tokens())[0]
+    # in 5.1, ..., 5.7 the first layer's scores are standard ones; the rest is not Llama any more
+    assert torch.isfinite(found).all()
+    assert (found - reference_logits(model, tokens())).abs().max() < 1e-3
+
+
+NAMES = ["model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight", "model.layers.2.self_attn.k_proj.bias",
+         "model.layers.0.mlp.down_proj.weight", "model.layers.1.input_layernorm.weight", "model.norm.weight",
+         "lm_head.weight"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_missing_and_misshapen_tensors_are_named(name):
+    weights = theirs(bias=True).state_dict()
+    with pytest.raises(ValueError, match=name):
+        GPT.from_llama({k: v for k, v in weights.items() if k != name}, ours(bias=True))
+    wrong = {**weights, name: torch.zeros(*weights[name].shape[:-1], weights[name].shape[-1] + 1)}
+    with pytest.raises(ValueError, match=f"(?s)(?=.*{name})(?=.*{weights[name].shape[-1] + 1})"):
+        GPT.from_llama(wrong, ours(bias=True))
+    with pytest.raises(ValueError, match=name):     # a scalar would broadcast
+        GPT.from_llama({**weights, name: torch.zeros(())}, ours(bias=True))
+
+
+@pytest.mark.parametrize("name", ["model.layers.3.self_attn.q_proj.weight", "model.layers.0.self_attn.q_norm.weight",
+                                  "transformer.wte.weight"])
+def test_extra_tensors_are_named(name):
+    with pytest.raises(ValueError, match=name):
+        GPT.from_llama({**theirs().state_dict(), name: torch.zeros(32)}, ours())
+
+
+def test_biases_without_a_place_are_named():
+    with pytest.raises(ValueError, match="bias"):
+        GPT.from_llama(theirs(bias=True).state_dict(), ours())
+    with pytest.raises(ValueError, match="bias"):
+        GPT.from_llama(theirs().state_dict(), ours(bias=True))
+
+
+# ----------------------------------------------------------------------------------------------
+# folders
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_from_pretrained_reads_a_folder(shape, tmp_path):
+    llama = theirs(**SHAPES[shape])
+    llama.save_pretrained(tmp_path)
+    model = GPT.from_pretrained(str(tmp_path)).eval()
+    expected = ours(**SHAPES[shape])
+    for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "n_inner", "bias", "rope_theta",
+                  "norm_eps", "tie_weights"):
+        assert getattr(model.config, field) == getattr(expected, field), field
+    assert model.config.attention == model.config.residual == "standard" and model.config.dropout == 0
+    with torch.no_grad():
+        same(model(tokens())[0], llama(tokens()).logits)
+
+
+def test_from_pretrained_overrides(tmp_path):
+    llama = theirs()
+    llama.save_pretrained(tmp_path)
+    overrides = dict(dropout=0.25, residual="m1", attention="w2", sigma="diagonal", block_size=8)
+    model = GPT.from_pretrained(str(tmp_path), override_args=overrides).eval()
+    for field, value in overrides.items():
+        assert getattr(model.config, field) == value
+    with torch.no_grad():
+        idx = tokens()[:, :8]
+        assert (model(idx)[0] - reference_logits(model, idx)).abs().max() < 1e-3
+        assert (model(idx)[0] - llama(idx).logits).abs().max() > 1e-2
+    model = GPT.from_pretrained(str(tmp_path), dict(dropout=0.5)).eval()     # as nanoGPT calls it
+    assert model.config.dropout == 0.5
+    with torch.no_grad():
+        same(model(tokens())[0], llama(tokens()).logits)
+
+
+@pytest.mark.parametrize("overrides, named", [(dict(dropuot=0.1), "dropuot"), (dict(residual="m9"), "m9")])
+def test_from_pretrained_refuses_bad_overrides(overrides, named, tmp_path):
+    theirs().save_pretrained(tmp_path)
+    with pytest.raises((ValueError, TypeError), match=named):
+        GPT.from_pretrained(str(tmp_path), overrides)
+
+
+def test_from_pretrained_names_a_model_that_is_no_llama(tmp_path):
+    GPT2LMHeadModel(GPT2Config(vocab_size=V, n_positions=T, n_embd=16, n_layer=1, n_head=2)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="gpt2"):
+        GPT.from_pretrained(str(tmp_path))
+
+
+def test_from_pretrained_refuses_a_llama_it_cannot_represent(tmp_path):
+    scaled = LlamaConfig(vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+                         num_attention_heads=4, max_position_embeddings=T,
+                         rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=10000.0))
+    LlamaForCausalLM(scaled).save_pretrained(tmp_path / "scaled")
+    with pytest.raises(ValueError, match="linear"):
+        GPT.from_pretrained(str(tmp_path / "scaled"))
+    wide = LlamaConfig(vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+                       num_attention_heads=4, max_position_embeddings=T, head_dim=16)
+    LlamaForCausalLM(wide).save_pretrained(tmp_path / "wide")
+    with pytest.raises(ValueError, match="head_dim"):
+        GPT.from_pretrained(str(tmp_path / "wide"))
+    half = LlamaConfig(vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+                       num_attention_heads=4, max_position_embeddings=T, attention_bias=True)
+    LlamaForCausalLM(half).save_pretrained(tmp_path / "half")
+    with pytest.raises(ValueError, match="bias"):
+        GPT.from_pretrained(str(tmp_path / "half"))

@@ -1,0 +1,771 @@
+"""
+model.py against an explicit float64 form (reference.py) and against what the formulas imply, over
+every kind of attention x every residual method.
+"""
+
+import ast
+import copy
+import math
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from hypothesis import given, settings as hypothesis_settings, strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import reference
+from model import GPT, GPTConfig
+from reference import GRID, KINDS, METHODS, perturb, settings, uncached_greedy
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+torch.set_num_threads(1)        # tiny tensors: a second thread only costs time
+
+
+def build(kind="standard", method="standard", dtype=torch.float64, seed=0, moved=True, **changes):
+    """A tiny model in eval mode, its parameters moved away from their initial values."""
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(**settings(kind, method, **changes))).to(dtype)
+    return (perturb(model, seed) if moved else model).eval()
+
+
+def tokens(model, B, T, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randint(model.config.vocab_size, (B, T), generator=rng)
+
+
+def variation(kind, method):
+    """Spread the other settings over the grid, so that each meets many kinds and methods."""
+    n = GRID.index((kind, method))
+    return dict(n_kv_head=[None, 2, 1][n % 3], bias=n % 4 == 1, tie_weights=n % 5 == 2,
+                rope_theta=[10000.0, 500.0][n % 2], norm_eps=[1e-5, 1e-2][n // 2 % 2])
+
+
+def copied(source, target):
+    """Give target every parameter of source that it has too, by name and shape."""
+    values = dict(source.named_parameters())
+    with torch.no_grad():
+        for name, p in target.named_parameters():
+            if name in values and values[name].shape == p.shape:
+                p.copy_(values[name])
+    return target
+
+
+def llama_into(source, **changes):
+    """source's Llama weights in a model of another kind or method; the rest at initial values."""
+    return from_llama(source.to_llama(), GPTConfig(**{**vars(source.config), **changes}))
+
+
+def from_llama(weights, config):
+    """GPT.from_llama, in the type of the weights, so that none of their digits is lost."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(next(iter(weights.values())).dtype)
+    try:
+        return GPT.from_llama(weights, config).eval()
+    finally:
+        torch.set_default_dtype(default)
+
+
+def close(a, b, tolerance=1e-9):
+    assert a.shape == b.shape
+    assert (a - b).abs().max() <= tolerance * max(1.0, b.abs().max().item())
+
+
+# ----------------------------------------------------------------------------------------------
+# the explicit reference
+
+@pytest.mark.parametrize("kind, method", GRID)
+def test_logits_and_gradients_equal_the_reference(kind, method):
+    model = build(kind, method, **variation(kind, method))
+    idx, targets = tokens(model, 2, 7), tokens(model, 2, 7, seed=1)
+    targets[0, 2] = targets[1, 6] = -1
+    logits, loss = model(idx, targets)
+    loss.backward()
+
+    state = reference.get_state(model)
+    expected = reference.logits_of(model.config, state, idx)
+    expected_loss = reference.loss_of(expected, targets)
+    assert logits.shape == (2, 7, model.config.vocab_size) and logits.dtype == torch.float64
+    assert (logits - expected).abs().max() < 1e-9
+    assert abs(loss.item() - expected_loss.item()) < 1e-9
+
+    # a model that holds the gradients where its weights were, to read them under Llama's names
+    grads = copy.deepcopy(model)
+    with torch.no_grad():
+        for (name, p), g in zip(model.named_parameters(), grads.parameters()):
+            assert p.grad is not None, f"{name} gets no gradient"
+            g.copy_(p.grad)
+    found = reference.get_state(grads)
+    assert found.keys() == state.keys()
+    expected_grads = torch.autograd.grad(expected_loss, list(state.values()), allow_unused=True)
+    for name, expected_grad in zip(state, expected_grads):
+        expected_grad = torch.zeros_like(state[name]) if expected_grad is None else expected_grad
+        assert found[name].shape == expected_grad.shape
+        scale = expected_grad.abs().max().item()
+        assert (found[name] - expected_grad).abs().max() <= 1e-8 * scale + 1e-15, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_head_widths_that_kernels_dislike(kind):
+    """An odd number of heads, a head width that is no multiple of 8, and 1 to block_size positions."""
+    for method in ("standard", "m3.2", "m4.2+input"):
+        model = build(kind, method, n_head=3, n_kv_head=1, n_embd=18, block_size=9)
+        for T in (1, 2, 9):
+            idx = tokens(model, 1, T)
+            assert (model(idx)[0] - reference.reference_logits(model, idx)).abs().max() < 1e-9
+
+
+@hypothesis_settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_any_configuration_equals_the_reference(data):
+    draw = lambda *choices: data.draw(st.sampled_from(choices))
+    kind, method = data.draw(st.sampled_from(GRID))
+    groups, kv = draw(1, 2, 3), draw(1, 2)
+    n_head = groups * kv
+    model = build(kind, method, n_head=n_head, n_kv_head=kv, n_embd=n_head * draw(2, 4, 6),
+                  n_layer=draw(1, 2, 4), n_inner=draw(1, 5, None), bias=draw(False, True),
+                  tie_weights=draw(False, True), seed=draw(0, 1, 2))
+    idx = tokens(model, draw(1, 3), draw(1, 2, 5))
+    assert (model(idx)[0] - reference.reference_logits(model, idx)).abs().max() < 1e-9
+
+
+# ----------------------------------------------------------------------------------------------
+# causality, and no T x T tensor anywhere
+
+@pytest.mark.parametrize("kind, method", GRID)
+def test_the_future_does_not_move_the_past(kind, method):
+    model = build(kind, method, torch.float32, **variation(kind, method))
+    idx = tokens(model, 2, 16)
+    with torch.no_grad():
+        logits = model(idx)[0]
+        for t in (1, 6, 15):
+            changed = idx.clone()
+            changed[:, t:] = (changed[:, t:] + 1) % model.config.vocab_size
+            moved = model(changed)[0]
+            assert torch.equal(moved[:, :t], logits[:, :t])
+            assert not torch.equal(moved[:, t:], logits[:, t:])
+
+
+class Shapes(TorchDispatchMode):
+    """Collects the operations whose outputs have two axes of length T."""
+    def __init__(self, T):
+        super().__init__()
+        self.T, self.found, self.seen = T, [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.seen += 1
+                if list(tensor.shape).count(self.T) >= 2:
+                    self.found.append((str(func), tuple(tensor.shape)))
+        return out
+
+
+@pytest.mark.parametrize("kind, method", GRID)
+def test_no_tensor_of_T_by_T(kind, method):
+    """Neither kept for the backward pass, nor made for a moment by a forward or a backward."""
+    T = 53
+    model = build(kind, method, torch.float32, block_size=T, **variation(kind, method)).train()
+    for value in list(model.buffers()) + list(model.parameters()):
+        assert list(value.shape).count(T) < 2
+    kept = []
+    shapes = Shapes(T)
+    idx = tokens(model, 2, T)
+    with shapes, torch.autograd.graph.saved_tensors_hooks(
+            lambda x: (kept.append(tuple(x.shape)), x)[1], lambda x: x):
+        model(idx, idx)[1].backward()
+    assert kept and shapes.seen > 100
+    assert not shapes.found
+    assert not [shape for shape in kept if shape.count(T) >= 2]
+
+
+# ----------------------------------------------------------------------------------------------
+# generation
+
+@pytest.mark.parametrize("kind, method", GRID)
+def test_cached_generation_equals_full_forwards(kind, method):
+    """Within the context, and far past its end."""
+    model = build(kind, method, block_size=8, **variation(kind, method))
+    idx = tokens(model, 2, 3)
+    with torch.no_grad():
+        found = model.generate(idx, 14, temperature=0)
+        assert torch.equal(found, uncached_greedy(model, idx, 14))
+    assert torch.equal(found[:, :3], idx)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("prompt", [1, 7, 8, 9, 20])
+def test_generation_past_the_context(block_size, prompt):
+    for kind, method in (("w2-scalar", "m1"), ("summed-5.5", "m4.2+input")):
+        model = build(kind, method, block_size=block_size)
+        idx = tokens(model, 2, prompt)
+        with torch.no_grad():
+            assert torch.equal(model.generate(idx, 11, temperature=0), uncached_greedy(model, idx, 11))
+
+
+@pytest.mark.parametrize("kind, method", [("standard", "standard"), ("w2-diagonal", "m2"),
+                                          ("summed-5.6", "m3.2+input")])
+def test_sampling_follows_the_uncached_distribution(kind, method):
+    """Cached samples of the fifth token against the uncached probabilities of it."""
+    model = build(kind, method, vocab_size=7)
+    prompt = tokens(model, 1, 3)
+    rows = prompt.expand(5000, 3)
+    for temperature in (1.0, 0.5):
+        rng = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            found = model.generate(rows, 2, temperature=temperature, generator=rng)
+            for first in found[:, 3].unique():
+                some = found[found[:, 3] == first]
+                if len(some) < 500:
+                    continue
+                logits = model(some[:1, :4])[0][0, -1]
+                expected = torch.softmax(logits / temperature, dim=-1)
+                counted = torch.bincount(some[:, 4], minlength=7) / len(some)
+                sigma = (expected * (1 - expected) / len(some)).sqrt()
+                assert ((counted - expected).abs() <= 5 * sigma + 1e-12).all()
+
+
+def test_top_k_top_p_and_temperature():
+    model = build("standard", "m1", vocab_size=11)
+    idx = tokens(model, 1, 4)
+    with torch.no_grad():
+        greedy = model.generate(idx, 10, temperature=0)
+        assert torch.equal(model.generate(idx, 10, top_k=1), greedy)
+        assert torch.equal(model.generate(idx, 10, top_p=1e-6), greedy)
+        assert torch.equal(model.generate(idx, 10, temperature=1e-6), greedy)
+
+        probs = torch.softmax(model(idx)[0][0, -1], dim=-1)
+        order = probs.argsort(descending=True).tolist()
+        rows = idx.expand(3000, 4)
+        assert set(model.generate(rows, 1, top_k=3)[:, -1].tolist()) == set(order[:3])
+        seen = set(model.generate(rows, 1, top_k=100)[:, -1].tolist())
+        assert len(seen) > 3 and seen <= set(range(11))
+        for top_p in (0.3, 0.6, 0.8):
+            nucleus, total = set(), 0.0
+            for token in order:                     # the fewest tokens that reach top_p together
+                if total >= top_p:
+                    break
+                nucleus.add(token)
+                total += probs[token].item()
+            found = set(model.generate(rows, 1, top_p=top_p)[:, -1].tolist())
+            assert found == nucleus
+
+
+def test_a_generator_fixes_the_tokens_and_spares_the_global_stream():
+    model = build("w2-scalar", "m2", block_size=6)
+    idx = tokens(model, 2, 3)
+    before = torch.get_rng_state()
+    runs = [model.generate(idx, 12, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+    torch.manual_seed(5)
+    first = model.generate(idx, 12)
+    torch.manual_seed(5)
+    assert torch.equal(first, model.generate(idx, 12))
+
+
+@pytest.mark.parametrize("kind, method", [("standard", "m1"), ("w2-diagonal", "standard"),
+                                          ("summed-5.7", "m4.1")])
+def test_stream_yields_what_generate_appends(kind, method):
+    model = build(kind, method, block_size=6)
+    idx = tokens(model, 2, 3)
+    for options in (dict(temperature=0), dict(temperature=0.8, top_k=5, top_p=0.9)):
+        def seed():
+            return torch.Generator().manual_seed(3)
+        pieces = list(model.stream(idx, 10, generator=seed(), **options))
+        assert [p.shape for p in pieces] == [(2, 1)] * 10
+        whole = model.generate(idx, 10, generator=seed(), **options)
+        assert torch.equal(torch.cat([idx] + pieces, dim=1), whole)
+    for token in model.stream(idx, 2):              # gradients are off inside the stream alone
+        assert torch.is_grad_enabled() and not token.requires_grad
+    next(model.stream(idx, 10))                     # an abandoned stream leaves nothing behind
+    assert torch.equal(model.generate(idx, 10, temperature=0), uncached_greedy(model, idx, 10))
+
+
+def test_generate_keeps_the_mode_and_gives_no_gradients():
+    model = build("standard", "m1", dropout=0.3).train()
+    found = model.generate(tokens(model, 1, 2), 3)
+    assert found.shape == (1, 5) and not found.is_floating_point()
+    assert model.training
+    assert torch.equal(model.generate(tokens(model, 1, 2), 0), tokens(model, 1, 2))
+
+
+@pytest.mark.parametrize("options, named", [(dict(temperature=-1.0), "temperature"), (dict(top_k=0), "top_k"),
+                                            (dict(top_p=0.0), "top_p"), (dict(top_p=1.5), "top_p"),
+                                            (dict(temperature=float("nan")), "temperature")])
+def test_bad_sampling_options(options, named):
+    model = build()
+    with pytest.raises(ValueError, match=named):
+        model.generate(tokens(model, 1, 2), 3, **options)
+
+
+# ----------------------------------------------------------------------------------------------
+# what the formulas imply
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_method_of_one_layer_is_the_standard_block(kind):
+    model = build(kind, n_layer=1)
+    idx = tokens(model, 2, 9)
+    for method in METHODS:
+        other = copied(model, build(kind, method, n_layer=1, seed=1))
+        assert torch.equal(other(idx)[0], model(idx)[0])
+
+
+@pytest.mark.parametrize("scale", ["5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "5.7"])
+def test_summed_scores_of_one_layer_are_standard_attention(scale):
+    """At the first layer m = 1: each d_s is √d_k, if only at the initial values of 5.4 to 5.7."""
+    model = build(n_layer=1)
+    idx = tokens(model, 2, 9)
+    close(llama_into(model, attention="summed_qk", qk_scale=scale)(idx)[0], model(idx)[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_learned_weights_start_at_one_over_m(kind):
+    for method, learned in (("m3.1", "m3.2"), ("m4.1", "m4.2")):
+        for suffix in ("", "+input"):
+            model = build(kind, method + suffix)
+            other = copied(model, build(kind, learned + suffix, moved=False))
+            idx = tokens(model, 2, 9)
+            close(other(idx)[0], model(idx)[0])
+
+
+@pytest.mark.parametrize("learned, fixed", [("5.4", "5.3"), ("5.5", "5.1"), ("5.6", "5.1"), ("5.7", "5.1")])
+def test_learned_scales_start_at_fixed_ones(learned, fixed):
+    for method in ("standard", "m1", "m4.2"):
+        model = build(f"summed-{fixed}", method)
+        idx = tokens(model, 2, 9)
+        other = llama_into(model, qk_scale=learned)
+        if method == "m4.2":
+            model = llama_into(model)               # its mixing weights at initial values too
+        close(other(idx)[0], model(idx)[0])
+
+
+@pytest.mark.parametrize("scale", ["5.2", "5.3"])
+def test_fixed_scales_differ_from_5_1(scale):
+    model = build("summed-5.1")
+    idx = tokens(model, 1, 9)
+    assert (llama_into(model, qk_scale=scale)(idx)[0] - model(idx)[0]).abs().max() > 1e-3
+
+
+def test_kept_input_is_added_from_the_second_layer_on():
+    for method in ("m1", "m2", "m3.2", "m4.1"):
+        for n_layer, equal in ((1, True), (2, False)):
+            model = build("standard", method, n_layer=n_layer)
+            other = copied(model, build("standard", method + "+input", n_layer=n_layer))
+            idx = tokens(model, 1, 6)
+            assert torch.allclose(other(idx)[0], model(idx)[0]) == equal
+
+
+def test_w2_is_standard_attention_where_all_keys_have_one_norm():
+    """
+    −‖μ_q − μ_k‖²/τ = (2/τ) μ_q·μ_k − ‖μ_q‖²/τ − ‖μ_k‖²/τ: with one σ for all, an orthogonal key
+    projection of normed inputs and τ = 2√d, this is QKᵀ/√d but for constants of the query.
+    """
+    model = build("w2-scalar", n_layer=1, n_head=1, norm_eps=1e-13)
+    weights = model.to_llama()
+    weights["model.layers.0.input_layernorm.weight"].fill_(1.0)
+    turn = torch.linalg.qr(torch.randn(32, 32, dtype=torch.float64)).Q
+    weights["model.layers.0.self_attn.k_proj.weight"] = turn
+    w2 = from_llama(weights, model.config)
+    with torch.no_grad():
+        w2.blocks[0].attn.sigma.weight.zero_()
+        w2.blocks[0].attn.log_tau.fill_(math.log(2 * math.sqrt(32) - 1e-6))
+    standard = llama_into(w2, attention="standard")
+    idx = tokens(model, 1, 12)
+    close(standard(idx)[0], w2(idx)[0])
+    weights["model.layers.0.self_attn.k_proj.weight"] = 2 * turn    # scores do matter here
+    assert (from_llama(weights, standard.config)(idx)[0] - standard(idx)[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("sigma", ["scalar", "diagonal"])
+def test_w2_scores_of_a_head_by_hand(sigma):
+    """
+    One head, two positions, one layer: the second position's weights over the two are read off the
+    logits, and their log-ratio is −(D²(1,1) − D²(1,0)) / (τ + ε) with D² = D_μ² + D_σ² in plain numbers.
+    """
+    model = build(f"w2-{sigma}", n_layer=1, n_head=1, n_embd=4, vocab_size=4, n_inner=1)
+    weights = model.to_llama()
+    embed = torch.randn(4, 4, generator=torch.Generator().manual_seed(1)).double()
+    with torch.no_grad():
+        weights["model.embed_tokens.weight"] = embed
+        weights["model.layers.0.self_attn.v_proj.weight"] = torch.eye(4).double()
+        weights["model.layers.0.self_attn.o_proj.weight"] = 1e9 * torch.eye(4).double()
+        weights["model.layers.0.mlp.down_proj.weight"] = torch.zeros(4, 1).double()
+        weights["model.norm.weight"] = torch.ones(4).double()
+        weights["lm_head.weight"] = torch.eye(4).double()
+        extras = {n: getattr(model.blocks[0].attn, n) for n in ("sigma", "log_tau")}
+        model = from_llama(weights, model.config)
+        model.blocks[0].attn.sigma.weight.copy_(extras["sigma"].weight)
+        model.blocks[0].attn.log_tau.copy_(extras["log_tau"])
+
+        idx = torch.tensor([[0, 1]])
+        out = model(idx)[0][0, 1]                   # w_0 v_0 + w_1 v_1, but for its length
+        g = weights["model.layers.0.input_layernorm.weight"]
+        x = embed[:2] / (embed[:2].pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * g
+        solved = torch.linalg.lstsq(x.T, out).solution
+        q = x[1] @ weights["model.layers.0.self_attn.q_proj.weight"].T
+        k = x @ weights["model.layers.0.self_attn.k_proj.weight"].T
+
+        def turned(v):                              # position 1, angles 1 and θ^(-1/2) = 0.01
+            c, s = math.cos(1), math.sin(1)
+            e, f = math.cos(0.01), math.sin(0.01)
+            return torch.stack([v[0] * c - v[2] * s, v[1] * e - v[3] * f, v[2] * c + v[0] * s, v[3] * e + v[1] * f])
+
+        spread = torch.log1p(torch.exp(x @ extras["sigma"].weight.T))
+        n = 1 if sigma == "scalar" else 4
+        sq, sk = spread[1, :n], spread[:, n:]
+        assert sk.shape == (2, n)
+        far = [((turned(q) - key) ** 2).sum() + ((sq - s) ** 2).sum()
+               for key, s in zip((k[0], turned(k[1])), sk)]
+        tau = extras["log_tau"].exp().item() + 1e-6
+        assert abs(math.log(solved[1] / solved[0]) - ((far[0] - far[1]) / tau).item()) < 1e-6
+
+
+# ----------------------------------------------------------------------------------------------
+# initial values
+
+def test_initial_values_and_shapes():
+    L, H, KV, d = 3, 4, 2, 8
+    for name, k in (("w2-scalar", 1), ("w2-diagonal", d)):
+        for block in build(name, moved=False, n_kv_head=KV).blocks:
+            assert block.attn.log_tau.shape == (H,)
+            close(block.attn.log_tau, torch.full((H,), math.log(2 * math.sqrt(d))).double(), 1e-6)
+            assert block.attn.sigma.weight.shape == (H * k + KV * k, H * d)
+            assert block.attn.sigma.bias is None
+    for scale in ("5.5", "5.6", "5.7"):
+        for l, block in enumerate(build(f"summed-{scale}", moved=False).blocks):
+            value = math.log(math.sqrt(d)) if scale == "5.7" else 0.0
+            close(block.attn.log_a, torch.full((l + 1,), value).double(), 1e-6)
+            if scale == "5.6":
+                close(block.attn.b, torch.full((l + 1,), 0.5).double())
+    for block in build("summed-5.4", moved=False).blocks:
+        assert block.attn.a.numel() == block.attn.b.numel() == 1
+        assert block.attn.a.item() == 0.5 and block.attn.b.item() == 1
+    for method in ("m3.2", "m4.2"):
+        for l, block in enumerate(build("standard", method, moved=False).blocks):
+            if l >= 1:
+                assert torch.equal(block.mix, torch.zeros(l + 1).double())
+            else:
+                assert getattr(block, "mix", None) is None
+
+
+def test_extra_parameters_are_the_ones_of_the_formulas_only():
+    """log_tau, sigma (W2); a, b, log_a (5.4 to 5.7); mix (3.2, 4.2); and nothing else."""
+    plain = {name for name, _ in build().named_parameters()}
+    for kind, method in GRID:
+        found = {name for name, _ in build(kind, method, moved=False).named_parameters()} - plain
+        expected = set()
+        for l in range(3):
+            names = {"w2": ["sigma.weight", "log_tau"]}.get(KINDS[kind]["attention"], [])
+            names = names + list(reference.SUMMED.get(kind.removeprefix("summed-"), (None, ()))[1])
+            expected |= {f"blocks.{l}.attn.{name}" for name in names}
+            if l and METHODS[method]["residual"] in ("m3.2", "m4.2"):
+                expected.add(f"blocks.{l}.mix")
+        assert {".".join(name.split(".")[-len(e.split(".")):]) for name in found for e in expected
+                if name.endswith(e)} == expected and len(found) == len(expected)
+
+
+def test_initial_loss_is_that_of_a_uniform_guess():
+    for kind, method in GRID[::7]:
+        model = build(kind, method, torch.float32, moved=False, vocab_size=64)
+        idx = tokens(model, 4, 16)
+        assert abs(model(idx, tokens(model, 4, 16, seed=1))[1].item() - math.log(64)) < 0.5
+
+
+def test_inner_width_by_default():
+    for n_embd, inner in ((32, 128), (96, 256), (384, 1024), (768, 2048)):
+        config = GPTConfig(**settings("standard", "standard", n_embd=n_embd, n_inner=None, n_layer=1))
+        assert GPT(config).to_llama()["model.layers.0.mlp.gate_proj.weight"].shape == (inner, n_embd)
+
+
+# ----------------------------------------------------------------------------------------------
+# precision
+
+def attention_error(kind, seed):
+    """
+    The relative error of bfloat16 autocast against float64 in the output of one attention of head
+    width 64 over 128 positions, in which everything but scores and their softmax is exact in
+    bfloat16: normed inputs are +1 and -1, W_V, W_O and the head are identities, there is no MLP, and
+    the residual stream is so small beside the attention's output that the logits are that output,
+    normed. The projections to scores are random, of unit variance, in weights that bfloat16 holds.
+    """
+    C = 128
+    model = build(kind, dtype=torch.float32, moved=False, n_layer=1, n_head=2, n_embd=C, vocab_size=C,
+                  n_inner=8, block_size=128, norm_eps=1e-15)
+    rng = torch.Generator().manual_seed(seed)
+
+    def draw(value):
+        return (torch.randn(value.shape, generator=rng) / value.shape[-1] ** 0.5).bfloat16().float()
+
+    weights = {name: torch.ones_like(value) if value.dim() == 1 else draw(value)
+               for name, value in model.to_llama().items()}
+    for name in ("model.layers.0.self_attn.v_proj.weight", "model.layers.0.self_attn.o_proj.weight", "lm_head.weight"):
+        weights[name] = torch.eye(C)
+    weights["model.embed_tokens.weight"] = 2.0 ** -20 * torch.randn(C, C, generator=rng).sign()
+    weights["model.layers.0.mlp.down_proj.weight"].zero_()
+    model = from_llama(weights, model.config)
+    if KINDS[kind]["attention"] == "w2":
+        attn = model.blocks[0].attn
+        with torch.no_grad():
+            attn.sigma.weight.copy_(draw(attn.sigma.weight))
+            attn.log_tau.add_(0.2 * torch.randn(2, generator=rng))
+    idx = torch.randint(C, (2, 128), generator=rng)
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rough = model(idx)[0].double()
+        exact = model.double()(idx)[0]
+    return ((rough - exact).norm() / exact.norm()).item()
+
+
+@pytest.mark.parametrize("kind", ["w2-scalar", "w2-diagonal"])
+def test_w2_in_bfloat16_is_as_exact_as_standard_attention(kind):
+    error = {k: sum(attention_error(k, seed) for seed in range(4)) / 4 for k in (kind, "standard")}
+    assert 0 < error["standard"] < 0.01
+    assert error[kind] < 1.5 * error["standard"]
+
+
+@pytest.mark.parametrize("kind, method", [(k, "m3.2") for k in KINDS if k != "standard"] + [("standard", m) for m in METHODS])
+def test_autocast_trains(kind, method):
+    model = build(kind, method, torch.float32).train()
+    idx = tokens(model, 2, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits, loss = model(idx, idx)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+    assert (logits.double() - reference.reference_logits(model, idx)).abs().max() < 0.5
+
+
+# ----------------------------------------------------------------------------------------------
+# learning
+
+LEARN = ([("standard", method) for method in METHODS] + [(kind, "standard") for kind in KINDS if kind != "standard"]
+         + [("w2-scalar", "m1"), ("w2-diagonal", "m4.2+input"), ("summed-5.5", "m3.2"), ("summed-5.4", "m2+input")])
+
+
+@pytest.mark.parametrize("kind, method", LEARN)
+def test_one_batch_is_learned(kind, method):
+    model = build(kind, method, torch.float32, moved=False).train()
+    idx, targets = tokens(model, 2, 12), tokens(model, 2, 12, seed=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    start = model(idx, targets)[1].item()
+    for _ in range(250):
+        loss = model(idx, targets)[1]
+        if loss.item() < max(0.1, 0.1 * start):
+            return
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    pytest.fail(f"the loss is {loss.item():.3f} after 250 steps, and was {start:.3f}")
+
+
+# ----------------------------------------------------------------------------------------------
+# the interface
+
+@pytest.mark.parametrize("kind, method", GRID[::6])
+def test_logits_loss_and_ignored_targets(kind, method):
+    model = build(kind, method)
+    idx, targets = tokens(model, 3, 5), tokens(model, 3, 5, seed=1)
+    logits, loss = model(idx)
+    assert logits.shape == (3, 5, 19) and loss is None
+    again, loss = model(idx, targets)
+    assert torch.equal(again, logits) and loss.shape == ()
+    masked = targets.clone()
+    masked[:, 1:3] = -1
+    rows = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(3, 5)
+    close(loss, rows.mean())
+    close(model(idx, masked)[1], rows[:, [0, 3, 4]].mean())
+
+
+def test_nanogpt_calls():
+    """What nanoGPT's train.py and sample.py do with its model.py."""
+    args = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, bias=False, vocab_size=None, dropout=0.0)
+    args["vocab_size"] = 50
+    model = GPT(GPTConfig(**args))
+    assert isinstance(model.get_num_params(), int) and 0 < model.get_num_params() <= sum(p.numel() for p in model.parameters())
+    mfu = model.estimate_mfu(8, 0.1)
+    assert isinstance(mfu, float) and (math.isnan(mfu) or mfu > 0)
+    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-4
+    idx = torch.randint(50, (2, 16))
+    _, loss = model(idx, idx)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "model_args": args}
+    model = GPT(GPTConfig(**checkpoint["model_args"]))
+    model.load_state_dict(checkpoint["model"])
+    model.crop_block_size(8)
+    assert model.config.block_size == 8
+    model.eval()
+    assert model.generate(idx[:, :1], 20, temperature=0.8, top_k=200).shape == (2, 21)
+    with pytest.raises(ValueError, match="block_size"):
+        model(idx)
+    GPTConfig()                                     # every field has a default there
+
+
+@pytest.mark.parametrize("kind, method", GRID[::3])
+def test_optimizer_groups(kind, method):
+    """Every parameter in one group; matrices decay, vectors and scalars do not."""
+    model = build(kind, method, **variation(kind, method))
+    optimizer = model.configure_optimizers(0.1, 2e-3, (0.8, 0.9), "cpu")
+    assert isinstance(optimizer, torch.optim.AdamW)
+    grouped = [p for group in optimizer.param_groups for p in group["params"]]
+    assert len(grouped) == len({id(p) for p in grouped})
+    assert {id(p) for p in grouped} == {id(p) for p in model.parameters()}
+    for group in optimizer.param_groups:
+        assert group["lr"] == 2e-3 and tuple(group["betas"]) == (0.8, 0.9)
+        for p in group["params"]:
+            assert group["weight_decay"] == (0.1 if p.dim() >= 2 else 0.0)
+
+
+@pytest.mark.parametrize("size", [0, -1, 17])
+def test_bad_crop(size):
+    with pytest.raises(ValueError, match=f"(?s)(?=.*block_size)(?=.*{size})"):
+        build().crop_block_size(size)
+
+
+BAD = [("block_size", 0), ("block_size", -4), ("block_size", 2.5), ("vocab_size", 0), ("vocab_size", None),
+       ("n_layer", 0), ("n_layer", -1), ("n_head", 0), ("n_head", 5), ("n_head", 32), ("n_kv_head", 3),
+       ("n_kv_head", 0), ("n_kv_head", 8), ("n_embd", 0), ("n_embd", 30), ("n_inner", 0), ("n_inner", -3),
+       ("dropout", -0.1), ("dropout", 1.5), ("dropout", float("nan")), ("rope_theta", 0.0), ("rope_theta", -1.0),
+       ("norm_eps", -1e-5), ("norm_eps", float("nan")), ("attention", "w3"), ("attention", None),
+       ("qk_scale", "5.8"), ("qk_scale", 5.1), ("sigma", "full"), ("residual", "m5"), ("residual", "m3"),
+       ("residual", ["m1"]), ("n_head", "4"), ("dropout", "0.1"), ("bias", "no"), ("keep_input", "false"),
+       ("tie_weights", None)]
+
+
+@pytest.mark.parametrize("field, value", BAD)
+def test_bad_settings_are_named(field, value):
+    with pytest.raises(ValueError) as error:
+        GPT(GPTConfig(**settings("standard", "standard", **{field: value})))
+    message = str(error.value)
+    assert field in message and str(value) in message
+    choices = {"attention": ["standard", "w2", "summed_qk"], "sigma": ["scalar", "diagonal"],
+               "qk_scale": list(reference.SUMMED),
+               "residual": ["standard", "m1", "m2", "m3.1", "m3.2", "m4.1", "m4.2"]}
+    assert all(choice in message for choice in choices.get(field, []))
+
+
+def test_unknown_setting():
+    with pytest.raises(TypeError, match="n_heads"):
+        GPTConfig(n_heads=4)
+
+
+def test_bad_inputs():
+    model = build()
+    with pytest.raises(ValueError, match="(?s)(?=.*17)(?=.*block_size)(?=.*16)"):
+        model(tokens(model, 1, 17))
+    for idx in (torch.zeros(3, dtype=torch.long), torch.zeros(1, 2, 3, dtype=torch.long),
+                torch.zeros(1, 2), torch.zeros(1, 0, dtype=torch.long)):
+        with pytest.raises(ValueError):
+            model(idx)
+    with pytest.raises(ValueError):
+        model(tokens(model, 1, 3), tokens(model, 1, 4))
+    with pytest.raises(ValueError):
+        model.generate(torch.zeros(1, 0, dtype=torch.long), 3)
+
+
+@pytest.mark.parametrize("kind, method", GRID[::5])
+def test_dropout(kind, method):
+    model = build(kind, method, torch.float32, dropout=0.4, **variation(kind, method))
+    idx = tokens(model, 2, 16)
+    plain = copied(model, build(kind, method, torch.float32, seed=1, **variation(kind, method)))
+    assert torch.equal(model(idx)[0], model(idx)[0])
+    assert torch.equal(model(idx)[0], plain(idx)[0])
+    model.train()
+    (first, loss), (second, _) = model(idx, idx), model(idx, idx)
+    loss.backward()
+    assert torch.isfinite(loss) and all(torch.isfinite(p.grad).all() for p in model.parameters())
+    assert not torch.equal(first, second)
+    changed = idx.clone()                           # causal under dropout too
+    changed[:, 9:] = (changed[:, 9:] + 1) % 19
+    torch.manual_seed(0)
+    first = model(idx)[0]
+    torch.manual_seed(0)
+    assert torch.equal(first[:, :9], model(changed)[0][:, :9])
+
+
+@pytest.mark.parametrize("kind, method", GRID[::4])
+def test_state_dict_round_trip(kind, method, tmp_path):
+    model = build(kind, method, **variation(kind, method))
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    other = build(kind, method, seed=1, **variation(kind, method))
+    idx = tokens(model, 2, 16)
+    assert not torch.equal(other(idx)[0], model(idx)[0])
+    other.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    assert torch.equal(other(idx)[0], model(idx)[0])
+    assert torch.equal(copy.deepcopy(model)(idx)[0], model(idx)[0])
+
+
+def test_construction_prints_nothing_and_follows_the_seed(capfd):
+    torch.manual_seed(7)
+    first = GPT(GPTConfig(**settings("w2-scalar", "m3.2")))
+    torch.manual_seed(7)
+    second = GPT(GPTConfig(**settings("w2-scalar", "m3.2")))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters()))
+    assert capfd.readouterr() == ("", "")
+
+
+# ----------------------------------------------------------------------------------------------
+# one file, torch and einops alone
+
+def test_imports_are_torch_and_einops():
+    with open(os.path.join(ROOT, "model.py")) as f:
+        tree = ast.parse(f.read())
+    roots = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            roots |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            roots.add(node.module.split(".")[0])
+    assert roots - {"torch", "einops"} <= set(sys.stdlib_module_names)
+    assert "torch" in roots
+
+
+ALONE = """
+    import builtins, sys
+
+    class Refuse:
+        def find_spec(self, name, path=None, target=None):
+            if name.split(".")[0] in ("numpy", "tiktoken", "transformers", "safetensors", "config", "data", "train", "sample"):
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    sys.meta_path.insert(0, Refuse())
+    real = builtins.__import__
+
+    def checked(name, globals=None, *rest, **more):
+        if (globals or {}).get("__name__") == "model":
+            root = name.split(".")[0]
+            assert root in ("torch", "einops") or root in sys.stdlib_module_names, name
+        return real(name, globals, *rest, **more)
+
+    builtins.__import__ = checked
+    import torch
+    from model import GPT, GPTConfig
+    tiny = dict(block_size=8, vocab_size=11, n_layer=2, n_head=2, n_embd=16)
+    for kind in (dict(), dict(attention="w2", residual="m1"), dict(attention="summed_qk", residual="m4.2")):
+        model = GPT(GPTConfig(**tiny, **kind))
+        idx = torch.tensor([[1, 2, 3]])
+        model(idx, idx)[1].backward()
+        model = GPT.from_llama(model.to_llama(), model.config)
+        assert model.generate(idx, 9, top_k=5).shape == (1, 12)
+    print("numpy" in sys.modules, "alone")
+"""
+
+
+def test_model_py_works_alone(tmp_path):
+    shutil.copy(os.path.join(ROOT, "model.py"), tmp_path)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(ALONE)], cwd=tmp_path,
+                          env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("False alone")

@@ -1,0 +1,277 @@
+"""Settings: config/__init__.py and the files beside it."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+import config
+from config import convert, read_settings
+
+PROGRAM = '''"""A program."""
+from config import read_settings
+
+# a comment of its own
+dataset = "words"  # folder below data/
+compile = "auto"   # auto, true or false
+max_iters = 2000
+offset = -1        # negative numbers are literals, too
+dropout = 0.1      # share dropped
+bias = False       # biases
+_private = 3
+computed = 2 * 3
+pair = (1, 2)
+a = b = 1
+settings = read_settings(__file__)
+later = 5
+'''
+DEFAULTS = {"dataset": "words", "compile": "auto", "max_iters": 2000, "offset": -1, "dropout": 0.1, "bias": False}
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["program.py"])
+    Path("program.py").write_text(PROGRAM)
+    return tmp_path / "program.py"
+
+
+def write(name, text):
+    Path(name).write_text(text, encoding="utf-8")
+    return name
+
+
+def error_of(capsys, program, *argv):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        read_settings(program, argv)
+    out, err = capsys.readouterr()
+    assert end.value.code == 2 and out == ""
+    assert err.startswith("program.py: error: ") and err.count("\n") == 1
+    return err
+
+
+def test_defaults(program):
+    assert read_settings(program, []) == DEFAULTS
+    assert read_settings(program) == DEFAULTS  # of sys.argv
+
+
+def test_files_in_order_then_options(program):
+    first = write("first.py", '"""A file."""\nimport math\nfrom math import sqrt\ndropout = 0\nmax_iters = 10\n_x = 1')
+    second = write("second.py", "max_iters = 20\noffset = -5\ndef helper(): pass")
+    assert read_settings(program, [first, "--offset=7", second]) == DEFAULTS | {
+        "dropout": 0.0,
+        "max_iters": 20,
+        "offset": 7,
+    }
+    assert read_settings(program, [second, first])["max_iters"] == 10
+    assert read_settings(program, ["--offset=1", "--offset=2"])["offset"] == 2
+
+
+def test_files_are_also_found_beside_the_program(program, tmp_path, monkeypatch):
+    write("near.py", "max_iters = 1")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert read_settings(program, ["near.py"])["max_iters"] == 1
+    write("near.py", "max_iters = 2")
+    assert read_settings(program, ["near.py"])["max_iters"] == 2
+
+
+@pytest.mark.parametrize(
+    "option, name, value",
+    [
+        ("--dropout=0", "dropout", 0.0),
+        ("--dropout=1e-3", "dropout", 1e-3),
+        ("--max_iters=1e3", "max_iters", 1000),
+        ("--max_iters=1_000", "max_iters", 1000),
+        ("--offset=-3", "offset", -3),
+        ("--bias", "bias", True),
+        ("--bias=YES", "bias", True),
+        ("--bias=off", "bias", False),
+        ("--compile=false", "compile", "false"),
+        ("--dataset=a=b", "dataset", "a=b"),
+        ("--dataset=", "dataset", ""),
+    ],
+)
+def test_options(program, option, name, value):
+    result = read_settings(program, [option])[name]
+    assert result == value and type(result) is type(value)
+
+
+@pytest.mark.parametrize(
+    "value, default, expected",
+    [
+        (0, 0.1, 0.0),
+        (1e3, 5, 1000),
+        ("9007199254740993", 5, 9007199254740993),
+        (False, "auto", "false"),
+        (5.1, "5.1", "5.1"),
+        (1, True, True),
+        ("Off", True, False),
+    ],
+)
+def test_conversions(value, default, expected):
+    result = convert(value, default)
+    assert result == expected and type(result) is type(expected)
+
+
+@pytest.mark.parametrize(
+    "value, default",
+    [
+        *[(value, 5) for value in (1.5, "1.5", True, "true", "", "nan", float("inf"), "9" * 5000, None, [1])],
+        *[(value, 0.5) for value in ("nan", "inf", float("nan"), "1e999", 10**400, True, "x", None)],
+        *[(value, True) for value in ("maybe", "", 2, 0.5, None)],
+        *[(value, "text") for value in (None, ["a"], b"a")],
+    ],
+)
+def test_refused_values(value, default):
+    with pytest.raises(ValueError, match="is needed, not") as error:
+        convert(value, default)
+    assert len(str(error.value)) < 150
+
+
+@pytest.mark.parametrize(
+    "argument, named",
+    [
+        ("--max_iter=5", "max_iters"),
+        ("--max-iters=5", "max_iters"),
+        ("-max_iters=5", "max_iters"),
+        ("--zzzz=1", "--help"),
+        ("--max_iters", "--max_iters=value"),
+        ("--max_iters=many", "--max_iters: a whole number is needed, not 'many'"),
+        ("--_private=1", "_private"),
+        ("--later=1", "later"),
+        ("--computed=1", "computed"),
+        ("--", "unknown"),
+        ("missing.py", "missing.py"),
+        ("max_iters=5", "--name=value"),
+        (".", "no such config file"),
+        ("line\nbreak", "line break"),
+    ],
+)
+def test_errors_of_the_command_line(program, capsys, argument, named):
+    assert named in error_of(capsys, program, argument)
+
+
+@pytest.mark.parametrize(
+    "text, named",
+    [
+        ("max_iter = 5", "file.py: unknown setting 'max_iter' (did you mean max_iters?)"),
+        ("max_iters = 1.5", "file.py: max_iters: a whole number"),
+        ("max_iters = True", "file.py: max_iters: a whole number"),
+        ("dropout = float('nan')", "file.py: dropout: a finite number"),
+        ("dataset = None", "file.py: dataset: text"),
+        ("\nmax_iters = = 5", "file.py, line 2: SyntaxError"),
+        ("max_iters = 5\n1 / 0", "file.py, line 2: ZeroDivisionError"),
+        ("def f():\n    raise ValueError('two\\nlines')\nf()", "file.py, line 2: ValueError: two lines"),
+        ("import nonsense_module", "file.py, line 1: ModuleNotFoundError"),
+        ("exit(0)", "file.py, line 1: SystemExit"),
+        ("\0", "file.py"),
+    ],
+)
+def test_errors_of_config_files(program, capsys, text, named):
+    assert named in error_of(capsys, program, write("file.py", text))
+
+
+@pytest.mark.parametrize("argument", ["--help", "-h"])
+def test_help_lists_every_setting(program, capsys, argument):
+    with pytest.raises(SystemExit) as end:
+        read_settings(program, ["--max_iters=5", argument])
+    assert end.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: python program.py [config.py ...] [--name=value ...]\n")
+    rows = out.splitlines()[-len(DEFAULTS) :]
+    assert rows[0] == "  --dataset=words   str    folder below data/"
+    assert rows[2] == "  --max_iters=2000  int"
+    assert rows[4] == "  --dropout=0.1     float  share dropped"
+
+
+NAMES = st.sampled_from([*DEFAULTS, "max_iter", "help", ""]) | st.text(max_size=8)
+ARGUMENTS = st.one_of(
+    st.text(max_size=12),
+    st.builds("--{}={}".format, NAMES, st.text(max_size=12) | st.floats().map(str) | st.integers().map(str)),
+    st.builds("--{}".format, NAMES),
+)
+
+
+def check_any(program, argv):
+    """Whatever is asked for gives whole settings, help, or an error: never a traceback."""
+    try:
+        result = read_settings(program, argv)
+    except SystemExit as end:
+        assert end.code == 2 or end.code == 0 and {"--help", "-h"} & set(argv)
+    else:
+        assert {name: type(value) for name, value in result.items()} == {n: type(v) for n, v in DEFAULTS.items()}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(argv=st.lists(ARGUMENTS, max_size=3))
+def test_any_command_line(program, argv):
+    check_any(program, argv)
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.integers())
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(lines=st.lists(st.builds("{} = {!r}".format, st.sampled_from([*DEFAULTS, "max_iter"]), VALUES), max_size=3))
+def test_any_config_file(program, lines):
+    check_any(program, [write("file.py", "\n".join(lines))])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(content=st.binary(max_size=20).map(lambda content: b"#" + content))
+def test_any_bytes_for_a_config_file(program, content):
+    Path("file.py").write_bytes(content)
+    check_any(program, ["file.py"])
+
+
+# -- errors --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error, line",
+    [
+        (ValueError("two\nlines"), "two lines"),
+        (FileNotFoundError(2, "No such file or directory", "x.txt"), "x.txt: No such file or directory"),
+        (OSError("strange"), "strange"),
+    ],
+)
+def test_user_errors(monkeypatch, capsys, error, line):
+    monkeypatch.setattr("sys.argv", ["some/sample.py"])
+    with pytest.raises(SystemExit) as end, config.user_errors():
+        raise error
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"sample.py: error: {line}\n"
+
+
+def test_other_errors_keep_their_traceback():
+    with pytest.raises(KeyError), config.user_errors():
+        raise KeyError("a mistake in the program")
+
+
+# -- the config files ----------------------------------------------------------------------------------------
+
+CONFIGS = Path(config.__file__).parent
+METHODS = ["standard", "w2", "m1", "m2", "m3_1", "m3_2", "m4_1", "m4_2", *(f"m5_{i}" for i in range(1, 8))]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_method_files_differ_in_the_method_alone(method):
+    names = runpy.run_path(str(CONFIGS / f"{method}_shakespeare.py"))
+    values = {name: value for name, value in names.items() if not name.startswith("_")}
+    assert names["__doc__"] and values.pop("dataset") == "shakespeare_char"
+    if method == "standard":
+        assert values == {"attention": "standard", "residual": "standard"}
+    elif method == "w2":
+        assert values == {"attention": "w2"}
+    elif method.startswith("m5"):
+        assert values == {"attention": "summed_qk", "qk_scale": method[1:].replace("_", ".")}
+    else:
+        assert values == {"residual": method.replace("_", ".")}
+
+
+def test_every_config_file_is_accounted_for():
+    names = {path.stem for path in CONFIGS.glob("*.py")} - {"__init__"}
+    assert names == {f"{method}_shakespeare" for method in METHODS} | {"size_gpu", "size_124m"}
