@@ -189,13 +189,18 @@ def test_no_tensor_of_T_by_T(kind, method):
 
 @pytest.mark.parametrize("kind, method", GRID)
 def test_cached_generation_equals_full_forwards(kind, method):
-    """Within the context, and far past its end."""
+    """Within the context, and far past its end: the tokens, and the logits they were taken from."""
     model = build(kind, method, block_size=8, **variation(kind, method))
     idx = tokens(model, 2, 3)
+    seen = []
+    model.head.register_forward_hook(lambda module, inputs, logits: seen.append(logits.reshape(2, -1, 19)[:, -1]))
     with torch.no_grad():
         found = model.generate(idx, 14, temperature=0)
+        cached, seen[:] = seen[:], []
         assert torch.equal(found, uncached_greedy(model, idx, 14))
     assert torch.equal(found[:, :3], idx)
+    assert len(cached) == len(seen) == 14
+    close(torch.stack(cached), torch.stack(seen))
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 5, 8])
@@ -529,14 +534,19 @@ def test_w2_in_bfloat16_is_as_exact_as_standard_attention(kind):
     assert error[kind] < 1.5 * error["standard"]
 
 
-@pytest.mark.parametrize("kind, method", [(k, "m3.2") for k in KINDS if k != "standard"] + [("standard", m) for m in METHODS])
+@pytest.mark.parametrize("kind, method", [(kind, "m3.2") for kind in KINDS if kind != "standard"]
+                         + [("standard", method) for method in METHODS])
 def test_autocast_trains(kind, method):
+    """And keeps the residual stream in float32, where a method replaces the residual too."""
     model = build(kind, method, torch.float32).train()
+    streams = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, inputs, output: streams.append(output.dtype))
     idx = tokens(model, 2, 16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits, loss = model(idx, idx)
     loss.backward()
-    assert loss.dtype == torch.float32
+    assert loss.dtype == torch.float32 and streams == [torch.float32] * 3
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
     assert (logits.double() - reference.reference_logits(model, idx)).abs().max() < 0.5
 
@@ -587,7 +597,8 @@ def test_nanogpt_calls():
     args = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, bias=False, vocab_size=None, dropout=0.0)
     args["vocab_size"] = 50
     model = GPT(GPTConfig(**args))
-    assert isinstance(model.get_num_params(), int) and 0 < model.get_num_params() <= sum(p.numel() for p in model.parameters())
+    n = model.get_num_params()
+    assert isinstance(n, int) and 0 < n <= sum(p.numel() for p in model.parameters())
     mfu = model.estimate_mfu(8, 0.1)
     assert isinstance(mfu, float) and (math.isnan(mfu) or mfu > 0)
     optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
@@ -736,7 +747,8 @@ ALONE = """
 
     class Refuse:
         def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] in ("numpy", "tiktoken", "transformers", "safetensors", "config", "data", "train", "sample"):
+            if name.split(".")[0] in ("numpy", "tiktoken", "transformers", "safetensors", "config", "data",
+                                      "train", "sample"):
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     sys.meta_path.insert(0, Refuse())

@@ -43,7 +43,8 @@ def expect_close(found, expected, what, tolerance=1e-9):
 
 def one_layer(kind):
     """The block of a one-layer model, and random hidden states (B, T, HIDDEN)."""
-    config = GPTConfig(block_size=T, vocab_size=16, n_layer=1, n_head=HEADS, n_embd=HIDDEN, n_inner=INNER, **KINDS[kind])
+    config = GPTConfig(block_size=T, vocab_size=16, n_layer=1, n_head=HEADS, n_embd=HIDDEN, n_inner=INNER,
+                       **KINDS[kind])
     return GPT(config).eval().blocks[0], torch.randn(B, T, HIDDEN)
 
 
@@ -160,7 +161,8 @@ def first_loss():
 
 CHECKS = [("RoPE Shapes", rope_shapes), ("Attention Forward", attention_forward), ("Block Forward", block_forward),
           ("Gradients", gradients), ("Causality", causality), ("W2 Scores vs. Explicit Distances", w2_scores),
-          ("Cache = No Cache", cache), ("Logits vs. Explicit float64 Form", equals_reference), ("First Loss", first_loss)]
+          ("Cache = No Cache", cache), ("Logits vs. Explicit float64 Form", equals_reference),
+          ("First Loss", first_loss)]
 
 
 def main():
