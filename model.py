@@ -100,7 +100,7 @@ class GPTConfig:
             check(field, getattr(self, field) in tuple(names), "one of " + ", ".join(names))
 
         check("n_head", self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
-        check("n_head", self.head_dim % 2 == 0, f"such that n_embd/n_head is even, for RoPE; it is {self.head_dim}")
+        check("n_head", self.head_dim % 2 == 0, f"such that n_embd / n_head is even; n_embd = {self.n_embd}")
         if self.n_kv_head is None:
             self.n_kv_head = self.n_head
         check("n_kv_head", self.n_head % self.n_kv_head == 0, f"a divisor of n_head = {self.n_head}")
@@ -264,7 +264,8 @@ class SummedQKAttention(Attention):
         super().__init__(config, layer)
         self.m, self.qk_scale = layer + 1, config.qk_scale
         for name in QK_SCALES[self.qk_scale]:
-            self.register_parameter(name, nn.Parameter(torch.empty(() if self.qk_scale == "5.4" else (self.m,))))
+            size = () if self.qk_scale == "5.4" else (self.m,)
+            self.register_parameter(name, nn.Parameter(torch.empty(size)))
 
     def init_extra(self):
         for name, value in QK_SCALES[self.qk_scale].items():
@@ -481,10 +482,10 @@ class GPT(nn.Module):
 
         Raises ValueError for arguments that cannot work and for idx outside the vocabulary.
         """
-        if not temperature >= 0:
+        if not 0 <= temperature < math.inf:
             raise ValueError(f"temperature = {temperature} does not work: it must be 0 or more")
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"top_k = {top_k} does not work: it must be 1 or more, or None")
+        if top_k is not None and not (isinstance(top_k, int) and top_k >= 1):
+            raise ValueError(f"top_k = {top_k} does not work: it must be a positive integer or None")
         if top_p is not None and not 0 < top_p <= 1:
             raise ValueError(f"top_p = {top_p} does not work: it must be in (0, 1], or None")
         if idx.numel() and not (0 <= idx.min() and idx.max() < self.config.vocab_size):
@@ -554,8 +555,9 @@ class GPT(nn.Module):
 
     def crop_block_size(self, block_size):
         """Makes the longest context shorter. RoPE has no table of positions to cut."""
-        if not 1 <= block_size <= self.config.block_size:
-            raise ValueError(f"block_size = {block_size} does not work: it must be 1 to {self.config.block_size}")
+        if not (isinstance(block_size, int) and 1 <= block_size <= self.config.block_size):
+            longest = self.config.block_size
+            raise ValueError(f"block_size = {block_size} does not work: it must be an integer from 1 to {longest}")
         self.config.block_size = block_size
 
     # -------------------------------------------------------------------------
@@ -658,7 +660,8 @@ def pick(logits, temperature, top_k, top_p, generator):
     """Draws a token (B, 1) from logits (B, V)."""
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
-    logits = logits.float() / temperature
+    logits = logits.float()
+    logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature  # no overflow at low temperatures
     if top_k is not None:
         least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
         logits = logits.masked_fill(logits < least, -math.inf)

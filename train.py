@@ -92,14 +92,18 @@ def check_settings():
     for name, good in choices.items():
         if settings[name] not in good:
             raise ValueError(f"{name} = {settings[name]!r} does not work: it must be one of {', '.join(good)}")
-    least = dict.fromkeys(("batch_size", "grad_accum_steps", "max_iters", "eval_interval", "eval_tokens", "log_interval"), 1)
-    least |= dict.fromkeys(("seed", "warmup_iters", "learning_rate", "weight_decay", "grad_clip", "sample_tokens"), 0)
-    for name, low in least.items():
-        if settings[name] < low:
-            raise ValueError(f"{name} = {settings[name]} does not work: it must be {low} or more")
-    for name in ("beta1", "beta2", "min_lr_frac"):
-        if not 0 <= settings[name] <= 1 or settings[name] == 1 != min_lr_frac:
-            raise ValueError(f"{name} = {settings[name]} does not work: it must be from 0 to 1")
+    least = {
+        1: "batch_size block_size grad_accum_steps max_iters eval_interval eval_tokens log_interval",
+        0: "seed warmup_iters learning_rate min_lr_frac weight_decay beta1 beta2 grad_clip sample_tokens "
+        "n_kv_head n_inner",
+    }
+    for low, names in least.items():
+        for name in names.split():
+            if settings[name] < low:
+                raise ValueError(f"{name} = {settings[name]} does not work: it must be {low} or more")
+    for name in ("beta1", "beta2"):
+        if settings[name] >= 1:
+            raise ValueError(f"{name} = {settings[name]} does not work: it must be less than 1")
 
 
 def prepare_data(folder):
@@ -115,11 +119,13 @@ def check_resumable(saved):
     """Raises ValueError if this command would not go on with the run that the checkpoint is of."""
     for name, value in saved["settings"].items():
         if name not in MAY_CHANGE and settings.get(name) != value:
-            raise ValueError(f"{name} = {settings.get(name)!r}, but {latest} was trained with {value!r}: resume with that")
+            trained = f"but {latest} was trained with {name} = {value!r}"
+            raise ValueError(f"{name} = {settings.get(name)!r}, {trained}: resume with that")
     if saved["data"] != data_facts:
-        raise ValueError(f"data/{dataset} is not what {latest} was trained on ({saved['data']['source']}): prepare that again")
+        source = saved["data"]["source"]
+        raise ValueError(f"data/{dataset} is not what {latest} was trained on: prepare {source} again")
     if saved["step"] >= max_iters:
-        raise ValueError(f"{latest} is at step {saved['step']}, so max_iters = {max_iters} leaves nothing to do: give more")
+        raise ValueError(f"max_iters = {max_iters}, but {latest} has come to step {saved['step']}: give more to go on")
 
 
 with user_errors():
@@ -169,9 +175,9 @@ def make_optimizers():
     adamw = model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), on.type)
     if optimizer == "adamw":
         return [adamw]
-    hidden = {p for p in model.blocks.parameters() if p.dim() == 2}
+    hidden = [p for p in model.blocks.parameters() if p.dim() == 2]
     for group in adamw.param_groups:
-        group["params"] = [p for p in group["params"] if p not in hidden]
+        group["params"] = [p for p in group["params"] if all(p is not matrix for matrix in hidden)]
     # adjust_lr_fn gives Muon's updates the size of AdamW's, so one learning rate serves both
     return [torch.optim.Muon(hidden, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw"), adamw]
 
@@ -204,14 +210,16 @@ def compile_model():
     Compiling the unrolled model as a whole would take minutes: Methods 1-4 have L(L-1)/2 replays.
     """
     for block in model.blocks:
-        for part, name in ((block, "attention_branch"), (block, "mlp_branch"), (block.attn, "project"), (block.attn, "score_vectors")):
-            setattr(part, name, torch.compile(getattr(part, name)))
-    print("compiling ...", flush=True)
+        block.attention_branch = torch.compile(block.attention_branch)
+        block.mlp_branch = torch.compile(block.mlp_branch)
+        block.attn.project = torch.compile(block.attn.project)
+        block.attn.score_vectors = torch.compile(block.attn.score_vectors)
+    say("compiling ...")
     try:
         loss_of(*batch(0, 0)).backward()
     except Exception as error:
         torch.compiler.set_stance("force_eager")
-        print(f"not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+        say(f"not compiled, eager from here: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
     model.zero_grad()
 
 
@@ -288,7 +296,8 @@ tokens, in_bytes = data.meta["tokens"], data.meta["bytes"]
 method = f"{attention} attention" + {"w2": f" ({sigma} σ)", "summed_qk": f" ({qk_scale})"}.get(attention, "")
 method += f", {residual} residual" + (" + input" if keep_input and residual != "standard" else "")
 say(f"model   {method}: {n_layer} layers, width {n_embd}, {n_head} heads, {model.get_num_params():,} parameters")
-say(f"data    {data.meta['source']} (data/{dataset}): {tokens['train']:,} tokens to train on, {tokens['val']:,} to validate")
+counts = f"{tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on"
+say(f"data    {data.meta['source']} (data/{dataset}): {counts}")
 if data.meta["warning"]:
     say(f"NOTE    {data.meta['warning']}")
 epochs = max_iters * tokens_per_step / tokens["train"]
@@ -342,7 +351,8 @@ while step < max_iters:
         left = (now - began) / (step - first_step) * (max_iters - step)
         mfu = model.estimate_mfu((step - last_step) * tokens_per_step / block_size, now - last_time)
         mfu = "n/a" if math.isnan(mfu) else f"{mfu:.1%}"
-        say(f"step {step:,}/{max_iters:,}   loss {train_loss:.4f}   {speed:,.0f} tokens/s   MFU {mfu}   {clock(left)} left", lasting=False)
+        at = f"step {step:,}/{max_iters:,}   loss {train_loss:.4f}"
+        say(f"{at}   {speed:,.0f} tokens/s   MFU {mfu}   {clock(left)} left", lasting=False)
         note("step", loss=train_loss, learning_rate=rate, tokens_per_second=speed)
         last_step, last_time = step, now
 
@@ -363,10 +373,13 @@ while step < max_iters:
 
 elapsed, speed = time.time() - began, (step - first_step) * tokens_per_step / seconds
 note("end", seconds=elapsed, tokens_per_second=speed, best_loss=best_loss)
+say(f"{clock(elapsed)} for {step - first_step:,} steps, {speed:,.0f} tokens/s while training")
 if sample_tokens:
-    say("a sample:")
+    say("-" * 80)
+    tokenizer, generator = data.tokenizer, torch.Generator(on).manual_seed(seed)
     model.eval()
-    with torch.compiler.set_stance("force_eager"):  # contexts of all lengths would each be compiled
-        write_text(model, data.tokenizer, first_tokens(data.tokenizer), sample_tokens, torch.Generator(on).manual_seed(seed), temperature=0.8)
-say(f"{clock(elapsed)} for {step - first_step:,} steps, {speed:,.0f} tokens/s; lowest validation loss {best_loss:.4f} ({best}), latest in {latest}")
+    with torch.compiler.set_stance("force_eager"):  # each length of the context would be compiled anew
+        write_text(model, tokenizer, first_tokens(tokenizer), sample_tokens, generator, temperature=0.8)
+    say("-" * 80)
+say(f"lowest validation loss {best_loss:.4f}: {best}; latest: {latest}")
 say(f"more text: python sample.py --out_dir={out}")

@@ -231,8 +231,8 @@ def pick_dtype(dtype, device) -> torch.dtype:
         if device.type == "cuda":
             fast = torch.cuda.is_bf16_supported(including_emulation=False)
         else:
-            can = torch.cpu.get_capabilities() if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities") else {}
-            fast = can.get("avx512_bf16") or can.get("amx_bf16")
+            known = device.type == "cpu" and hasattr(torch.cpu, "get_capabilities")
+            fast = known and torch.cpu.get_capabilities().get("avx512_bf16")  # CPUs with AMX have it too
         dtype = "bfloat16" if fast else "float32"
     if dtype not in names:
         raise ValueError(f"dtype = {dtype!r} does not work: it must be auto, {', '.join(names)}")

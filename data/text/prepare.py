@@ -24,12 +24,14 @@ def text_files(path):
 
 if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("paths", nargs="+", type=Path, metavar="text")
+    parser.add_argument("paths", nargs="*", type=Path, metavar="text")
     parser.add_argument("--tokenizer", choices=["char", "bpe", "gpt2"], default="char")
     parser.add_argument("--vocab_size", type=int, default=1024, help="tokens to learn for bpe (default: 1024)")
     parser.add_argument("--val_fraction", type=float, default=0.1, help="share kept for validation (default: 0.1)")
     options = parser.parse_args()
     with user_errors():
+        if not options.paths:
+            raise ValueError("give the files or folders to prepare: python data/text/prepare.py my.txt")
         files = [file for path in options.paths for file in text_files(path)]
         text = "\n".join(read_text(file) for file in files)
         source = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")

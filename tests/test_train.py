@@ -1,0 +1,357 @@
+"""train.py and sample.py as their users run them, on a small text, in a copy of the repository."""
+
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from data import prepare
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = sorted(path.name for path in (ROOT / "config").glob("*.py") if path.name != "__init__.py")
+METHODS = [name for name in CONFIGS if not name.startswith("size_")]
+TINY = "--n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=2"
+TINY += " --sample_tokens=5 --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
+TEXT = "the quick brown fox jumps over the lazy dog.\nand again, the dog sleeps!\n" * 40
+
+
+@pytest.fixture(scope="session")
+def original(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("original")
+    for name in ("train.py", "sample.py", "model.py"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "config", folder / "config")
+    for script in (ROOT / "data").glob("*/prepare.py"):
+        shutil.copytree(script.parent, folder / "data" / script.parent.name, ignore=lambda _, names: set(names) - {script.name})
+    shutil.copy(ROOT / "data" / "__init__.py", folder / "data")
+    (folder / "data" / "shakespeare_char" / "input.txt").write_text(TEXT)
+    (folder / "data" / "shakespeare_bpe" / "input.txt").write_text(TEXT)
+    return folder
+
+
+@pytest.fixture
+def repo(original, tmp_path, monkeypatch, capsys):
+    """A function run(command) -> what it printed, in a fresh copy of the repository that is the current folder."""
+    folder = tmp_path / "repo"
+    shutil.copytree(original, folder)
+    monkeypatch.chdir(folder)
+
+    def run(command):
+        program, *arguments = command.split(" ") if isinstance(command, str) else command
+        monkeypatch.setattr(sys, "argv", [program, *arguments])
+        runpy.run_path(program, run_name="__main__")
+        return capsys.readouterr().out
+
+    run.folder = folder
+    yield run
+    torch.set_float32_matmul_precision("highest")
+
+
+def refused(run, command, capsys):
+    """The one line of error that `command` ends with, having changed no file."""
+    before = contents(run.folder)
+    with pytest.raises(SystemExit) as end:
+        run(command)
+    error = capsys.readouterr().err
+    assert end.value.code == 2
+    assert error.count("\n") == 1, error
+    assert contents(run.folder) == before
+    return error
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "__pycache__" not in str(path)}
+
+
+def weights(path):
+    return torch.load(path, weights_only=True)["model"]
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def log_of(path):
+    return [json.loads(line) for line in (Path(path) / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_config_trains_and_samples(repo, name):
+    repo(f"train.py config/{name} {TINY} --max_iters=2")
+    assert f"out/{Path(name).stem}/" in repo("sample.py --num_samples=1 --max_new_tokens=20")
+
+
+def test_configs_of_methods_differ_in_the_method_alone():
+    names = {"__name__", "dataset", "attention", "residual", "qk_scale"}
+    for name in METHODS:
+        public = {key for key in runpy.run_path(str(ROOT / "config" / name)) if not key.startswith("_")}
+        assert public <= names, name
+
+
+@pytest.mark.parametrize("size", [name for name in CONFIGS if name.startswith("size_")])
+def test_sizes_go_with_methods(repo, size):
+    repo(f"train.py config/m1_shakespeare.py config/{size} {TINY} --max_iters=1 --grad_accum_steps=1")
+    settings = log_of(f"out/m1_shakespeare-{Path(size).stem}")[0]["settings"]
+    assert settings["residual"] == "m1" and settings["learning_rate"] == runpy.run_path(f"config/{size}")["learning_rate"]
+
+
+def test_what_a_person_sees(repo):
+    shown = repo(f"train.py config/m1_shakespeare.py {TINY}")
+    assert "running data/shakespeare_char/prepare.py" in shown
+    for word in ("m1 residual", "parameters", "tokens to train on", "cpu", "tokens/s", "left", "MFU n/a"):
+        assert word in shown
+    assert re.search(r"step 4 .*train loss \S+ +validation loss \S+ +perplexity \S+ +bits per byte \S+", shown)
+    assert "python sample.py --out_dir=out/m1_shakespeare" in shown
+    assert "\r" not in shown  # not a terminal
+
+
+def test_exactly_max_iters_updates_and_all_in_the_log(repo):
+    repo(f"train.py {TINY} --max_iters=5 --out_dir=out/x")
+    events = log_of("out/x")
+    assert [line["step"] for line in events if line["event"] == "step"] == [1, 2, 3, 4, 5]
+    assert [line["step"] for line in events if line["event"] == "eval"] == [2, 4, 5]
+    assert events[0]["event"] == "start" and events[-1]["event"] == "end"
+    assert torch.load("out/x/ckpt.pt", weights_only=True)["optimizers"][0]["state"][0]["step"] == 5
+
+
+def test_first_loss_is_that_of_a_guess(repo):
+    repo(f"train.py {TINY} --max_iters=1 --out_dir=out/x")
+    (step,) = [line for line in log_of("out/x") if line["event"] == "step"]
+    assert step["loss"] == pytest.approx(torch.tensor(float(len(set(TEXT)))).log().item(), abs=0.3)
+
+
+def test_warning_of_a_stand_in_text_is_repeated(repo):
+    prepare("data/shakespeare_char", TEXT, "a stand-in", warning="these losses do not compare")
+    assert "NOTE    these losses do not compare" in repo(f"train.py {TINY}")
+    assert "NOTE: these losses do not compare" in repo("sample.py --max_new_tokens=2")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_resumed_run_is_the_uninterrupted_run(repo, optimizer):
+    common = f"train.py {TINY} --residual=m3.2 --attention=w2 --dropout=0.2 --grad_accum_steps=2 --lr_decay=none"
+    common += f" --optimizer={optimizer}"
+    repo(f"{common} --max_iters=6 --out_dir=out/whole")
+    repo(f"{common} --max_iters=3 --out_dir=out/parts")
+    repo(f"{common} --max_iters=6 --out_dir=out/parts --init_from=resume --eval_interval=5")
+    assert same(weights("out/whole/ckpt.pt"), weights("out/parts/ckpt.pt"))
+    losses = {line["step"]: line["loss"] for line in log_of("out/parts") if line["event"] == "step"}
+    assert losses == {line["step"]: line["loss"] for line in log_of("out/whole") if line["event"] == "step"}
+
+
+def test_evaluating_does_not_change_the_run(repo):
+    repo(f"train.py {TINY} --dropout=0.3 --eval_interval=1 --out_dir=out/often")
+    repo(f"train.py {TINY} --dropout=0.3 --eval_interval=9 --out_dir=out/once")
+    assert same(weights("out/often/ckpt.pt"), weights("out/once/ckpt.pt"))
+
+
+def test_accumulated_steps_match_a_large_batch(repo, monkeypatch):
+    """Two micro-steps of the same windows have the gradient of one of them."""
+    import data
+
+    batch = data.Dataset.batch
+    monkeypatch.setattr(data.Dataset, "batch", lambda self, seed, step, shard, *size: batch(self, seed, step, 0, *size))
+    repo(f"train.py {TINY} --dtype=float32 --out_dir=out/one")
+    repo(f"train.py {TINY} --dtype=float32 --grad_accum_steps=2 --out_dir=out/two")
+    one, two = weights("out/one/ckpt.pt"), weights("out/two/ckpt.pt")
+    for name in one:
+        torch.testing.assert_close(one[name], two[name])
+
+
+def test_best_is_never_worse_than_latest(repo):
+    repo(f"train.py {TINY} --max_iters=8 --learning_rate=0.3 --warmup_iters=0 --out_dir=out/x")
+    losses = [line["val_loss"] for line in log_of("out/x") if line["event"] == "eval"]
+    assert torch.load("out/x/best.pt", weights_only=True)["val_loss"] == min(losses)
+    assert torch.load("out/x/ckpt.pt", weights_only=True)["val_loss"] == losses[-1]
+
+
+def test_eager_where_compiling_fails(repo, monkeypatch):
+    def broken(function):
+        def fail(*_, **__):
+            raise RuntimeError("no compiler here\nand much more")
+
+        return fail
+
+    stances = []
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(torch.compiler, "set_stance", lambda stance: stances.append(stance) or _Nothing())
+    with pytest.raises(RuntimeError):  # the broken functions stay broken here, as the stance is not real
+        repo(f"train.py {TINY} --compile=true")
+    assert stances == ["force_eager"]
+
+
+class _Nothing:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return False
+
+
+def test_compiled_run_gives_the_eager_losses(repo):
+    common = f"train.py {TINY} --dtype=float32 --residual=m1 --sample_tokens=0"
+    repo(f"{common} --out_dir=out/eager --compile=false")
+    repo(f"{common} --out_dir=out/compiled --compile=true")
+    eager, compiled = weights("out/eager/ckpt.pt"), weights("out/compiled/ckpt.pt")
+    assert eager.keys() == compiled.keys()
+    for name in eager:
+        torch.testing.assert_close(eager[name], compiled[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_checkpoint_is_plain_data(repo, dtype):
+    repo(f"train.py {TINY} --dtype={dtype} --out_dir=out/x")
+    saved = torch.load("out/x/ckpt.pt", weights_only=True)
+    assert saved["settings"]["dtype"] == dtype and saved["step"] == 4
+    assert all(tensor.dtype == torch.float32 for tensor in saved["model"].values())
+
+
+def test_sampling_needs_the_checkpoint_alone(repo):
+    repo(f"train.py {TINY} --dataset=shakespeare_bpe --out_dir=out/x")
+    first = repo("sample.py --max_new_tokens=30")
+    shutil.rmtree("data/shakespeare_bpe")
+    assert repo("sample.py --max_new_tokens=30") == first
+    assert repo("sample.py --max_new_tokens=30 --seed=2") != first
+
+
+def test_newest_run_is_sampled(repo):
+    for name in ("b", "a"):
+        repo(f"train.py {TINY} --max_iters=1 --out_dir=out/{name}")
+    os.utime("out/b/ckpt.pt", (1e9, 1e9))
+    assert repo("sample.py --max_new_tokens=1").startswith("out/a/best.pt")
+    assert repo("sample.py --max_new_tokens=1 --out_dir=out/b --checkpoint=latest").startswith("out/b/ckpt.pt")
+
+
+def test_start_text(repo):
+    repo(f"train.py {TINY}")
+    assert "-\nthe dog" in repo(["sample.py", "--start=the dog", "--max_new_tokens=3", "--top_k=3", "--top_p=0.9"])
+    Path("prompt.txt").write_text("fox\n")
+    assert "-\nfox\n" in repo("sample.py --start=FILE:prompt.txt --max_new_tokens=3 --temperature=0")
+
+
+def test_sample_refuses(repo, capsys):
+    assert "train one first" in refused(repo, "sample.py", capsys)
+    repo(f"train.py {TINY} --out_dir=out/x")
+    for arguments, words in {
+        "--start=é☃": ("'é', '☃'",),
+        "--start=FILE:missing.txt": ("missing.txt",),
+        "--out_dir=out/nowhere": ("out/nowhere", "no such checkpoint"),
+        "--checkpoint=worst": ("checkpoint = 'worst'", "best or latest"),
+        "--temperature=-1": ("temperature", "-1"),
+        "--top_p=2": ("top_p", "2"),
+        "--top_k=-3": ("top_k", "-3"),
+        "--num_samples=0": ("num_samples", "0"),
+        "--device=tpu": ("device = 'tpu'", "cpu"),
+        "--out_dit=x": ("out_dit", "out_dir"),
+    }.items():
+        error = refused(repo, f"sample.py {arguments}", capsys)
+        assert all(word in error for word in words), error
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "text", "other", "shape", "config"])
+def test_damaged_checkpoint_is_refused(repo, capsys, damage):
+    repo(f"train.py {TINY} --out_dir=out/x")
+    path = Path("out/x/best.pt")
+    saved = torch.load(path, weights_only=True)
+    match damage:
+        case "empty":
+            path.write_bytes(b"")
+        case "cut":
+            path.write_bytes(path.read_bytes()[:5000])
+        case "text":
+            path.write_text("not a checkpoint")
+        case "other":
+            torch.save([1, 2], path)
+        case "shape":
+            saved["model"]["norm.weight"] = torch.zeros(3)
+            torch.save(saved, path)
+        case "config":
+            saved["config"]["n_head"] = 7
+            torch.save(saved, path)
+    assert "best.pt" in refused(repo, "sample.py", capsys)
+
+
+BAD = {
+    "--dataset=shakespear_char": ("shakespear_char", "shakespeare_char"),
+    "--n_head=3": ("n_head = 3", "n_embd = 16"),
+    "--n_kv_head=7": ("n_kv_head = 7",),
+    "--n_kv_head=-1": ("n_kv_head = -1",),
+    "--attention=linear": ("attention = 'linear'", "w2"),
+    "--residual=m6": ("residual = 'm6'", "m4.2"),
+    "--qk_scale=5.8": ("qk_scale = '5.8'", "5.7"),
+    "--sigma=full": ("sigma = 'full'", "diagonal"),
+    "--block_size=100000": ("block_size=100000", "largest"),
+    "--block_size=0": ("block_size = 0",),
+    "--batch_size=0": ("batch_size = 0",),
+    "--max_iters=0": ("max_iters = 0",),
+    "--optimizer=sgd": ("optimizer = 'sgd'", "muon"),
+    "--lr_decay=step": ("lr_decay = 'step'", "cosine"),
+    "--compile=maybe": ("compile = 'maybe'", "auto"),
+    "--dtype=int8": ("dtype = 'int8'", "bfloat16"),
+    "--device=cuda:99": ("device = 'cuda:99'", "cpu"),
+    "--init_from=gpt2": ("init_from = 'gpt2'", "resume"),
+    "--init_from=resume": ("ckpt.pt", "no such checkpoint"),
+    "--beta2=1": ("beta2 = 1",),
+    "--dropout=1.5": ("dropout = 1.5",),
+    "--learning_rat=1": ("learning_rat", "learning_rate"),
+    "--max_iters=many": ("max_iters", "many"),
+    "config/m6_shakespeare.py": ("config/m6_shakespeare.py",),
+}
+
+
+@pytest.mark.parametrize("arguments", BAD)
+def test_train_refuses(repo, capsys, arguments):
+    prepare("data/shakespeare_char", TEXT, "test")
+    capsys.readouterr()
+    error = refused(repo, f"train.py {TINY} {arguments}", capsys)
+    assert all(word in error for word in BAD[arguments]), error
+
+
+def test_a_run_is_not_overwritten_silently(repo, capsys):
+    repo(f"train.py {TINY}")
+    error = refused(repo, f"train.py {TINY}", capsys)
+    assert "--init_from=resume" in error and "--overwrite=true" in error
+    repo(f"train.py {TINY} --overwrite=true")
+    assert len([line for line in log_of("out/shakespeare_char") if line["event"] == "start"]) == 1
+
+
+@pytest.mark.parametrize("change", ["--n_layer=3", "--learning_rate=1e-5", "--seed=7", "--batch_size=3"])
+def test_another_run_is_not_resumed(repo, capsys, change):
+    repo(f"train.py {TINY}")
+    error = refused(repo, f"train.py {TINY} --init_from=resume --max_iters=9 {change}", capsys)
+    assert change.split("=")[0].removeprefix("--") in error and "was trained with" in error
+
+
+def test_resume_wants_the_same_data_and_steps_left(repo, capsys):
+    repo(f"train.py {TINY}")
+    assert "max_iters" in refused(repo, f"train.py {TINY} --init_from=resume", capsys)
+    prepare("data/shakespeare_char", TEXT + "!", "another text")
+    capsys.readouterr()
+    assert "data/shakespeare_char" in refused(repo, f"train.py {TINY} --init_from=resume --max_iters=9", capsys)
+
+
+def test_unprepared_own_text_says_what_to_do(repo):
+    run = subprocess.run(
+        [sys.executable, "train.py", "--dataset=text"], capture_output=True, text=True, encoding="utf-8"
+    )
+    assert run.returncode == 2
+    assert run.stderr.count("\n") == 1 and "data/text/prepare.py my.txt" in run.stderr
+    assert not Path("out").exists()
+
+
+def test_own_text_from_the_command_line(repo):
+    Path("my.txt").write_text("Ein Gürtel, zwei Gürtel; viele Tücher.\n" * 50, encoding="utf-8")
+    for command in (
+        ["data/text/prepare.py", "my.txt", "--tokenizer=bpe", "--vocab_size=300"],
+        ["train.py", "--dataset=text", *TINY.split()],
+        ["sample.py", "--start=Gürtel", "--max_new_tokens=5"],
+    ):
+        run = subprocess.run([sys.executable, *command], capture_output=True, text=True, encoding="utf-8")
+        assert run.returncode == 0, run.stderr
+    assert "Gürtel" in run.stdout
