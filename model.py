@@ -408,19 +408,25 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
+        # Every matrix keeps the size of what it multiplies (1/√fan-in). The usual 0.02 makes branches so small
+        # that Methods 1-4, where no identity path carries the input past them, hardly start to learn.
+        # 1/√(2L) on the branches' outputs is for the standard residual, which adds up 2L of them.
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+                nn.init.normal_(module.weight)  # tied to the head, it takes the head's size below
             elif isinstance(module, nn.RMSNorm):
                 nn.init.ones_(module.weight)
             elif isinstance(module, Attention):
                 module.init_extra()
             elif isinstance(module, Block) and module.weighting == "learned":
                 nn.init.zeros_(module.mix)
+        for block in self.blocks:
+            for output in (block.attn.o, block.mlp.down):
+                output.weight.mul_((2 * self.config.n_layer) ** -0.5)
 
     def features(self, idx, cache=None):
         """idx (B, T) -> (B, T, C), ready for the head. Raises ValueError for an idx that does not fit.
@@ -613,7 +619,7 @@ class GPT(nn.Module):
 
     @classmethod
     def from_pretrained(cls, name_or_path, override_args=None):
-        """Reads a Llama from a folder or the Hugging Face hub (needs `pip install transformers`).
+        """Reads a Llama from a folder or the Hugging Face hub (needs transformers 5).
 
         override_args may set any field of the config that keeps the tensors' shapes, such as dropout,
         attention or residual. Raises ValueError for a model that is not a plain Llama.
@@ -621,7 +627,7 @@ class GPT(nn.Module):
         try:
             from transformers import AutoConfig, LlamaForCausalLM
         except ImportError as error:
-            raise ImportError("from_pretrained needs the package transformers: pip install transformers") from error
+            raise ImportError("from_pretrained needs transformers: pip install 'transformers>=5'") from error
         theirs = AutoConfig.from_pretrained(name_or_path)
         if theirs.model_type != "llama":
             raise ValueError(f"{name_or_path} is a {theirs.model_type!r} model; only 'llama' ones can be read")
