@@ -176,6 +176,12 @@ class Attention(nn.Module):
     def init_extra(self):
         """Gives the parameters that only this kind has their initial values."""
 
+    def init_at_self(self):
+        """Starts the queries as their keys, so that a token attends to itself first: where no identity path
+        carries it past the attention (Methods 2 and 4 as written), deep models would average it away."""
+        q, k = self.qk.weight.split((self.H * self.D, self.G * self.D))
+        q.unflatten(0, (self.G, -1, self.D)).copy_(k.unflatten(0, (self.G, 1, self.D)))
+
     def project(self, x, rope):
         """x (B, T, C) -> q (B, H, T, D) and k (B, G, T, D), rotated."""
         qk = rearrange(self.qk(x), "B T (H D) -> B H T D", D=self.D)
@@ -408,9 +414,8 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        # Every matrix keeps the size of what it multiplies (1/√fan-in). The usual 0.02 makes branches so small
-        # that Methods 1-4, where no identity path carries the input past them, hardly start to learn.
-        # 1/√(2L) on the branches' outputs is for the standard residual, which adds up 2L of them.
+        # Every matrix keeps the size of what it multiplies: 1/√fan-in. With the usual 0.02 the branches come out
+        # so small that Methods 1-4 as written, which have nothing but branches to pass on, hardly start to learn.
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
@@ -424,9 +429,14 @@ class GPT(nn.Module):
                 module.init_extra()
             elif isinstance(module, Block) and module.weighting == "learned":
                 nn.init.zeros_(module.mix)
-        for block in self.blocks:
-            for output in (block.attn.o, block.mlp.down):
-                output.weight.mul_((2 * self.config.n_layer) ** -0.5)
+        if self.config.residual == "standard" or self.config.keep_input:
+            for block in self.blocks:  # a stream that adds up the outputs of 2L branches
+                block.attn.o.weight.mul_((2 * self.config.n_layer) ** -0.5)
+                block.mlp.down.weight.mul_((2 * self.config.n_layer) ** -0.5)
+        else:
+            for block in self.blocks[1:]:
+                if block.recomputed == "attention":
+                    block.attn.init_at_self()
 
     def features(self, idx, cache=None):
         """idx (B, T) -> (B, T, C), ready for the head. Raises ValueError for an idx that does not fit.
@@ -458,8 +468,10 @@ class GPT(nn.Module):
     def forward(self, idx, targets=None):
         """idx (B, T) -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy in nats.
 
-        A target of -1 is ignored. Without targets the loss is None.
+        A target of -1 is ignored. Without targets the loss is None. Raises ValueError for shapes that do not fit.
         """
+        if targets is not None and targets.shape != idx.shape:
+            raise ValueError(f"targets have shape {tuple(targets.shape)}, idx has {tuple(idx.shape)}: they must match")
         logits = self.head(self.features(idx))
         if targets is None:
             return logits, None
@@ -488,6 +500,8 @@ class GPT(nn.Module):
 
         Raises ValueError for arguments that cannot work and for idx outside the vocabulary.
         """
+        if not (isinstance(max_new_tokens, int) and max_new_tokens >= 0):
+            raise ValueError(f"max_new_tokens = {max_new_tokens!r} does not work: it must be an integer, 0 or more")
         if not 0 <= temperature < math.inf:
             raise ValueError(f"temperature = {temperature} does not work: it must be 0 or more")
         if top_k is not None and not (isinstance(top_k, int) and top_k >= 1):
@@ -612,6 +626,8 @@ class GPT(nn.Module):
                 raise ValueError(f"the Llama checkpoint lacks {name}, which this config needs")
             if given.shape != tensor.shape:
                 raise ValueError(f"{name} has shape {tuple(given.shape)}, the config needs {tuple(tensor.shape)}")
+            if name == "lm_head.weight" and config.tie_weights and not given.equal(model.embed.weight):
+                raise ValueError("lm_head.weight differs from model.embed_tokens.weight: set tie_weights = False")
             tensor.copy_(given)
         if unknown:
             raise ValueError(f"the Llama checkpoint has {min(unknown)}, for which this config has no place")

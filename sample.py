@@ -6,14 +6,14 @@ that is needed; the data folder may be gone.
 """
 
 import codecs
-import pickle
+import signal
 import sys
 from pathlib import Path
 
 import torch
 
 from config import pick_device, read_settings, user_errors
-from data import first_tokens, tokenizer_from_state
+from data import first_tokens, read_text, tokenizer_from_state
 from model import GPT, GPTConfig
 
 # -----------------------------------------------------------------------------
@@ -30,6 +30,10 @@ device = "auto"  # auto, cpu, cuda, cuda:1, mps
 # -----------------------------------------------------------------------------
 
 CHECKPOINT_VERSION = 1
+CHECKPOINT_PARTS = {
+    **dict.fromkeys(("config", "settings", "data", "tokenizer", "model", "scaler", "random"), dict),
+    **dict(step=int, val_loss=float, best_loss=float, optimizers=list),
+}
 CHECKPOINT_FILES = {"best": "best.pt", "latest": "ckpt.pt"}
 
 
@@ -47,11 +51,17 @@ def load_checkpoint(path):
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ValueError(f"{path}: no such checkpoint") from None
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError):
+    except Exception:  # damaged bytes make torch.load fail in all sorts of ways
         raise ValueError(f"{path}: damaged, or not a checkpoint of train.py") from None
     version = saved.get("version") if isinstance(saved, dict) else None
     if version != CHECKPOINT_VERSION:
         raise ValueError(f"{path}: a checkpoint of version {version!r}; this program reads {CHECKPOINT_VERSION}")
+    for part, kind in CHECKPOINT_PARTS.items():
+        if not isinstance(saved.get(part), kind):
+            raise ValueError(f"{path}: damaged: its {part!r} is missing or not a {kind.__name__}")
+    for fact in ("source", "warning", "text_sha256"):
+        if not isinstance(saved["data"].get(fact), str):
+            raise ValueError(f"{path}: damaged: its data lacks {fact!r}")
     return saved
 
 
@@ -60,16 +70,27 @@ def restore_model(saved, path):
     try:
         model = GPT(GPTConfig(**saved["config"]))
         model.load_state_dict(saved["model"])
-    except (KeyError, TypeError, RuntimeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{path}: the weights do not fit the config saved with them: {reason}") from None
     return model
 
 
+def restore_tokenizer(saved, path):
+    """The tokenizer of a checkpoint; ValueError if it is damaged or not the model's."""
+    try:
+        tokenizer = tokenizer_from_state(saved["tokenizer"])
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged: {error}") from None
+    if tokenizer.vocab_size != saved["config"]["vocab_size"]:
+        raise ValueError(f"{path}: damaged: its tokenizer has {tokenizer.vocab_size} tokens, its model does not")
+    return tokenizer
+
+
 def read_start(start, tokenizer):
     """The text to continue, and its tokens."""
     if start.startswith("FILE:"):
-        start = Path(start.removeprefix("FILE:")).read_text(encoding="utf-8")
+        start = read_text(start.removeprefix("FILE:"))
     return start, tokenizer.encode(start) or first_tokens(tokenizer)
 
 
@@ -86,16 +107,19 @@ def main():
     with user_errors():
         if checkpoint not in CHECKPOINT_FILES:
             raise ValueError(f"checkpoint = {checkpoint!r} does not work: it must be best or latest")
-        if num_samples < 1 or max_new_tokens < 1:
-            raise ValueError(f"num_samples = {num_samples}, max_new_tokens = {max_new_tokens}: both must be 1 or more")
+        for name, low in dict(num_samples=1, max_new_tokens=1, top_k=0, seed=0).items():
+            if not low <= globals()[name] < 2**63:
+                raise ValueError(f"{name} = {globals()[name]} does not work: it must be {low} or more, below 2^63")
         path = (Path(out_dir) if out_dir else newest_run()) / CHECKPOINT_FILES[checkpoint]
         on = pick_device(device)
         saved = load_checkpoint(path)
         model = restore_model(saved, path).to(on).eval()
-        tokenizer = tokenizer_from_state(saved["tokenizer"])
+        tokenizer = restore_tokenizer(saved, path)
         text, tokens = read_start(start, tokenizer)
 
         sys.stdout.reconfigure(encoding="utf-8")
+        if hasattr(signal, "SIGPIPE"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the program quietly
         print(f"{path}: step {saved['step']}, validation loss {saved['val_loss']:.4f}, {saved['data']['source']}")
         if saved["data"]["warning"]:
             print(f"NOTE: {saved['data']['warning']}")

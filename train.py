@@ -7,6 +7,7 @@ Settings are the plain variables below, changed by any number of config files an
 
 import json
 import math
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from config import pick_device, pick_dtype, read_settings, user_errors
+from config import fail, pick_device, pick_dtype, read_settings, user_errors
 from data import first_tokens, load, replace_file
 from model import GPT, GPTConfig
 from sample import CHECKPOINT_VERSION, load_checkpoint, restore_model, write_text
@@ -51,7 +52,7 @@ norm_eps = 1e-5  # of RMSNorm
 tie_weights = False  # one matrix for embedding and head
 # optimizer
 optimizer = "adamw"  # adamw, or muon: Muon for the blocks' matrices, AdamW for the rest
-max_iters = 1000  # steps in all
+max_iters = 600  # steps in all
 learning_rate = 3e-3  # highest
 warmup_iters = 100  # steps to get there
 lr_decay = "cosine"  # cosine, linear or none, until max_iters
@@ -61,7 +62,7 @@ beta1 = 0.9  # of AdamW
 beta2 = 0.99  # of AdamW; 0.95 for large batches
 grad_clip = 1.0  # largest norm of the gradient; 0: no limit
 # watching
-eval_interval = 250  # steps between evaluations, each followed by a checkpoint
+eval_interval = 200  # steps between evaluations, each followed by a checkpoint
 eval_tokens = 131072  # tokens evaluated in each split, at most
 log_interval = 10  # steps between log lines
 sample_tokens = 300  # tokens of text shown at the end; 0: none
@@ -101,26 +102,32 @@ def check_settings():
         for name in names.split():
             if settings[name] < low:
                 raise ValueError(f"{name} = {settings[name]} does not work: it must be {low} or more")
-    for name in ("beta1", "beta2"):
-        if settings[name] >= 1:
-            raise ValueError(f"{name} = {settings[name]} does not work: it must be less than 1")
+    below = dict(beta1=1, beta2=1, seed=2**63)
+    for name, high in below.items():
+        if settings[name] >= high:
+            raise ValueError(f"{name} = {settings[name]} does not work: it must be below {high}")
+    if overwrite and init_from == "resume":
+        raise ValueError("overwrite = True and init_from = 'resume' contradict each other: leave one out")
 
 
 def prepare_data(folder):
-    """Runs the dataset's prepare.py unless that has been done."""
-    script = folder / "prepare.py"
-    if script.exists() and not (folder / "meta.json").exists():
-        print(f"data/{folder.name} has not been prepared: running data/{folder.name}/prepare.py", flush=True)
+    """Runs the dataset's prepare.py unless that has been done since its input.txt changed."""
+    script, text, meta = folder / "prepare.py", folder / "input.txt", folder / "meta.json"
+    known = sorted(path.parent.name for path in folder.parent.glob("*/prepare.py"))
+    if folder.name not in known or not script.exists():
+        raise ValueError(f"dataset = {dataset!r} does not work: it must be one of {', '.join(known)}")
+    if not meta.exists() or text.exists() and text.stat().st_mtime > meta.stat().st_mtime:
+        print(f"data/{dataset} has not been prepared: running data/{dataset}/prepare.py", flush=True)
         if subprocess.run([sys.executable, script]).returncode:
             sys.exit(2)
 
 
 def check_resumable(saved):
     """Raises ValueError if this command would not go on with the run that the checkpoint is of."""
-    for name, value in saved["settings"].items():
-        if name not in MAY_CHANGE and settings.get(name) != value:
-            trained = f"but {latest} was trained with {name} = {value!r}"
-            raise ValueError(f"{name} = {settings.get(name)!r}, {trained}: resume with that")
+    for name, value in settings.items():
+        before = saved["settings"].get(name)
+        if name not in MAY_CHANGE and value != before:
+            raise ValueError(f"{name} = {value!r}, but {latest} was trained with {before!r}: resume with that")
     if saved["data"] != data_facts:
         source = saved["data"]["source"]
         raise ValueError(f"data/{dataset} is not what {latest} was trained on: prepare {source} again")
@@ -150,17 +157,15 @@ with user_errors():
         saved = load_checkpoint(latest)
         check_resumable(saved)
         model = restore_model(saved, latest)
-    elif any(file.exists() for file in (latest, best, log_file)) and not overwrite:
+    elif (latest.exists() or best.exists()) and not overwrite:
         ways = "--init_from=resume goes on with it, --overwrite=true replaces it, --out_dir=FOLDER leaves it alone"
         raise ValueError(f"{out} already holds a run: {ways}")
     else:
         saved = None
         torch.manual_seed(seed)
         model = GPT(config)
-        for file in (latest, best, log_file):
-            file.unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
-    log = open(log_file, "a", encoding="utf-8")
+    log = open(log_file, "a" if saved else "w", encoding="utf-8")
 
 model.to(on).train()
 torch.set_float32_matmul_precision("high")  # TF32 on GPUs, for what autocast leaves in float32
@@ -191,6 +196,7 @@ def learning_rate_at(step):
     return learning_rate * (min_lr_frac + (1 - min_lr_frac) * left)
 
 
+@user_errors()
 def batch(step, shard):
     """x and y of a micro-step, a pure function of (seed, step, shard)."""
     x, y = data.batch(seed, step, shard, batch_size, block_size)
@@ -215,14 +221,17 @@ def compile_model():
         block.attn.project = torch.compile(block.attn.project)
         block.attn.score_vectors = torch.compile(block.attn.score_vectors)
     say("compiling ...")
+    random = random_state()
     try:
         loss_of(*batch(0, 0)).backward()
     except Exception as error:
         torch.compiler.set_stance("force_eager")
         say(f"not compiled, eager from here: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
     model.zero_grad()
+    restore_random(random)
 
 
+@user_errors()
 @torch.no_grad()
 def evaluate(split):
     """Mean loss in nats per token over fixed windows: the same ones each time, and no random number drawn."""
@@ -236,10 +245,19 @@ def evaluate(split):
     return total.item() / tokens
 
 
+def random_state():
+    """What the next random numbers, those of dropout, depend on."""
+    state = {"cpu": torch.get_rng_state()}
+    return state | {"cuda": torch.cuda.get_rng_state(on)} if on.type == "cuda" else state
+
+
+def restore_random(state):
+    torch.set_rng_state(state["cpu"])
+    if on.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], on)
+
+
 def save(path):
-    random = {"cpu": torch.get_rng_state()}
-    if on.type == "cuda":
-        random["cuda"] = torch.cuda.get_rng_state(on)
     state = {
         "version": CHECKPOINT_VERSION,
         "config": asdict(config),
@@ -252,12 +270,13 @@ def save(path):
         "model": model.state_dict(),
         "optimizers": [opt.state_dict() for opt in optimizers],
         "scaler": scaler.state_dict(),
-        "random": random,
+        "random": random_state(),
     }
     with replace_file(path) as file:
         torch.save(state, file)
 
 
+sys.stdout.reconfigure(encoding="utf-8")
 on_terminal = sys.stdout.isatty()
 
 
@@ -268,6 +287,13 @@ def say(line, lasting=True):
         print("\r\x1b[K" + (line if lasting else line[:width]), end="\n" if lasting else "", flush=True)
     else:
         print(line, flush=True)
+
+
+def check_finite(loss):
+    if not math.isfinite(loss):
+        kept = f"{latest} is as it was" if latest.exists() else "nothing has been saved"
+        say("")
+        fail(f"the loss is {loss} at step {step}: a lower learning_rate than {learning_rate} may help; {kept}")
 
 
 def note(event, **facts):
@@ -287,9 +313,13 @@ optimizers = make_optimizers()
 step, best_loss = 0, math.inf
 if saved:
     step, best_loss = saved["step"], saved["best_loss"]
-    for opt, state in zip(optimizers, saved["optimizers"]):
-        opt.load_state_dict(state)
-    scaler.load_state_dict(saved["scaler"])
+    try:
+        for opt, state in zip(optimizers, saved["optimizers"], strict=True):
+            opt.load_state_dict(state)
+        scaler.load_state_dict(saved["scaler"])
+        restore_random(saved["random"])
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        fail(f"{latest}: damaged: its training state does not fit: {error}")
 
 tokens_per_step = batch_size * grad_accum_steps * block_size
 tokens, in_bytes = data.meta["tokens"], data.meta["bytes"]
@@ -308,12 +338,6 @@ note("start", settings=settings, config=asdict(config), parameters=model.get_num
 
 if compile == "true" or compile == "auto" and on.type == "cuda":
     compile_model()
-if saved:
-    torch.set_rng_state(saved["random"]["cpu"])
-    if on.type == "cuda" and "cuda" in saved["random"]:
-        torch.cuda.set_rng_state(saved["random"]["cuda"], on)
-else:
-    torch.manual_seed(seed)
 
 # -----------------------------------------------------------------------------
 # the loop
@@ -345,6 +369,7 @@ while step < max_iters:
     evaluating = step % eval_interval == 0 or step == max_iters
     if step % log_interval == 0 or evaluating:
         train_loss = loss_sum.item()  # waits for the GPU, so not at every step
+        check_finite(train_loss)
         now = time.time()
         seconds += now - last_time
         speed = (step - last_step) * tokens_per_step / (now - last_time)
@@ -358,6 +383,7 @@ while step < max_iters:
 
     if evaluating:
         train_loss, val_loss = evaluate("train"), evaluate("val")
+        check_finite(val_loss)
         perplexity = math.exp(min(val_loss, 700))
         bits_per_byte = val_loss / math.log(2) * tokens["val"] / in_bytes["val"]
         say(
@@ -382,4 +408,4 @@ if sample_tokens:
         write_text(model, tokenizer, first_tokens(tokenizer), sample_tokens, generator, temperature=0.8)
     say("-" * 80)
 say(f"lowest validation loss {best_loss:.4f}: {best}; latest: {latest}")
-say(f"more text: python sample.py --out_dir={out}")
+say(f"more text: python sample.py --out_dir={shlex.quote(str(out))}")

@@ -295,7 +295,7 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=1024, val_fractio
         raise ValueError(f"val_fraction={val_fraction} is not between 0 and 1")
     check_unicode(text)
     if len(set(text)) < 2:
-        raise ValueError("there is nothing to learn from a text of fewer than two distinct characters")
+        raise ValueError(f"{source}: fewer than two distinct characters, so nothing to learn; give a longer text")
     cut = int(len(text) * (1 - val_fraction))
     parts = dict(zip(SPLITS, (text[:cut], text[cut:])))
 
@@ -314,7 +314,8 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=1024, val_fractio
     ids = {split: coder.encode_array(part).astype(dtype) for split, part in parts.items()}
     for split in SPLITS:
         if len(ids[split]) < 2:
-            raise ValueError(f"the text is too short: its {split} part has fewer than two tokens")
+            part = f"its {split} part has fewer than two tokens at val_fraction={val_fraction}"
+            raise ValueError(f"{source}: the text is too short: {part}; give a longer one")
 
     state = coder.state()
     ranks = state.pop("ranks", "").encode()
@@ -497,6 +498,12 @@ class Dataset:
                 f"the largest that works is {tokens - 1}"
             )
 
+    def check_ids(self, ids, split):
+        """ValueError for a token outside the vocabulary, which only a damaged file has; a GPU would just crash."""
+        if ids.max() >= self.meta["vocab_size"]:
+            outside = f"token {ids.max()}, outside the vocabulary of {self.meta['vocab_size']}"
+            raise ValueError(f"{split}.bin has {outside}: damaged; run its prepare.py again")
+
     def batch(self, seed, step, shard, batch_size, block_size):
         """Random windows of the train split: x and, one token on, y, both (batch_size, block_size) int64.
 
@@ -509,6 +516,7 @@ class Dataset:
         random = np.random.Generator(np.random.Philox(key=seed % 2**64, counter=[0, 0, step, shard]))
         starts = random.integers(len(data) - block_size, size=batch_size)
         rows = torch.from_numpy(data[starts[:, None] + np.arange(block_size + 1)].astype(np.int64))
+        self.check_ids(rows, "train")
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
     def windows(self, split, batch_size, block_size, max_tokens):
@@ -542,4 +550,7 @@ class Dataset:
             positions = np.where(wanted, positions, 0)
             x = np.where(wanted, data[positions], 0).astype(np.int64)
             y = np.where(wanted, data[positions + 1].astype(np.int64), -1)
-            yield torch.from_numpy(x), torch.from_numpy(y)
+            x, y = torch.from_numpy(x), torch.from_numpy(y)
+            self.check_ids(x, split)
+            self.check_ids(y, split)
+            yield x, y

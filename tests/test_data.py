@@ -35,7 +35,7 @@ def contents(folder):
 
 
 def dataset(train, val):
-    return Dataset({}, None, {"train": np.array(train, dtype=np.uint16), "val": np.array(val, dtype=np.uint16)})
+    return Dataset({"vocab_size": 65_536}, None, {"train": np.array(train, dtype=np.uint16), "val": np.array(val, dtype=np.uint16)})
 
 
 # -- files ---------------------------------------------------------------------------------------------------
