@@ -9,6 +9,7 @@ import json
 import math
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -296,6 +297,13 @@ def check_finite(loss):
         fail(f"the loss is {loss} at step {step}: a lower learning_rate than {learning_rate} may help; {kept}")
 
 
+def stop(number, _):
+    """On Ctrl-C or SIGTERM: finish the step, save and leave. A second signal ends the program at once."""
+    global stop_signal
+    stop_signal = number
+    signal.signal(number, signal.SIG_DFL)
+
+
 def note(event, **facts):
     """A line of log.jsonl."""
     print(json.dumps({"event": event, "step": step, **facts}), file=log, flush=True)
@@ -310,9 +318,9 @@ def clock(seconds):
 # what is about to happen
 
 optimizers = make_optimizers()
-step, best_loss = 0, math.inf
+step, val_loss, best_loss = 0, math.inf, math.inf
 if saved:
-    step, best_loss = saved["step"], saved["best_loss"]
+    step, val_loss, best_loss = saved["step"], saved["val_loss"], saved["best_loss"]
     try:
         for opt, state in zip(optimizers, saved["optimizers"], strict=True):
             opt.load_state_dict(state)
@@ -342,6 +350,9 @@ if compile == "true" or compile == "auto" and on.type == "cuda":
 # -----------------------------------------------------------------------------
 # the loop
 
+stop_signal = None
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, stop)
 began = time.time()
 first_step, seconds = step, 0.0  # seconds of training, without evaluating
 last_step, last_time = step, began  # of the latest log line
@@ -397,6 +408,13 @@ while step < max_iters:
         save(latest)
         last_time = time.time()
 
+    if stop_signal and step < max_iters:
+        save(latest)
+        say(f"stopped after step {step}, saved in {latest}: the same command and --init_from=resume go on")
+        sys.exit(128 + stop_signal)
+
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_DFL)
 elapsed, speed = time.time() - began, (step - first_step) * tokens_per_step / seconds
 note("end", seconds=elapsed, tokens_per_second=speed, best_loss=best_loss)
 say(f"{clock(elapsed)} for {step - first_step:,} steps, {speed:,.0f} tokens/s while training")

@@ -35,7 +35,8 @@ def contents(folder):
 
 
 def dataset(train, val):
-    return Dataset({"vocab_size": 65_536}, None, {"train": np.array(train, dtype=np.uint16), "val": np.array(val, dtype=np.uint16)})
+    splits = {"train": np.array(train, dtype=np.uint16), "val": np.array(val, dtype=np.uint16)}
+    return Dataset({"vocab_size": 65_536}, None, splits)
 
 
 # -- files ---------------------------------------------------------------------------------------------------

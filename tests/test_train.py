@@ -5,6 +5,7 @@ import os
 import re
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +148,22 @@ def test_resumed_run_is_the_uninterrupted_run(repo, optimizer):
     assert losses == {line["step"]: line["loss"] for line in log_of("out/whole") if line["event"] == "step"}
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_run_goes_on_where_it_was(repo, number):
+    common = f"{TINY} --dropout=0.2 --max_iters=400 --log_interval=1 --eval_interval=1000"
+    command = [sys.executable, "train.py", *common.split(), "--out_dir=out/stopped"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8") as run:
+        while not run.stdout.readline().startswith("step 3/"):
+            pass
+        run.send_signal(number)
+        shown = run.stdout.read()
+    assert run.returncode == 128 + number and "--init_from=resume" in shown
+    assert 3 <= torch.load("out/stopped/ckpt.pt", weights_only=True)["step"] < 400
+    repo(f"train.py {common} --out_dir=out/stopped --init_from=resume")
+    repo(f"train.py {common} --out_dir=out/whole")
+    assert same(weights("out/whole/ckpt.pt"), weights("out/stopped/ckpt.pt"))
+
+
 def test_evaluating_does_not_change_the_run(repo):
     repo(f"train.py {TINY} --dropout=0.3 --eval_interval=1 --out_dir=out/often")
     repo(f"train.py {TINY} --dropout=0.3 --eval_interval=9 --out_dir=out/once")
@@ -256,7 +273,7 @@ def test_sample_refuses(repo, capsys):
         assert all(word in error for word in words), error
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "text", "other", "shape", "config"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "text", "other", "shape", "config", "part", "tokenizer"])
 def test_damaged_checkpoint_is_refused(repo, capsys, damage):
     repo(f"train.py {TINY} --out_dir=out/x")
     path = Path("out/x/best.pt")
@@ -275,6 +292,12 @@ def test_damaged_checkpoint_is_refused(repo, capsys, damage):
             torch.save(saved, path)
         case "config":
             saved["config"]["n_head"] = 7
+            torch.save(saved, path)
+        case "part":
+            del saved["step"]
+            torch.save(saved, path)
+        case "tokenizer":
+            saved["tokenizer"]["characters"] = "ab"
             torch.save(saved, path)
     assert "best.pt" in refused(repo, "sample.py", capsys)
 
@@ -313,6 +336,33 @@ def test_train_refuses(repo, capsys, arguments):
     capsys.readouterr()
     error = refused(repo, f"train.py {TINY} {arguments}", capsys)
     assert all(word in error for word in BAD[arguments]), error
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin"])
+def test_tokens_outside_the_vocabulary_are_refused(repo, capsys, name):
+    prepare("data/shakespeare_char", TEXT, "test")
+    path = Path("data/shakespeare_char") / name
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        repo(f"train.py {TINY} --out_dir=out/x")
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count("\n") == 1 and f"{name} has token 65535" in error
+
+
+def test_diverged_run_stops_and_saves_nothing(repo, capsys):
+    with pytest.raises(SystemExit) as end:
+        repo(f"train.py {TINY} --learning_rate=1e38 --warmup_iters=0 --out_dir=out/x")
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count("\n") == 1 and "learning_rate" in error
+    assert not Path("out/x/ckpt.pt").exists()
+    repo(f"train.py {TINY} --out_dir=out/x")  # a folder with a log alone is free
+
+
+def test_new_text_is_prepared_again(repo):
+    repo(f"train.py {TINY}")
+    Path("data/shakespeare_char/input.txt").write_text(TEXT.upper())
+    assert "running data/shakespeare_char/prepare.py" in repo(f"train.py {TINY} --out_dir=out/upper")
 
 
 def test_a_run_is_not_overwritten_silently(repo, capsys):
