@@ -36,7 +36,7 @@ batch_size = 16  # sequences per forward pass
 grad_accum_steps = 1  # forward passes per step
 block_size = 128  # tokens per sequence
 # model
-n_layer = 4  # blocks
+n_layer = 3  # blocks
 n_head = 4  # attention heads
 n_kv_head = 0  # key/value heads, for grouped-query attention; 0: as many as n_head
 n_embd = 128  # width
@@ -53,7 +53,7 @@ norm_eps = 1e-5  # of RMSNorm
 tie_weights = False  # one matrix for embedding and head
 # optimizer
 optimizer = "adamw"  # adamw, or muon: Muon for the blocks' matrices, AdamW for the rest
-max_iters = 600  # steps in all
+max_iters = 800  # steps in all
 learning_rate = 3e-3  # highest
 warmup_iters = 100  # steps to get there
 lr_decay = "cosine"  # cosine, linear or none, until max_iters
