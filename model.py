@@ -528,7 +528,7 @@ class GPT(nn.Module):
     # Training
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        """AdamW, with weight decay on matrices and embeddings alone; device_type "cuda" takes the fused one."""
+        """AdamW, with weight decay on matrices and embeddings alone; fused where device_type ("cuda") has it."""
         parameters = list(self.parameters())
         groups = [
             {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},

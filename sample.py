@@ -34,7 +34,6 @@ CHECKPOINT_PARTS = {
     **dict.fromkeys(("config", "settings", "data", "tokenizer", "model", "scaler", "random"), dict),
     **dict(step=int, val_loss=float, best_loss=float, optimizers=list),
 }
-CHECKPOINT_FILES = {"best": "best.pt", "latest": "ckpt.pt"}
 
 
 def newest_run():
@@ -43,6 +42,12 @@ def newest_run():
     if not saved:
         raise ValueError("out/ holds no run to sample from: train one first, python train.py config/m1_shakespeare.py")
     return max(saved, key=lambda path: path.stat().st_mtime).parent
+
+
+def find_checkpoint(folder):
+    """best.pt or ckpt.pt of a run; the latter too if the run was stopped before it was first evaluated."""
+    best, latest = folder / "best.pt", folder / "ckpt.pt"
+    return best if checkpoint == "best" and best.exists() else latest
 
 
 def load_checkpoint(path):
@@ -105,12 +110,12 @@ def write_text(model, tokenizer, tokens, max_new_tokens, generator, **how):
 
 def main():
     with user_errors():
-        if checkpoint not in CHECKPOINT_FILES:
+        if checkpoint not in ("best", "latest"):
             raise ValueError(f"checkpoint = {checkpoint!r} does not work: it must be best or latest")
         for name, low in dict(num_samples=1, max_new_tokens=1, top_k=0, seed=0).items():
             if not low <= globals()[name] < 2**63:
                 raise ValueError(f"{name} = {globals()[name]} does not work: it must be {low} or more, below 2^63")
-        path = (Path(out_dir) if out_dir else newest_run()) / CHECKPOINT_FILES[checkpoint]
+        path = find_checkpoint(Path(out_dir) if out_dir else newest_run())
         on = pick_device(device)
         saved = load_checkpoint(path)
         model = restore_model(saved, path).to(on).eval()

@@ -113,13 +113,14 @@ def check_settings():
 
 def prepare_data(folder):
     """Runs the dataset's prepare.py unless that has been done since its input.txt changed."""
-    script, text, meta = folder / "prepare.py", folder / "input.txt", folder / "meta.json"
     known = sorted(path.parent.name for path in folder.parent.glob("*/prepare.py"))
-    if folder.name not in known or not script.exists():
+    if dataset not in known:
         raise ValueError(f"dataset = {dataset!r} does not work: it must be one of {', '.join(known)}")
+    text, meta = folder / "input.txt", folder / "meta.json"
     if not meta.exists() or text.exists() and text.stat().st_mtime > meta.stat().st_mtime:
-        print(f"data/{dataset} has not been prepared: running data/{dataset}/prepare.py", flush=True)
-        if subprocess.run([sys.executable, script]).returncode:
+        why = "its input.txt is new" if meta.exists() else "it has not been prepared"
+        print(f"data/{dataset}: {why}, running data/{dataset}/prepare.py", flush=True)
+        if subprocess.run([sys.executable, folder / "prepare.py"]).returncode:
             sys.exit(2)
 
 
@@ -169,7 +170,8 @@ with user_errors():
     log = open(log_file, "a" if saved else "w", encoding="utf-8")
 
 model.to(on).train()
-torch.set_float32_matmul_precision("high")  # TF32 on GPUs, for what autocast leaves in float32
+if on.type == "cuda":
+    torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
 autocast = torch.autocast(on.type, precision) if precision != torch.float32 else nullcontext()
 scaler = torch.amp.GradScaler(on.type, enabled=precision == torch.float16)
 
@@ -225,7 +227,7 @@ def compile_model():
     random = random_state()
     try:
         loss_of(*batch(0, 0)).backward()
-    except Exception as error:
+    except Exception as error:  # a missing C++ compiler, an old GPU: whatever it is, eager works
         torch.compiler.set_stance("force_eager")
         say(f"not compiled, eager from here: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
     model.zero_grad()

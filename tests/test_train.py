@@ -52,8 +52,7 @@ def repo(original, tmp_path, monkeypatch, capsys):
         return capsys.readouterr().out
 
     run.folder = folder
-    yield run
-    torch.set_float32_matmul_precision("highest")
+    return run
 
 
 def refused(run, command, capsys):
@@ -99,7 +98,8 @@ def test_configs_of_methods_differ_in_the_method_alone():
 
 @pytest.mark.parametrize("size", [name for name in CONFIGS if name.startswith("size_")])
 def test_sizes_go_with_methods(repo, size):
-    repo(f"train.py config/m1_shakespeare.py config/{size} {TINY} --max_iters=1 --grad_accum_steps=1")
+    repo(f"train.py config/m1_shakespeare.py config/{size} {TINY} --max_iters=2 --grad_accum_steps=1")
+    repo("sample.py --num_samples=1 --max_new_tokens=20")
     settings = log_of(f"out/m1_shakespeare-{Path(size).stem}")[0]["settings"]
     assert settings["residual"] == "m1"
     assert settings["learning_rate"] == runpy.run_path(f"config/{size}")["learning_rate"]
@@ -245,6 +245,12 @@ def test_newest_run_is_sampled(repo):
     os.utime("out/b/ckpt.pt", (1e9, 1e9))
     assert repo("sample.py --max_new_tokens=1").startswith("out/a/best.pt")
     assert repo("sample.py --max_new_tokens=1 --out_dir=out/b --checkpoint=latest").startswith("out/b/ckpt.pt")
+
+
+def test_a_run_stopped_before_its_first_evaluation_is_sampled(repo):
+    repo(f"train.py {TINY}")
+    Path("out/shakespeare_char/best.pt").unlink()
+    assert repo("sample.py --max_new_tokens=1").startswith("out/shakespeare_char/ckpt.pt")
 
 
 def test_start_text(repo):

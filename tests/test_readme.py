@@ -1,0 +1,18 @@
+"""What the README shows must work."""
+
+import re
+from pathlib import Path
+
+README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def test_snippet_runs(capsys):
+    (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(snippet, {})
+    assert capsys.readouterr().out == "torch.Size([2, 28])\n"
+
+
+def test_files_it_names_exist():
+    root = Path(__file__).resolve().parents[1]
+    for name in re.findall(r"(?:config|data|tests)/\w+(?:/\w+)?\.(?:py|txt)\b", README):
+        assert (root / name).exists() or name == "data/shakespeare_char/input.txt", name
