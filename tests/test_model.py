@@ -791,4 +791,4 @@ def test_deep_models_without_an_identity_path_tell_tokens_apart_at_first(kind, m
     model = build(kind, method, torch.float32, moved=False, n_layer=12, n_embd=128, n_head=4, block_size=64)
     x = torch.nn.functional.normalize(model.features(tokens(model, 2, 64)), dim=-1)
     likeness = (x @ x.mT).mean()
-    assert likeness < 0.9
+    assert likeness < 0.97  # 0.98 to 1.00 with independent queries and keys
