@@ -81,9 +81,6 @@ class GPTConfig:
         def is_number(value):
             return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
-        def is_count(value):
-            return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
         for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd"):
             check(field, is_count(getattr(self, field)), "a positive integer")
         for field in ("n_kv_head", "n_inner"):
@@ -110,6 +107,10 @@ class GPTConfig:
     @property
     def head_dim(self):
         return self.n_embd // self.n_head
+
+
+def is_count(value):
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def round_up(n, multiple):
@@ -504,7 +505,7 @@ class GPT(nn.Module):
             raise ValueError(f"max_new_tokens = {max_new_tokens!r} does not work: it must be an integer, 0 or more")
         if not 0 <= temperature < math.inf:
             raise ValueError(f"temperature = {temperature} does not work: it must be 0 or more")
-        if top_k is not None and not (isinstance(top_k, int) and top_k >= 1):
+        if top_k is not None and not is_count(top_k):
             raise ValueError(f"top_k = {top_k} does not work: it must be a positive integer or None")
         if top_p is not None and not 0 < top_p <= 1:
             raise ValueError(f"top_p = {top_p} does not work: it must be in (0, 1], or None")
@@ -575,7 +576,7 @@ class GPT(nn.Module):
 
     def crop_block_size(self, block_size):
         """Makes the longest context shorter. RoPE has no table of positions to cut."""
-        if not (isinstance(block_size, int) and 1 <= block_size <= self.config.block_size):
+        if not (is_count(block_size) and block_size <= self.config.block_size):
             longest = self.config.block_size
             raise ValueError(f"block_size = {block_size} does not work: it must be an integer from 1 to {longest}")
         self.config.block_size = block_size

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from config import pick_device, read_settings, user_errors
+from config import check_range, pick_device, read_settings, user_errors
 from data import first_tokens, read_text, tokenizer_from_state
 from model import GPT, GPTConfig
 
@@ -112,9 +112,8 @@ def main():
     with user_errors():
         if checkpoint not in ("best", "latest"):
             raise ValueError(f"checkpoint = {checkpoint!r} does not work: it must be best or latest")
-        for name, low in dict(num_samples=1, max_new_tokens=1, top_k=0, seed=0).items():
-            if not low <= globals()[name] < 2**63:
-                raise ValueError(f"{name} = {globals()[name]} does not work: it must be {low} or more, below 2^63")
+        check_range(globals(), "num_samples max_new_tokens", 1, 2**63)
+        check_range(globals(), "top_k seed", 0, 2**63)
         path = find_checkpoint(Path(out_dir) if out_dir else newest_run())
         on = pick_device(device)
         saved = load_checkpoint(path)

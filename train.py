@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from config import fail, pick_device, pick_dtype, read_settings, user_errors
+from config import check_range, fail, pick_device, pick_dtype, read_settings, user_errors
 from data import first_tokens, load, replace_file
 from model import GPT, GPTConfig
 from sample import CHECKPOINT_VERSION, load_checkpoint, restore_model, write_text
@@ -94,19 +94,12 @@ def check_settings():
     for name, good in choices.items():
         if settings[name] not in good:
             raise ValueError(f"{name} = {settings[name]!r} does not work: it must be one of {', '.join(good)}")
-    least = {
-        1: "batch_size block_size grad_accum_steps max_iters eval_interval eval_tokens log_interval",
-        0: "seed warmup_iters learning_rate min_lr_frac weight_decay beta1 beta2 grad_clip sample_tokens "
-        "n_kv_head n_inner",
-    }
-    for low, names in least.items():
-        for name in names.split():
-            if settings[name] < low:
-                raise ValueError(f"{name} = {settings[name]} does not work: it must be {low} or more")
-    below = dict(beta1=1, beta2=1, seed=2**63)
-    for name, high in below.items():
-        if settings[name] >= high:
-            raise ValueError(f"{name} = {settings[name]} does not work: it must be below {high}")
+    check_range(settings, "batch_size block_size grad_accum_steps max_iters", 1)
+    check_range(settings, "eval_interval eval_tokens log_interval", 1)
+    check_range(settings, "n_kv_head n_inner warmup_iters sample_tokens", 0)
+    check_range(settings, "learning_rate min_lr_frac weight_decay grad_clip", 0)
+    check_range(settings, "beta1 beta2", 0, 1)
+    check_range(settings, "seed", 0, 2**63)
     if overwrite and init_from == "resume":
         raise ValueError("overwrite = True and init_from = 'resume' contradict each other: leave one out")
 
@@ -411,7 +404,8 @@ while step < max_iters:
         last_time = time.time()
 
     if stop_signal and step < max_iters:
-        save(latest)
+        if not evaluating:
+            save(latest)
         say(f"stopped after step {step}, saved in {latest}: the same command and --init_from=resume go on")
         sys.exit(128 + stop_signal)
 

@@ -196,6 +196,14 @@ def convert(value, default):
     raise ValueError(f"{wanted} is needed, not {shorten(repr(value))}")
 
 
+def check_range(settings, names, low, high=math.inf):
+    """ValueError for the first of the settings `names` (separated by spaces) that is not in [low, high)."""
+    for name in names.split():
+        if not low <= settings[name] < high:
+            below = f", below {high}" if high < math.inf else ""
+            raise ValueError(f"{name} = {settings[name]} does not work: it must be {low} or more{below}")
+
+
 def shorten(text, length=80):
     return text if len(text) <= length else text[:length] + "..."
 

@@ -1,6 +1,7 @@
 """train.py and sample.py as their users run them, on a small text, in a copy of the repository."""
 
 import json
+import math
 import os
 import re
 import runpy
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -127,7 +129,8 @@ def test_exactly_max_iters_updates_and_all_in_the_log(repo):
 def test_first_loss_is_that_of_a_guess(repo):
     repo(f"train.py {TINY} --max_iters=1 --out_dir=out/x")
     (step,) = [line for line in log_of("out/x") if line["event"] == "step"]
-    assert step["loss"] == pytest.approx(torch.tensor(float(len(set(TEXT)))).log().item(), abs=0.8)
+    # logits of unit variance cost half a nat on top of an even guess
+    assert step["loss"] == pytest.approx(math.log(len(set(TEXT))) + 0.5, abs=0.3)
 
 
 def test_warning_of_a_stand_in_text_is_repeated(repo):
@@ -199,18 +202,10 @@ def test_eager_where_compiling_fails(repo, monkeypatch):
 
     stances = []
     monkeypatch.setattr(torch, "compile", broken)
-    monkeypatch.setattr(torch.compiler, "set_stance", lambda stance: stances.append(stance) or _Nothing())
+    monkeypatch.setattr(torch.compiler, "set_stance", lambda stance: stances.append(stance) or nullcontext())
     with pytest.raises(RuntimeError):  # the broken functions stay broken here, as the stance is not real
         repo(f"train.py {TINY} --compile=true")
     assert stances == ["force_eager"]
-
-
-class _Nothing:
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return False
 
 
 def test_compiled_run_gives_the_eager_losses(repo):
