@@ -31,6 +31,7 @@ V vocabulary. Layers count from 0.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -78,9 +79,6 @@ class GPTConfig:
             if not good:
                 raise ValueError(f"{field} = {getattr(self, field)!r} does not work: it must be {needed}")
 
-        def is_number(value):
-            return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
         for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd"):
             check(field, is_count(getattr(self, field)), "a positive integer")
         for field in ("n_kv_head", "n_inner"):
@@ -109,12 +107,30 @@ class GPTConfig:
         return self.n_embd // self.n_head
 
 
-def is_count(value):
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def is_count(value, least=1):
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+
+
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def round_up(n, multiple):
     return -(-n // multiple) * multiple
+
+
+def check_ids(name, ids, vocab_size, least=0):
+    """Raises ValueError unless ids is (B, T) of integers from `least` to vocab_size - 1.
+
+    Their range is looked at on the CPU only: a GPU, which has a check of its own, would have to be waited for.
+    """
+    if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
+        given = f"{tuple(ids.shape)} of {ids.dtype}" if isinstance(ids, torch.Tensor) else type(ids).__name__
+        raise ValueError(f"{name} must be (B, T) of int64, got {given}")
+    if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
+        low, high = ids.aminmax()
+        if low < least or high >= vocab_size:
+            raise ValueError(f"{name} has tokens from {low} to {high}; they must be {least} to {vocab_size - 1}")
 
 
 # -----------------------------------------------------------------------------
@@ -404,6 +420,8 @@ class GPT(nn.Module):
 
     def __init__(self, config):
         super().__init__()
+        if not isinstance(config, GPTConfig):
+            raise ValueError(f"GPT is made from a GPTConfig, got {type(config).__name__}")
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
@@ -440,12 +458,10 @@ class GPT(nn.Module):
                     block.attn.init_at_self()
 
     def features(self, idx, cache=None):
-        """idx (B, T) -> (B, T, C), ready for the head. Raises ValueError for an idx that does not fit.
+        """idx (B, T) -> (B, T, C), ready for the head. Raises ValueError for a T that does not fit.
 
         With a cache, idx continues the tokens that it holds: a prompt first, then one token at a time.
         """
-        if idx.dim() != 2 or idx.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"idx must be (B, T) of int64, got {tuple(idx.shape)} of {idx.dtype}")
         start = 0 if cache is None else cache.length
         stop = start + idx.size(1)
         if not start < stop <= self.config.block_size:
@@ -469,14 +485,17 @@ class GPT(nn.Module):
     def forward(self, idx, targets=None):
         """idx (B, T) -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy in nats.
 
-        A target of -1 is ignored. Without targets the loss is None. Raises ValueError for shapes that do not fit.
+        A target of -1 is ignored. Without targets the loss is None. Raises ValueError for an idx or
+        targets of a wrong shape, type or range.
         """
-        if targets is not None and targets.shape != idx.shape:
+        check_ids("idx", idx, self.config.vocab_size)
+        if targets is None:
+            return self.head(self.features(idx)), None
+        check_ids("targets", targets, self.config.vocab_size, least=-1)
+        if targets.shape != idx.shape:
             raise ValueError(f"targets have shape {tuple(targets.shape)}, idx has {tuple(idx.shape)}: they must match")
         logits = self.head(self.features(idx))
-        if targets is None:
-            return logits, None
-        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten().long(), ignore_index=-1)
 
     # -------------------------------------------------------------------------
     # Generation
@@ -490,7 +509,7 @@ class GPT(nn.Module):
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None):
         """Yields max_new_tokens tensors (B, 1), the continuation of idx (B, T), each as soon as it is drawn.
 
-        temperature 0 takes the likeliest token; top_k draws from the k likeliest ones, top_p from
+        temperature 0 (below 1e-6) takes the likeliest token; top_k draws from the k likeliest ones, top_p from
         the fewest whose probabilities sum to p; `generator` is a torch.Generator on idx's device.
 
         Keys and values of the tokens read are cached. The model never sees more than block_size
@@ -501,16 +520,15 @@ class GPT(nn.Module):
 
         Raises ValueError for arguments that cannot work and for idx outside the vocabulary.
         """
-        if not (isinstance(max_new_tokens, int) and max_new_tokens >= 0):
+        if not is_count(max_new_tokens, least=0):
             raise ValueError(f"max_new_tokens = {max_new_tokens!r} does not work: it must be an integer, 0 or more")
-        if not 0 <= temperature < math.inf:
-            raise ValueError(f"temperature = {temperature} does not work: it must be 0 or more")
-        if top_k is not None and not is_count(top_k):
-            raise ValueError(f"top_k = {top_k} does not work: it must be a positive integer or None")
-        if top_p is not None and not 0 < top_p <= 1:
-            raise ValueError(f"top_p = {top_p} does not work: it must be in (0, 1], or None")
-        if idx.numel() and not (0 <= idx.min() and idx.max() < self.config.vocab_size):
-            raise ValueError(f"idx has tokens outside the vocabulary of {self.config.vocab_size}")
+        if not (is_number(temperature) and temperature >= 0):
+            raise ValueError(f"temperature = {temperature!r} does not work: it must be a number, 0 or more")
+        if not (top_k is None or is_count(top_k)):
+            raise ValueError(f"top_k = {top_k!r} does not work: it must be a positive integer or None")
+        if not (top_p is None or is_number(top_p) and 0 < top_p <= 1):
+            raise ValueError(f"top_p = {top_p!r} does not work: it must be a number in (0, 1], or None")
+        check_ids("idx", idx, self.config.vocab_size)
 
         block_size = self.config.block_size
         window = idx[:, -block_size:]  # the context; the cache holds all of it but what `unread` has
@@ -618,6 +636,8 @@ class GPT(nn.Module):
         or of another shape than the config's. With tied weights `lm_head.weight` may be missing.
         """
         model = cls(config)
+        if not isinstance(state_dict, Mapping):
+            raise ValueError(f"a table of names and tensors is needed, got {type(state_dict).__name__}")
         unknown = dict(state_dict)
         for name, tensor in model.llama_tensors():
             given = unknown.pop(name, None)
@@ -625,13 +645,15 @@ class GPT(nn.Module):
                 continue
             if given is None:
                 raise ValueError(f"the Llama checkpoint lacks {name}, which this config needs")
+            if not isinstance(given, torch.Tensor) or not given.is_floating_point():
+                raise ValueError(f"{name} is not a tensor of floating-point numbers")
             if given.shape != tensor.shape:
                 raise ValueError(f"{name} has shape {tuple(given.shape)}, the config needs {tuple(tensor.shape)}")
             if name == "lm_head.weight" and config.tie_weights and not given.equal(model.embed.weight):
                 raise ValueError("lm_head.weight differs from model.embed_tokens.weight: set tie_weights = False")
             tensor.copy_(given)
         if unknown:
-            raise ValueError(f"the Llama checkpoint has {min(unknown)}, for which this config has no place")
+            raise ValueError(f"the Llama checkpoint has {min(unknown, key=str)}, for which this config has no place")
         return model
 
     @classmethod
@@ -645,7 +667,10 @@ class GPT(nn.Module):
             from transformers import AutoConfig, LlamaForCausalLM
         except ImportError as error:
             raise ImportError("from_pretrained needs transformers: pip install 'transformers>=5'") from error
-        theirs = AutoConfig.from_pretrained(name_or_path)
+        try:
+            theirs = AutoConfig.from_pretrained(name_or_path)
+        except OSError as error:
+            raise ValueError(f"{name_or_path}: neither a model's folder nor a model of the hub") from error
         if theirs.model_type != "llama":
             raise ValueError(f"{name_or_path} is a {theirs.model_type!r} model; only 'llama' ones can be read")
         rope = theirs.rope_parameters
@@ -681,7 +706,7 @@ class GPT(nn.Module):
 
 def pick(logits, temperature, top_k, top_p, generator):
     """Draws a token (B, 1) from logits (B, V)."""
-    if temperature == 0:
+    if temperature < 1e-6:
         return logits.argmax(dim=-1, keepdim=True)
     logits = logits.float()
     logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature  # no overflow at low temperatures
@@ -691,7 +716,9 @@ def pick(logits, temperature, top_k, top_p, generator):
     if top_p is not None:
         ordered, order = logits.sort(descending=True)
         p = ordered.softmax(dim=-1)
-        ordered = ordered.masked_fill(p.cumsum(dim=-1) - p >= top_p, -math.inf)  # the likeliest always stays
+        beyond = p.cumsum(dim=-1) - p >= top_p
+        beyond[:, 0] = False  # the likeliest always stays
+        ordered = ordered.masked_fill(beyond, -math.inf)
         logits = torch.empty_like(logits).scatter(1, order, ordered)
     return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
 

@@ -6,13 +6,14 @@ that is needed; the data folder may be gone.
 """
 
 import codecs
-import signal
+import math
 import sys
+import zipfile
 from pathlib import Path
 
 import torch
 
-from config import check_range, pick_device, read_settings, user_errors
+from config import check_range, pick_device, quiet_pipe, read_settings, user_errors
 from data import first_tokens, read_text, tokenizer_from_state
 from model import GPT, GPTConfig
 
@@ -29,10 +30,10 @@ seed = 1337  # same seed, same text
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 # -----------------------------------------------------------------------------
 
-CHECKPOINT_VERSION = 1
+CHECKPOINT_VERSION = 2
 CHECKPOINT_PARTS = {
     **dict.fromkeys(("config", "settings", "data", "tokenizer", "model", "scaler", "random"), dict),
-    **dict(step=int, val_loss=float, best_loss=float, optimizers=list),
+    **dict(step=int, bad_steps=int, val_loss=float, optimizers=list, machine=str),
 }
 
 
@@ -51,8 +52,14 @@ def find_checkpoint(folder):
 
 
 def load_checkpoint(path):
-    """What train.py saved to `path`, on the CPU; ValueError if it is not whole. Runs no code from the file."""
+    """What train.py saved to `path`, on the CPU; ValueError if it is not whole.
+
+    The file may come from a stranger: no code in it is run, and it takes no more memory than its size.
+    """
     try:
+        with zipfile.ZipFile(path) as parts:
+            unpacked = sum(part.file_size for part in parts.infolist())
+        assert unpacked <= path.stat().st_size, "torch.save compresses nothing"
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ValueError(f"{path}: no such checkpoint") from None
@@ -64,20 +71,41 @@ def load_checkpoint(path):
     for part, kind in CHECKPOINT_PARTS.items():
         if not isinstance(saved.get(part), kind):
             raise ValueError(f"{path}: damaged: its {part!r} is missing or not a {kind.__name__}")
-    for fact in ("source", "warning", "text_sha256"):
-        if not isinstance(saved["data"].get(fact), str):
+    for fact, kind in {"source": str, "warning": str, "sha256": dict}.items():
+        if not isinstance(saved["data"].get(fact), kind):
             raise ValueError(f"{path}: damaged: its data lacks {fact!r}")
     return saved
+
+
+def check_tensors(given, wanted):
+    """ValueError unless the tensors `given` are as the ones `wanted`, by the same names, and all numbers are finite."""
+    if given.keys() != wanted.keys():
+        raise ValueError(f"{min(given.keys() ^ wanted.keys(), key=str)!r} is missing or unknown")
+    for name, like in wanted.items():
+        tensor = given[name]
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name} is not a tensor")
+        if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
+            raise ValueError(f"{name} is {tuple(tensor.shape)} of {tensor.dtype}, not {tuple(like.shape)} of {like.dtype}")
+        # a view that repeats a few numbers would be small on disk and huge in memory
+        if tensor.layout != torch.strided or not tensor.is_contiguous() or not tensor.isfinite().all():
+            raise ValueError(f"{name} has numbers that are not finite, or not all that its shape needs")
 
 
 def restore_model(saved, path):
     """The model of a checkpoint, with its weights; ValueError if they do not fit its config."""
     try:
-        model = GPT(GPTConfig(**saved["config"]))
-        model.load_state_dict(saved["model"])
-    except (AttributeError, KeyError, TypeError, RuntimeError, ValueError) as error:
+        config = GPTConfig(**saved["config"])
+        if config.n_layer > len(saved["model"]):
+            raise ValueError(f"too few weights for n_layer = {config.n_layer}")
+        with torch.device("meta"):  # takes no memory, whatever the config asks for
+            wanted = GPT(config).state_dict()
+        check_tensors(saved["model"], wanted)
+    except (RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path}: the weights do not fit the config saved with them: {reason}") from None
+        raise ValueError(f"{path}: damaged: the weights do not fit the config saved with them: {reason}") from None
+    model = GPT(config)
+    model.load_state_dict(saved["model"])
     return model
 
 
@@ -122,9 +150,10 @@ def main():
         text, tokens = read_start(start, tokenizer)
 
         sys.stdout.reconfigure(encoding="utf-8")
-        if hasattr(signal, "SIGPIPE"):
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the program quietly
-        print(f"{path}: step {saved['step']}, validation loss {saved['val_loss']:.4f}, {saved['data']['source']}")
+        quiet_pipe()
+        loss = saved["val_loss"]
+        loss = f"last validation loss {loss:.4f}" if math.isfinite(loss) else "not evaluated yet"
+        print(f"{path}: step {saved['step']}, {loss}, {saved['data']['source']}")
         if saved["data"]["warning"]:
             print(f"NOTE: {saved['data']['warning']}")
         generator = torch.Generator(on).manual_seed(seed)

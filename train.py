@@ -2,11 +2,13 @@
 Trains a GPT: python train.py config/m1_shakespeare.py --max_iters=200
 
 Settings are the plain variables below, changed by any number of config files and then by
---name=value; --help lists them. Continue a run with the same command and --init_from=resume.
+--name=value; --help lists them. A run that was stopped or killed goes on, as if it had not been,
+with the same command and --init_from=resume.
 """
 
 import json
 import math
+import os
 import shlex
 import shutil
 import signal
@@ -20,9 +22,9 @@ from pathlib import Path
 import torch
 
 from config import check_range, fail, pick_device, pick_dtype, read_settings, user_errors
-from data import first_tokens, load, replace_file
+from data import clear_leftovers, first_tokens, load, lock, replace_file
 from model import GPT, GPTConfig
-from sample import CHECKPOINT_VERSION, load_checkpoint, restore_model, write_text
+from sample import CHECKPOINT_VERSION, check_tensors, load_checkpoint, restore_model, write_text
 
 # -----------------------------------------------------------------------------
 # run
@@ -62,8 +64,12 @@ weight_decay = 0.1  # on matrices
 beta1 = 0.9  # of AdamW
 beta2 = 0.99  # of AdamW; 0.95 for large batches
 grad_clip = 1.0  # largest norm of the gradient; 0: no limit
+# keeping
+checkpoint_interval = 200  # steps between checkpoints
+checkpoint_minutes = 10.0  # minutes between checkpoints, where the steps take longer; 0: no limit
+skip_bad_steps = 0  # steps in a row whose loss or gradient may be infinite: they are skipped
 # watching
-eval_interval = 200  # steps between evaluations, each followed by a checkpoint
+eval_interval = 200  # steps between evaluations
 eval_tokens = 131072  # tokens evaluated in each split, at most
 log_interval = 10  # steps between log lines
 sample_tokens = 300  # tokens of text shown at the end; 0: none
@@ -77,6 +83,7 @@ globals().update(settings)
 
 # what a resumed run may change; a change of anything else would make it another run
 MAY_CHANGE = {"out_dir", "init_from", "overwrite", "max_iters", "device", "compile"}
+MAY_CHANGE |= {"checkpoint_interval", "checkpoint_minutes", "skip_bad_steps"}
 MAY_CHANGE |= {"eval_interval", "eval_tokens", "log_interval", "sample_tokens"}
 
 # -----------------------------------------------------------------------------
@@ -95,8 +102,8 @@ def check_settings():
         if settings[name] not in good:
             raise ValueError(f"{name} = {settings[name]!r} does not work: it must be one of {', '.join(good)}")
     check_range(settings, "batch_size block_size grad_accum_steps max_iters", 1)
-    check_range(settings, "eval_interval eval_tokens log_interval", 1)
-    check_range(settings, "n_kv_head n_inner warmup_iters sample_tokens", 0)
+    check_range(settings, "checkpoint_interval eval_interval eval_tokens log_interval", 1)
+    check_range(settings, "n_kv_head n_inner warmup_iters sample_tokens checkpoint_minutes skip_bad_steps", 0)
     check_range(settings, "learning_rate min_lr_frac weight_decay grad_clip", 0)
     check_range(settings, "beta1 beta2", 0, 1)
     check_range(settings, "seed", 0, 2**63)
@@ -110,66 +117,44 @@ def prepare_data(folder):
     if dataset not in known:
         raise ValueError(f"dataset = {dataset!r} does not work: it must be one of {', '.join(known)}")
     text, meta = folder / "input.txt", folder / "meta.json"
-    if not meta.exists() or text.exists() and text.stat().st_mtime > meta.stat().st_mtime:
-        why = "its input.txt is new" if meta.exists() else "it has not been prepared"
-        print(f"data/{dataset}: {why}, running data/{dataset}/prepare.py", flush=True)
-        if subprocess.run([sys.executable, folder / "prepare.py"]).returncode:
-            sys.exit(2)
+    with open(folder / "prepare.py", "rb") as script:
+        lock(script, wait=True)  # of runs that start together one prepares, and the others wait for it
+        if not meta.exists() or text.exists() and text.stat().st_mtime > meta.stat().st_mtime:
+            why = "its input.txt is new" if meta.exists() else "it has not been prepared"
+            print(f"data/{dataset}: {why}, running data/{dataset}/prepare.py", flush=True)
+            if subprocess.run([sys.executable, folder / "prepare.py"]).returncode:
+                sys.exit(2)
 
 
-def check_resumable(saved):
-    """Raises ValueError if this command would not go on with the run that the checkpoint is of."""
+def check_free():
+    """Raises ValueError if a new run would replace what the folder holds."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out_dir = {out} is a file: name a folder")
+    if (latest.exists() or best.exists()) and not overwrite:
+        ways = "--init_from=resume goes on with it, --overwrite=true replaces it, --out_dir=FOLDER leaves it alone"
+        raise ValueError(f"{out} already holds a run: {ways}")
+    if out.exists() and any(out.iterdir()) and not any(path.exists() for path in (latest, best, log_file)):
+        raise ValueError(f"out_dir = {out} holds files that are not of a run: name a new folder")
+
+
+def load_latest():
+    """The checkpoint to resume from. Raises ValueError if it is not whole, or not of the run that this command is."""
+    try:
+        saved = load_checkpoint(latest)
+    except ValueError as error:
+        way_out = f"; {best} is of the same run: copy it to {latest} to go on from there" if best.exists() else ""
+        raise ValueError(f"{error}{way_out}") from None
     for name, value in settings.items():
         before = saved["settings"].get(name)
         if name not in MAY_CHANGE and value != before:
             raise ValueError(f"{name} = {value!r}, but {latest} was trained with {before!r}: resume with that")
-    if saved["data"] != data_facts:
+    data.check_content()
+    if saved["data"]["sha256"] != data.meta["sha256"]:
         source = saved["data"]["source"]
         raise ValueError(f"data/{dataset} is not what {latest} was trained on: prepare {source} again")
     if saved["step"] >= max_iters:
         raise ValueError(f"max_iters = {max_iters}, but {latest} has come to step {saved['step']}: give more to go on")
-
-
-with user_errors():
-    check_settings()
-    config_names = [Path(argument).stem for argument in sys.argv[1:] if not argument.startswith("-")]
-    out = Path(out_dir or "out/" + ("-".join(config_names) or dataset))
-    latest, best, log_file = out / "ckpt.pt", out / "best.pt", out / "log.jsonl"
-    on = pick_device(device)
-    precision = pick_dtype(dtype, on)
-
-    data_folder = Path(__file__).resolve().parent / "data" / dataset
-    prepare_data(data_folder)
-    data = load(data_folder)
-    data.check_block_size(block_size)
-    data_facts = {name: data.meta[name] for name in ("source", "warning", "text_sha256")}
-
-    shape = {field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings}
-    shape |= {"vocab_size": data.meta["vocab_size"], "n_kv_head": n_kv_head or None, "n_inner": n_inner or None}
-    config = GPTConfig(**shape)
-
-    if init_from == "resume":
-        saved = load_checkpoint(latest)
-        check_resumable(saved)
-        model = restore_model(saved, latest)
-    elif (latest.exists() or best.exists()) and not overwrite:
-        ways = "--init_from=resume goes on with it, --overwrite=true replaces it, --out_dir=FOLDER leaves it alone"
-        raise ValueError(f"{out} already holds a run: {ways}")
-    else:
-        saved = None
-        torch.manual_seed(seed)
-        model = GPT(config)
-    out.mkdir(parents=True, exist_ok=True)
-    log = open(log_file, "a" if saved else "w", encoding="utf-8")
-
-model.to(on).train()
-if on.type == "cuda":
-    torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
-autocast = torch.autocast(on.type, precision) if precision != torch.float32 else nullcontext()
-scaler = torch.amp.GradScaler(on.type, enabled=precision == torch.float16)
-
-# -----------------------------------------------------------------------------
-# the pieces of the loop
+    return saved
 
 
 def make_optimizers():
@@ -183,6 +168,109 @@ def make_optimizers():
     return [torch.optim.Muon(hidden, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw"), adamw]
 
 
+def restore_optimizer(opt, state):
+    """Gives `opt` what it had learned of its gradients. Raises ValueError if that does not fit the parameters."""
+    names = ["momentum_buffer"] if isinstance(opt, torch.optim.Muon) else ["step", "exp_avg", "exp_avg_sq"]
+    parameters = [p for group in opt.param_groups for p in group["params"]]
+    given = {(i, name): tensor for i, of_one in state.items() for name, tensor in of_one.items()}
+    wanted = {(i, name): p for i, p in enumerate(parameters) for name in names}
+    wanted |= {key: torch.tensor(0.0) for key in wanted if key[1] == "step"}
+    if given:  # empty before the first step that is not skipped
+        check_tensors(given, wanted)
+    opt.load_state_dict({"state": state, "param_groups": opt.state_dict()["param_groups"]})
+
+
+def random_state():
+    """What the next random numbers, those of dropout, depend on."""
+    state = {"cpu": torch.get_rng_state()}
+    return state | {"cuda": torch.cuda.get_rng_state(on)} if on.type == "cuda" else state
+
+
+def restore_random(state):
+    torch.set_rng_state(state["cpu"])
+    if on.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], on)
+
+
+def open_log(step):
+    """log.jsonl, for this process alone, without what comes after `step`: that will happen again, and be noted."""
+    out.mkdir(parents=True, exist_ok=True)
+    log = open(log_file, "ab", buffering=0)
+    if not lock(log):
+        raise ValueError(f"{out}: another process is training there: wait for it, or choose another --out_dir")
+    end = 0
+    for line in open(log_file, "rb"):
+        try:
+            later = json.loads(line)["step"] > step
+        except (KeyError, RecursionError, TypeError, ValueError):
+            later = False  # not a line of ours; it stays
+        if later or not line.endswith(b"\n"):
+            break
+        end += len(line)
+    log.truncate(end if step else 0)
+    return log
+
+
+with user_errors():
+    check_settings()
+    config_names = [Path(argument).stem for argument in sys.argv[1:] if not argument.startswith("-")]
+    out = Path(out_dir or "out/" + ("-".join(config_names) or dataset))
+    latest, best, log_file = out / "ckpt.pt", out / "best.pt", out / "log.jsonl"
+    on = pick_device(device)
+    precision = pick_dtype(dtype, on)
+    settings["dtype"] = str(precision).removeprefix("torch.")  # what auto has come to: a resumed run must keep it
+    machine = torch.cuda.get_device_name(on) if on.type == "cuda" else f"{torch.get_num_threads()} threads"
+    machine = f"{on} ({machine}), torch {torch.__version__}"
+
+    data_folder = Path(__file__).resolve().parent / "data" / dataset
+    prepare_data(data_folder)
+    data = load(data_folder)
+    data.check_sizes(batch_size, block_size)
+
+    shape = {field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings}
+    shape |= {"vocab_size": data.meta["vocab_size"], "n_kv_head": n_kv_head or None, "n_inner": n_inner or None}
+    config = GPTConfig(**shape)
+
+    step, bad_steps, val_loss, best_loss = 0, 0, math.inf, math.inf
+    if init_from == "resume":
+        saved = load_latest()
+        model = restore_model(saved, latest)
+        step, bad_steps, val_loss = saved["step"], saved["bad_steps"], saved["val_loss"]
+        if best.exists():  # asked itself, since it may be newer than the latest checkpoint
+            best_loss = load_checkpoint(best)["val_loss"]
+    else:
+        saved = None
+        check_free()
+        torch.manual_seed(seed)
+        model = GPT(config)
+
+    model.to(on).train()
+    optimizers = make_optimizers()
+    scaler = torch.amp.GradScaler(on.type, enabled=precision == torch.float16)
+    if saved:
+        try:
+            for opt, state in zip(optimizers, saved["optimizers"], strict=True):
+                restore_optimizer(opt, state)
+            if not all(isinstance(value, (int, float)) for value in saved["scaler"].values()):
+                raise ValueError("its scaler is not made of numbers")
+            scaler.load_state_dict(saved["scaler"])
+            restore_random(saved["random"])
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"{latest}: damaged: its training state does not fit: {error}") from None
+    log = open_log(step)
+    clear_leftovers(out)
+    if not saved:  # the run that was here goes, now that nothing is left that could be refused
+        latest.unlink(missing_ok=True)
+        best.unlink(missing_ok=True)
+
+if on.type == "cuda":
+    torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
+autocast = torch.autocast(on.type, precision) if precision != torch.float32 else nullcontext()
+
+# -----------------------------------------------------------------------------
+# the pieces of the loop
+
+
 def learning_rate_at(step):
     """Warm-up, then decay to min_lr_frac of the learning rate at max_iters."""
     if step < warmup_iters:
@@ -192,7 +280,6 @@ def learning_rate_at(step):
     return learning_rate * (min_lr_frac + (1 - min_lr_frac) * left)
 
 
-@user_errors()
 def batch(step, shard):
     """x and y of a micro-step, a pure function of (seed, step, shard)."""
     x, y = data.batch(seed, step, shard, batch_size, block_size)
@@ -206,6 +293,18 @@ def loss_of(x, y):
         return model(x, y)[1]
 
 
+@user_errors()
+def add_gradients():
+    """Adds up the gradients of the step's micro-steps; their mean loss, still on the device."""
+    total = 0
+    for shard in range(grad_accum_steps):
+        loss = loss_of(*batch(step, shard)) / grad_accum_steps
+        scaler.scale(loss).backward()
+        total = total + loss.detach()
+    return total
+
+
+@user_errors()
 def compile_model():
     """Compiles what all layers and replays have in common, once, and tries it; eager if that fails.
 
@@ -241,35 +340,78 @@ def evaluate(split):
     return total.item() / tokens
 
 
-def random_state():
-    """What the next random numbers, those of dropout, depend on."""
-    state = {"cpu": torch.get_rng_state()}
-    return state | {"cuda": torch.cuda.get_rng_state(on)} if on.type == "cuda" else state
+def give_up(why):
+    """Ends a run that has gone wrong, and leaves its checkpoints as they are."""
+    kept = f"{latest} is as it was, of step {saved_step}" if saved_step else "nothing has been saved"
+    say("")
+    fail(f"{why}; {kept}")
 
 
-def restore_random(state):
-    torch.set_rng_state(state["cpu"])
-    if on.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], on)
+def is_usable(loss, norm):
+    """Whether the step may be taken, loss and gradient being finite.
+
+    Without skip_bad_steps the answer is looked at later, by check_health, so as not to wait for the GPU at every
+    step. With float16 a gradient may well overflow, until the scaler has found its scale.
+    """
+    global first_bad_step, bad_steps
+    finite = (loss + norm).isfinite()
+    if not skip_bad_steps and not scaler.is_enabled():
+        first_bad_step = torch.where(finite | (first_bad_step > 0), first_bad_step, step + 1)
+        return True
+    if finite:
+        bad_steps = 0
+        return True
+    if not (scaler.is_enabled() and scaler.get_scale() > 1 and loss.isfinite()):
+        bad_steps += 1
+        if bad_steps > skip_bad_steps:
+            in_a_row = f" and the {skip_bad_steps} before it" if skip_bad_steps else ""
+            give_up(f"the loss or its gradient is not finite at step {step + 1}{in_a_row}: {CURE}")
+        say(f"step {step + 1} is skipped: its loss or gradient is not finite")
+        note("skipped")
+    return False
+
+
+def check_health():
+    """Ends the run if one of its steps so far was taken with a loss or gradient that was not finite."""
+    if first_bad_step > 0:
+        give_up(f"the loss or its gradient is not finite at step {first_bad_step}: {CURE}")
+
+
+CURE = f"a lower learning_rate than {learning_rate} may help, or skip_bad_steps"
 
 
 def save(path):
+    """Writes a checkpoint; whether that worked. Where it did not, the one before is still whole."""
+    check_health()
+    try:
+        data.check_unchanged()
+    except ValueError as error:
+        give_up(f"{error}; go on with --init_from=resume and the data as it was")
     state = {
         "version": CHECKPOINT_VERSION,
         "config": asdict(config),
         "settings": settings,
-        "data": data_facts,
+        "data": {name: data.meta[name] for name in ("source", "warning", "sha256")},
         "tokenizer": data.tokenizer.state(),
+        "machine": machine,
         "step": step,
+        "bad_steps": bad_steps,
         "val_loss": val_loss,
-        "best_loss": best_loss,
         "model": model.state_dict(),
-        "optimizers": [opt.state_dict() for opt in optimizers],
+        "optimizers": [opt.state_dict()["state"] for opt in optimizers],
         "scaler": scaler.state_dict(),
         "random": random_state(),
     }
-    with replace_file(path) as file:
-        torch.save(state, file)
+    try:
+        with replace_file(path) as file:
+            torch.save(state, file)
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__  # PyTorch wraps what `file` raises
+        if not isinstance(cause, OSError):
+            raise
+        say(f"NOT SAVED: {path} at step {step}: {cause.strerror}; training goes on, and will try again")
+        return False
+    return True
 
 
 sys.stdout.reconfigure(encoding="utf-8")
@@ -278,30 +420,38 @@ on_terminal = sys.stdout.isatty()
 
 def say(line, lasting=True):
     """Prints a line; on a terminal, one that is not lasting makes room for the next."""
-    if on_terminal:
-        width = shutil.get_terminal_size().columns - 1
-        print("\r\x1b[K" + (line if lasting else line[:width]), end="\n" if lasting else "", flush=True)
-    else:
-        print(line, flush=True)
-
-
-def check_finite(loss):
-    if not math.isfinite(loss):
-        kept = f"{latest} is as it was" if latest.exists() else "nothing has been saved"
-        say("")
-        fail(f"the loss is {loss} at step {step}: a lower learning_rate than {learning_rate} may help; {kept}")
-
-
-def stop(number, _):
-    """On Ctrl-C or SIGTERM: finish the step, save and leave. A second signal ends the program at once."""
-    global stop_signal
-    stop_signal = number
-    signal.signal(number, signal.SIG_DFL)
+    try:
+        if on_terminal:
+            width = shutil.get_terminal_size().columns - 1
+            print("\r\x1b[K" + (line if lasting else line[:width]), end="\n" if lasting else "", flush=True)
+        else:
+            print(line, flush=True)
+    except OSError:  # the reader has gone, or the disk is full: no reason to lose a run
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(event, **facts):
-    """A line of log.jsonl."""
-    print(json.dumps({"event": event, "step": step, **facts}), file=log, flush=True)
+    """A line of log.jsonl. What cannot be written now is written later."""
+    global unwritten
+    unwritten += json.dumps({"event": event, "step": step, **facts}).encode() + b"\n"
+    try:
+        unwritten = unwritten[log.write(unwritten) :]
+    except OSError as error:
+        say(f"NOT WRITTEN: {log_file} at step {step}: {error.strerror}; training goes on, and will try again")
+
+
+def stop(number, _):
+    """On Ctrl-C, SIGTERM or SIGHUP: finish the step, save and leave. A second signal ends the program at once."""
+    global stop_signal
+    stop_signal = number
+    listen(signal.SIG_DFL)
+
+
+def listen(handler):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it, and means it
+            signal.signal(number, handler)
 
 
 def clock(seconds):
@@ -312,18 +462,9 @@ def clock(seconds):
 # -----------------------------------------------------------------------------
 # what is about to happen
 
-optimizers = make_optimizers()
-step, val_loss, best_loss = 0, math.inf, math.inf
-if saved:
-    step, val_loss, best_loss = saved["step"], saved["val_loss"], saved["best_loss"]
-    try:
-        for opt, state in zip(optimizers, saved["optimizers"], strict=True):
-            opt.load_state_dict(state)
-        scaler.load_state_dict(saved["scaler"])
-        restore_random(saved["random"])
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        fail(f"{latest}: damaged: its training state does not fit: {error}")
-
+unwritten = b""  # lines of the log
+saved_step = step  # of ckpt.pt; 0: there is none
+first_bad_step = torch.zeros((), dtype=torch.int64, device=on)  # 0: none so far
 tokens_per_step = batch_size * grad_accum_steps * block_size
 tokens, in_bytes = data.meta["tokens"], data.meta["bytes"]
 method = f"{attention} attention" + {"w2": f" ({sigma} σ)", "summed_qk": f" ({qk_scale})"}.get(attention, "")
@@ -335,9 +476,11 @@ if data.meta["warning"]:
     say(f"NOTE    {data.meta['warning']}")
 epochs = max_iters * tokens_per_step / tokens["train"]
 say(f"steps   {step:,} to {max_iters:,} of {tokens_per_step:,} tokens, {epochs:.3g} epochs in all, {optimizer}")
-machine = torch.cuda.get_device_name(on) if on.type == "cuda" else f"{torch.get_num_threads()} threads"
-say(f"device  {on} ({machine}), {str(precision).removeprefix('torch.')}; run in {out}")
-note("start", settings=settings, config=asdict(config), parameters=model.get_num_params(), data=data.meta)
+say(f"device  {machine}, {settings['dtype']}; run in {out}")
+if saved and saved["machine"] != machine:
+    say(f"NOTE    so far it ran on {saved['machine']}: the same run from here, but not to the last bit")
+run = {"settings": settings, "config": asdict(config), "data": data.meta, "machine": machine}
+note("resume" if saved else "start", parameters=model.get_num_params(), **run)
 
 if compile == "true" or compile == "auto" and on.type == "cuda":
     compile_model()
@@ -346,10 +489,9 @@ if compile == "true" or compile == "auto" and on.type == "cuda":
 # the loop
 
 stop_signal = None
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, stop)
-began = time.time()
-first_step, seconds = step, 0.0  # seconds of training, without evaluating
+listen(stop)
+began = last_save = time.time()
+first_step, seconds = step, 0.0  # seconds of training, without evaluating and saving
 last_step, last_time = step, began  # of the latest log line
 while step < max_iters:
     rate = learning_rate_at(step)
@@ -357,25 +499,25 @@ while step < max_iters:
         for group in opt.param_groups:
             group["lr"] = rate
 
-    loss_sum = 0
-    for shard in range(grad_accum_steps):
-        loss = loss_of(*batch(step, shard)) / grad_accum_steps
-        scaler.scale(loss).backward()
-        loss_sum = loss_sum + loss.detach()
-    if grad_clip:
-        for opt in optimizers:
-            scaler.unscale_(opt)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
+    loss = add_gradients()
     for opt in optimizers:
-        scaler.step(opt)
+        scaler.unscale_(opt)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf)
+    usable = is_usable(loss, norm)
+    for opt in optimizers:
+        if usable:
+            scaler.step(opt)
         opt.zero_grad()
     scaler.update()
     step += 1
 
+    stopping = stop_signal is not None or step == max_iters
     evaluating = step % eval_interval == 0 or step == max_iters
+    saving = step % checkpoint_interval == 0 or 0 < checkpoint_minutes < (time.time() - last_save) / 60 or stopping
+
     if step % log_interval == 0 or evaluating:
-        train_loss = loss_sum.item()  # waits for the GPU, so not at every step
-        check_finite(train_loss)
+        check_health()
+        train_loss = loss.item()  # waits for the GPU, so not at every step
         now = time.time()
         seconds += now - last_time
         speed = (step - last_step) * tokens_per_step / (now - last_time)
@@ -384,12 +526,14 @@ while step < max_iters:
         mfu = "n/a" if math.isnan(mfu) else f"{mfu:.1%}"
         at = f"step {step:,}/{max_iters:,}   loss {train_loss:.4f}"
         say(f"{at}   {speed:,.0f} tokens/s   MFU {mfu}   {clock(left)} left", lasting=False)
-        note("step", loss=train_loss, learning_rate=rate, tokens_per_second=speed)
+        logged_loss = train_loss if math.isfinite(train_loss) else None  # JSON has no nan
+        note("step", loss=logged_loss, learning_rate=rate, tokens_per_second=speed)
         last_step, last_time = step, now
 
     if evaluating:
         train_loss, val_loss = evaluate("train"), evaluate("val")
-        check_finite(val_loss)
+        if not math.isfinite(val_loss):
+            give_up(f"the validation loss is {val_loss} at step {step}: {CURE}")
         perplexity = math.exp(min(val_loss, 700))
         bits_per_byte = val_loss / math.log(2) * tokens["val"] / in_bytes["val"]
         say(
@@ -397,20 +541,27 @@ while step < max_iters:
             f"perplexity {perplexity:.2f}   bits per byte {bits_per_byte:.3f}"
         )
         note("eval", train_loss=train_loss, val_loss=val_loss, perplexity=perplexity, bits_per_byte=bits_per_byte)
-        if val_loss < best_loss:
+        if val_loss < best_loss and save(best):
             best_loss = val_loss
-            save(best)
-        save(latest)
+
+    if saving:
+        if save(latest):
+            saved_step = step
+        last_save = time.time()
+    if evaluating or saving:
         last_time = time.time()
+    if stopping:
+        break
 
-    if stop_signal and step < max_iters:
-        if not evaluating:
-            save(latest)
-        say(f"stopped after step {step}, saved in {latest}: the same command and --init_from=resume go on")
-        sys.exit(128 + stop_signal)
+listen(signal.SIG_DFL)
+arguments = [argument for argument in sys.argv if not argument.startswith(("--init_from", "--overwrite"))]
+resume = shlex.join(["python", *arguments, "--init_from=resume"])
+if saved_step < step:
+    give_up(f"step {step} could not be saved: make room, then {resume}")
+if step < max_iters:
+    say(f"stopped after step {step:,}, saved in {latest}; to go on: {resume}")
+    sys.exit(128 + stop_signal)
 
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, signal.SIG_DFL)
 elapsed, speed = time.time() - began, (step - first_step) * tokens_per_step / seconds
 note("end", seconds=elapsed, tokens_per_second=speed, best_loss=best_loss)
 say(f"{clock(elapsed)} for {step - first_step:,} steps, {speed:,.0f} tokens/s while training")

@@ -16,6 +16,7 @@ import difflib
 import io
 import math
 import runpy
+import signal
 import sys
 import tokenize
 import traceback
@@ -42,13 +43,27 @@ def fail(message) -> NoReturn:
 
 @contextmanager
 def user_errors():
-    """Turn a ValueError or OSError raised inside into `fail`: what users can mend gets a line, not a traceback."""
+    """Turn what users can mend into `fail`: a ValueError or OSError raised inside, too little memory, and Ctrl-C."""
     try:
         yield
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error)
     except ValueError as error:
         fail(error)
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
+    except (MemoryError, RuntimeError) as error:
+        # torch.OutOfMemoryError is a GPU's; on a CPU PyTorch has no type of its own for it
+        of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
+        if not of_memory and "overflow" not in str(error):  # sizes whose product is no number any more
+            raise
+        fail(f"more memory is needed than there is: use smaller sizes ({shorten(str(error).splitlines()[0], 120)})")
+
+
+def quiet_pipe():
+    """Let `| head` end the program without a word."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -79,6 +94,7 @@ def read_settings(program, argv=None) -> dict:
     argv = sys.argv[1:] if argv is None else argv
     declared = declared_settings(program)
     if "--help" in argv or "-h" in argv:
+        quiet_pipe()
         print(usage(program, declared))
         raise SystemExit(0)
 
@@ -133,10 +149,16 @@ def parse_option(argument, declared):
 
 def find_file(path, program) -> Path:
     """A config file, looked for from the current folder and then from the program's, so that runs work anywhere."""
-    for candidate in (Path(path), Path(program).resolve().parent / path):
+    home = Path(program).resolve().parent
+    for candidate in (Path(path), home / path):
         if candidate.is_file():
+            if candidate.samefile(program):
+                raise ValueError(f"{path}: is the program itself, not a config file")
             return candidate
-    raise ValueError(f"{path}: no such config file (settings are written as --name=value)")
+    known = {file.stem: file.relative_to(home) for file in home.glob("config/[!_]*.py")}
+    near = difflib.get_close_matches(Path(path).stem, known, n=1)
+    hint = f"did you mean {known[near[0]]}?" if near else "settings are written as --name=value"
+    raise ValueError(f"{path}: no such config file ({hint})")
 
 
 def read_file(path, declared) -> dict:
@@ -160,6 +182,8 @@ def read_file(path, declared) -> dict:
             settings[name] = convert(value, declared[name].default)
         except ValueError as error:
             raise ValueError(f"{path}: {name}: {error}") from None
+    if not settings:
+        raise ValueError(f"{path}: sets nothing; settings are written as name = value")
     return settings
 
 

@@ -49,6 +49,28 @@ def replace_file(path):
             os.close(folder)
 
 
+def clear_leftovers(folder):
+    """Remove what killed processes have left of `replace_file`; only if no living one can be at work in there."""
+    for leftover in Path(folder).glob("*.*.[0-9]*.tmp"):
+        leftover.unlink()
+
+
+def lock(file, wait=False) -> bool:
+    """Whether the open `file` is now this process's own: of all that ask for it, one holds it at a time.
+
+    The system takes a lock away from a process that ends, however it ends. Where there are no locks, all get it.
+    """
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # Windows; a file system without locks
+        pass
+    return True
+
+
 # -- tokenizers ----------------------------------------------------------------------------------------------
 
 
@@ -78,6 +100,7 @@ class CharTokenizer:
         return np.searchsorted(self.codes, codes)
 
     def decode(self, ids) -> str:
+        check_token_ids(ids, self.vocab_size)
         return "".join(self.chars[i] for i in ids)
 
     def decode_bytes(self, ids) -> bytes:
@@ -89,6 +112,7 @@ class CharTokenizer:
 
 
 def code_points(text):
+    check_text(text)
     # Half surrogate pairs get through here so that `encode` can name them like any other unknown character.
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
 
@@ -107,9 +131,11 @@ class BPETokenizer:
         )
 
     def encode(self, text) -> list[int]:
+        check_text(text)
         return self.encoding.encode(text, disallowed_special=())
 
     def encode_array(self, text) -> np.ndarray:
+        check_text(text)
         return self.encoding.encode_to_numpy(text, disallowed_special=())
 
     def decode(self, ids) -> str:
@@ -118,6 +144,7 @@ class BPETokenizer:
 
     def decode_bytes(self, ids) -> bytes:
         """The bytes of `ids`: a character may be spread over several tokens, so joining is for bytes, not text."""
+        check_token_ids(ids, self.vocab_size)
         return self.encoding.decode_bytes(ids)
 
     def state(self) -> dict:
@@ -128,6 +155,17 @@ class BPETokenizer:
             "special_tokens": self.special_tokens,
             "ranks": ranks_to_text(self.ranks),
         }
+
+
+def check_text(text):
+    if not isinstance(text, str):
+        raise ValueError(f"text is needed, not {type(text).__name__}")
+
+
+def check_token_ids(ids, vocab_size):
+    for i in ids:
+        if not 0 <= i < vocab_size:
+            raise ValueError(f"token {i} is outside the vocabulary of {vocab_size}")
 
 
 def tokenizer_from_state(state):
@@ -216,6 +254,7 @@ def train_bpe(text, vocab_size) -> BPETokenizer:
     >>> list(train_bpe("aaab aaab", 259).ranks)[256:]
     [b'aa', b'ab', b'aaab']
     """
+    check_text(text)
     pieces = Counter(match.group() for match in re.finditer(SPLIT, text))
     words = [list(piece.encode()) for piece in pieces]  # a text repeats its words: each is merged once, and counted
     counts = list(pieces.values())
@@ -283,16 +322,21 @@ def gpt2_tokenizer() -> BPETokenizer:
 # -- preparing -----------------------------------------------------------------------------------------------
 
 
-def prepare(folder, text, source, tokenizer="char", vocab_size=1024, val_fraction=0.1, warning=""):
+def prepare(folder, text, source, tokenizer="char", vocab_size=None, val_fraction=0.1, warning=""):
     """Write train.bin, val.bin and meta.json to `folder`: the last `val_fraction` of `text` is for validation.
 
-    `tokenizer` is "char", "bpe" (of `vocab_size` tokens, trained on the training part) or "gpt2". `source` and
-    `warning` say where the text comes from; whoever shows a loss should show them. Bad input is a ValueError,
-    raised before anything is written.
+    `tokenizer` is "char", "bpe" (of `vocab_size` tokens, 1024 unless given, trained on the training part) or
+    "gpt2". `source` and `warning` say where the text comes from; whoever shows a loss should show them. Bad input
+    is a ValueError, raised before anything is written.
     """
     folder = Path(folder)
+    if vocab_size is not None and tokenizer != "bpe":
+        raise ValueError(f"vocab_size={vocab_size} goes with tokenizer 'bpe', not with {tokenizer!r}")
     if not 0 < val_fraction < 1:
         raise ValueError(f"val_fraction={val_fraction} is not between 0 and 1")
+    check_text(source)
+    check_text(warning)
+    check_text(text)
     check_unicode(text)
     if len(set(text)) < 2:
         raise ValueError(f"{source}: fewer than two distinct characters, so nothing to learn; give a longer text")
@@ -302,7 +346,8 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=1024, val_fractio
     if tokenizer == "char":
         coder = CharTokenizer(text)
     elif tokenizer == "bpe":
-        if type(vocab_size) is not int or vocab_size < 256:
+        vocab_size = 1024 if vocab_size is None else vocab_size
+        if not is_count(vocab_size, least=256):
             raise ValueError(f"vocab_size={vocab_size} is not a whole number from 256 (the byte values) up")
         coder = train_bpe(parts["train"], vocab_size)
     elif tokenizer == "gpt2":
@@ -331,9 +376,11 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=1024, val_fractio
         "text_sha256": sha256(text.encode()),
         "tokens": {split: len(ids[split]) for split in SPLITS},
         "bytes": {split: len(parts[split].encode()) for split in SPLITS},
+        "sha256": {split: sha256(ids[split].tobytes()) for split in SPLITS},  # of the .bin files
     }
 
     folder.mkdir(parents=True, exist_ok=True)
+    clear_leftovers(folder)
     (folder / "meta.json").unlink(missing_ok=True)  # written last: a folder with one is whole
     (folder / RANKS_FILE).unlink(missing_ok=True)
     if ranks:
@@ -427,6 +474,7 @@ def load(folder) -> "Dataset":
         raise ValueError(f"{folder}: no such data; {folder.parent} has {names or 'none'}")
     path = folder / "meta.json"
     try:
+        stamps = {path.name: file_stamp(path)}
         meta = json.loads(path.read_bytes())
         check_meta(meta)
         state = dict(meta["tokenizer"])
@@ -442,13 +490,20 @@ def load(folder) -> "Dataset":
         splits = {}
         for split in SPLITS:
             path = folder / f"{split}.bin"
+            stamps[path.name] = file_stamp(path)
             if path.stat().st_size != meta["tokens"][split] * np.dtype(meta["dtype"]).itemsize:
                 raise ValueError("not of the size that meta.json says")
             splits[split] = np.memmap(path, dtype=meta["dtype"], mode="r")
     except (OSError, ValueError, RecursionError) as error:  # json gives up on deep nesting with the last
         what = error.strerror or error if isinstance(error, OSError) else error
         raise ValueError(f"{path}: {what}; run python data/{folder.name}/prepare.py again") from None
-    return Dataset(meta, tokenizer, splits)
+    return Dataset(meta, tokenizer, splits, folder, stamps)
+
+
+def file_stamp(path):
+    """What tells a file from another one of the same name, and from itself before it was last written to."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def check_meta(meta):
@@ -459,25 +514,30 @@ def check_meta(meta):
         raise ValueError(f"version {meta.get('version')!r} is not {VERSION}, the one this program reads")
     good = {
         "tokenizer": lambda value: isinstance(value, dict),
-        "vocab_size": lambda value: type(value) is int and value > 0,
+        "vocab_size": lambda value: is_count(value, least=1),
         "dtype": lambda value: value in ("uint16", "uint32"),
         "source": lambda value: isinstance(value, str),
         "warning": lambda value: isinstance(value, str),
-        "text_sha256": lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value),
-        "tokens": lambda value: is_counts(value, least=2),
-        "bytes": lambda value: is_counts(value, least=1),
+        "text_sha256": is_hash,
+        "tokens": lambda value: of_splits(value, lambda count: is_count(count, least=2)),
+        "bytes": lambda value: of_splits(value, lambda count: is_count(count, least=1)),
+        "sha256": lambda value: of_splits(value, is_hash),
     }
     for name, fits in good.items():
         if not fits(meta.get(name)):
             raise ValueError(f"{name} is missing or damaged")
 
 
-def is_counts(value, least):
-    return (
-        isinstance(value, dict)
-        and set(value) == set(SPLITS)
-        and all(type(count) is int and count >= least for count in value.values())
-    )
+def is_count(value, least):
+    return type(value) is int and value >= least
+
+
+def is_hash(value):
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)
+
+
+def of_splits(value, fits):
+    return isinstance(value, dict) and set(value) == set(SPLITS) and all(map(fits, value.values()))
 
 
 @dataclass
@@ -487,9 +547,29 @@ class Dataset:
     meta: dict
     tokenizer: CharTokenizer | BPETokenizer
     splits: dict[str, np.ndarray]
+    folder: Path
+    stamps: dict[str, tuple]  # of the files, when they were loaded
 
-    def check_block_size(self, block_size):
-        """ValueError if a split is too short for a window of `block_size` tokens and the token after it."""
+    def check_unchanged(self):
+        """ValueError if a file has been replaced or written to since it was loaded. Cheap: reads no tokens."""
+        for name, stamp in self.stamps.items():
+            path = self.folder / name
+            if not path.exists() or file_stamp(path) != stamp:
+                raise ValueError(f"{path} has changed since it was loaded")
+
+    def check_content(self):
+        """ValueError if the tokens on disk are not those that `prepare` wrote. Reads them all."""
+        for split, tokens in self.splits.items():
+            if sha256(tokens) != self.meta["sha256"][split]:
+                raise ValueError(
+                    f"{self.folder / split}.bin is not what prepare.py wrote: damaged; run its prepare.py again"
+                )
+
+    def check_sizes(self, batch_size, block_size):
+        """ValueError unless there are windows of `block_size` tokens, and the token after, in both splits."""
+        for name, value in {"batch_size": batch_size, "block_size": block_size}.items():
+            if not is_count(value, least=1):
+                raise ValueError(f"{name}={value!r} is not a whole number from 1 up")
         split = min(SPLITS, key=lambda name: len(self.splits[name]))
         tokens = len(self.splits[split])
         if block_size >= tokens:
@@ -510,7 +590,7 @@ class Dataset:
         A pure function: the same arguments give the same windows, whatever was drawn before. That makes a resumed
         run continue as if it had never stopped, and gives each `shard` (process, micro-step) windows of its own.
         """
-        self.check_block_size(block_size)
+        self.check_sizes(batch_size, block_size)
         data = self.splits["train"]
         # Philox numbers its random blocks: a step and a shard are just a place in the stream of a seed.
         random = np.random.Generator(np.random.Philox(key=seed % 2**64, counter=[0, 0, step, shard]))
@@ -526,11 +606,13 @@ class Dataset:
         out have target -1 (and token 0); they also fill the last batch, so that all batches have one shape. The
         targets are the same for every batch_size: add their losses up and divide by their number.
         """
-        self.check_block_size(block_size)
+        self.check_sizes(batch_size, block_size)
+        if split not in self.splits:
+            raise ValueError(f"split={split!r} is not one of {', '.join(self.splits)}")
+        if not is_count(max_tokens, least=1):
+            raise ValueError(f"max_tokens={max_tokens!r} is not a whole number from 1 up")
         data = self.splits[split]
         targets = len(data) - 1
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens={max_tokens} leaves nothing to evaluate on")
         if targets <= max_tokens:
             starts = np.arange(0, targets, block_size)
             ends = np.minimum(starts + block_size, targets)

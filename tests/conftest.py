@@ -1,6 +1,75 @@
-"""Lets the tests import the programs, wherever pytest is started from."""
+"""Lets the tests import the programs, wherever pytest is started from, and run them in a copy of the repository."""
 
+import runpy
+import shutil
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import data
+
+TINY = "--n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=2"
+TINY += " --sample_tokens=5 --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
+TEXT = "the quick brown fox jumps over the lazy dog.\nand again, the dog sleeps!\n" * 40
+
+
+@pytest.fixture(scope="session")
+def original(tmp_path_factory):
+    """A copy of the repository, with a short text in the place of Shakespeare, prepared by characters."""
+    folder = tmp_path_factory.mktemp("original")
+    for name in ("train.py", "sample.py", "model.py"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "config", folder / "config")
+    for script in (ROOT / "data").glob("*/prepare.py"):
+        (folder / "data" / script.parent.name).mkdir(parents=True)
+        shutil.copy(script, folder / "data" / script.parent.name)
+    shutil.copy(ROOT / "data" / "__init__.py", folder / "data")
+    (folder / "data" / "shakespeare_char" / "input.txt").write_text(TEXT)
+    (folder / "data" / "shakespeare_bpe" / "input.txt").write_text(TEXT)
+    data.prepare(folder / "data" / "shakespeare_char", TEXT, "test")
+    return folder
+
+
+@pytest.fixture
+def repo(original, tmp_path, monkeypatch, capsys):
+    """A function run(command) -> what it printed, in a fresh copy of the repository that is the current folder."""
+    folder = tmp_path / "repo"
+    shutil.copytree(original, folder)
+    monkeypatch.chdir(folder)
+    locked, lock = [], data.lock
+    monkeypatch.setattr(data, "lock", lambda file, wait=False: locked.append(file) or lock(file, wait))
+
+    def run(command):
+        program, *arguments = command.split(" ") if isinstance(command, str) else command
+        monkeypatch.setattr(sys, "argv", [program, *arguments])
+        try:
+            runpy.run_path(program, run_name="__main__")
+        finally:
+            for file in locked:  # as the end of a process would
+                file.close()
+        return capsys.readouterr().out
+
+    run.folder = folder
+    return run
+
+
+def refused(run, command, capsys):
+    """The one line of error that `command` ends with, having changed no file."""
+    before = contents(run.folder)
+    with pytest.raises(SystemExit) as end:
+        run(command)
+    error = capsys.readouterr().err
+    assert end.value.code == 2
+    assert error.count("\n") == 1, error
+    assert contents(run.folder) == before
+    return error
+
+
+def contents(folder):
+    """Of every folder None, of every file its bytes."""
+    paths = [path for path in folder.rglob("*") if "__pycache__" not in str(path)]
+    return {path: path.read_bytes() if path.is_file() else None for path in paths}

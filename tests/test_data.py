@@ -26,7 +26,7 @@ BYTES = BPETokenizer({bytes([i]): i for i in range(256)}, data.SPLIT, {"<|endoft
 
 @pytest.fixture(params=["char", "bpe"])
 def folder(request, tmp_path, capsys):
-    prepare(tmp_path / "words", TEXT, "bottles", tokenizer=request.param, vocab_size=300)
+    prepare(tmp_path / "words", TEXT, "bottles", request.param, 300 if request.param == "bpe" else None)
     return tmp_path / "words"
 
 
@@ -36,7 +36,7 @@ def contents(folder):
 
 def dataset(train, val):
     splits = {"train": np.array(train, dtype=np.uint16), "val": np.array(val, dtype=np.uint16)}
-    return Dataset({"vocab_size": 65_536}, None, splits)
+    return Dataset({"vocab_size": 65_536}, None, splits, Path("unused"), {})
 
 
 # -- files ---------------------------------------------------------------------------------------------------
@@ -443,10 +443,10 @@ def test_all_batches_of_windows_have_one_shape():
 
 def test_block_size_too_long_says_what_works():
     words = dataset(range(100), range(10))
-    words.check_block_size(9)
+    words.check_sizes(1, 9)
     message = "block_size=10 is too long for the val split of 10 tokens; the largest that works is 9"
     for call in (
-        lambda: words.check_block_size(10),
+        lambda: words.check_sizes(1, 10),
         lambda: words.batch(0, 0, 0, 1, 10),
         lambda: next(words.windows("train", 1, 10, 50)),
     ):

@@ -17,60 +17,10 @@ import torch
 
 from data import prepare
 
-ROOT = Path(__file__).resolve().parent.parent
+from conftest import ROOT, TEXT, TINY, refused
+
 CONFIGS = sorted(path.name for path in (ROOT / "config").glob("*.py") if path.name != "__init__.py")
 METHODS = [name for name in CONFIGS if not name.startswith("size_")]
-TINY = "--n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=2"
-TINY += " --sample_tokens=5 --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
-TEXT = "the quick brown fox jumps over the lazy dog.\nand again, the dog sleeps!\n" * 40
-
-
-@pytest.fixture(scope="session")
-def original(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("original")
-    for name in ("train.py", "sample.py", "model.py"):
-        shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "config", folder / "config")
-    for script in (ROOT / "data").glob("*/prepare.py"):
-        (folder / "data" / script.parent.name).mkdir(parents=True)
-        shutil.copy(script, folder / "data" / script.parent.name)
-    shutil.copy(ROOT / "data" / "__init__.py", folder / "data")
-    (folder / "data" / "shakespeare_char" / "input.txt").write_text(TEXT)
-    (folder / "data" / "shakespeare_bpe" / "input.txt").write_text(TEXT)
-    return folder
-
-
-@pytest.fixture
-def repo(original, tmp_path, monkeypatch, capsys):
-    """A function run(command) -> what it printed, in a fresh copy of the repository that is the current folder."""
-    folder = tmp_path / "repo"
-    shutil.copytree(original, folder)
-    monkeypatch.chdir(folder)
-
-    def run(command):
-        program, *arguments = command.split(" ") if isinstance(command, str) else command
-        monkeypatch.setattr(sys, "argv", [program, *arguments])
-        runpy.run_path(program, run_name="__main__")
-        return capsys.readouterr().out
-
-    run.folder = folder
-    return run
-
-
-def refused(run, command, capsys):
-    """The one line of error that `command` ends with, having changed no file."""
-    before = contents(run.folder)
-    with pytest.raises(SystemExit) as end:
-        run(command)
-    error = capsys.readouterr().err
-    assert end.value.code == 2
-    assert error.count("\n") == 1, error
-    assert contents(run.folder) == before
-    return error
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "__pycache__" not in str(path)}
 
 
 def weights(path):
@@ -108,6 +58,7 @@ def test_sizes_go_with_methods(repo, size):
 
 
 def test_what_a_person_sees(repo):
+    Path("data/shakespeare_char/meta.json").unlink()
     shown = repo(f"train.py config/m1_shakespeare.py {TINY}")
     assert "running data/shakespeare_char/prepare.py" in shown
     for word in ("m1 residual", "parameters", "tokens to train on", "cpu", "tokens/s", "left", "MFU n/a"):
@@ -123,7 +74,7 @@ def test_exactly_max_iters_updates_and_all_in_the_log(repo):
     assert [line["step"] for line in events if line["event"] == "step"] == [1, 2, 3, 4, 5]
     assert [line["step"] for line in events if line["event"] == "eval"] == [2, 4, 5]
     assert events[0]["event"] == "start" and events[-1]["event"] == "end"
-    assert torch.load("out/x/ckpt.pt", weights_only=True)["optimizers"][0]["state"][0]["step"] == 5
+    assert torch.load("out/x/ckpt.pt", weights_only=True)["optimizers"][0][0]["step"] == 5
 
 
 def test_first_loss_is_that_of_a_guess(repo):

@@ -26,7 +26,7 @@ if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("paths", nargs="*", type=Path, metavar="text")
     parser.add_argument("--tokenizer", choices=["char", "bpe", "gpt2"], default="char")
-    parser.add_argument("--vocab_size", type=int, default=1024, help="tokens to learn for bpe (default: 1024)")
+    parser.add_argument("--vocab_size", type=int, help="tokens to learn for bpe (default: 1024)")
     parser.add_argument("--val_fraction", type=float, default=0.1, help="share kept for validation (default: 0.1)")
     options = parser.parse_args()
     with user_errors():
