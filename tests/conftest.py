@@ -1,11 +1,13 @@
 """Lets the tests import the programs, wherever pytest is started from, and run them in a copy of the repository."""
 
+import json
 import runpy
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -73,3 +75,12 @@ def contents(folder):
     """Of every folder None, of every file its bytes."""
     paths = [path for path in folder.rglob("*") if "__pycache__" not in str(path)]
     return {path: path.read_bytes() if path.is_file() else None for path in paths}
+
+
+def same(a, b):
+    """Whether two tables of tensors are equal to the last bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def log_of(folder):
+    return [json.loads(line) for line in (Path(folder) / "log.jsonl").read_text().splitlines()]
