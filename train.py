@@ -137,23 +137,25 @@ def check_free():
         raise ValueError(f"out_dir = {out} holds files that are not of a run: name a new folder")
 
 
-def load_latest():
+def load_resumable(path):
     """The checkpoint to resume from. Raises ValueError if it is not whole, or not of the run that this command is."""
     try:
-        saved = load_checkpoint(latest)
+        saved = load_checkpoint(path)
     except ValueError as error:
-        way_out = f"; {best} is of the same run: copy it to {latest} to go on from there" if best.exists() else ""
+        way_out = f"; without it the run goes on from {best}" if path.exists() and best.exists() else ""
         raise ValueError(f"{error}{way_out}") from None
     for name, value in settings.items():
         before = saved["settings"].get(name)
         if name not in MAY_CHANGE and value != before:
-            raise ValueError(f"{name} = {value!r}, but {latest} was trained with {before!r}: resume with that")
+            raise ValueError(f"{name} = {value!r}, but {path} was trained with {before!r}: resume with that")
     data.check_content()
     if saved["data"]["sha256"] != data.meta["sha256"]:
         source = saved["data"]["source"]
-        raise ValueError(f"data/{dataset} is not what {latest} was trained on: prepare {source} again")
+        raise ValueError(f"data/{dataset} is not what {path} was trained on: prepare {source} again")
+    if saved["config"] != asdict(config):
+        raise ValueError(f"{path}: damaged: its config and its settings are not of one model")
     if saved["step"] >= max_iters:
-        raise ValueError(f"max_iters = {max_iters}, but {latest} has come to step {saved['step']}: give more to go on")
+        raise ValueError(f"max_iters = {max_iters}, but {path} has come to step {saved['step']}: give more to go on")
     return saved
 
 
@@ -199,7 +201,7 @@ def open_log(step):
     if not lock(log):
         raise ValueError(f"{out}: another process is training there: wait for it, or choose another --out_dir")
     end = 0
-    for line in open(log_file, "rb"):
+    for line in log_file.read_bytes().splitlines(keepends=True):
         try:
             later = json.loads(line)["step"] > step
         except (KeyError, RecursionError, TypeError, ValueError):
@@ -233,8 +235,9 @@ with user_errors():
 
     step, bad_steps, val_loss, best_loss = 0, 0, math.inf, math.inf
     if init_from == "resume":
-        saved = load_latest()
-        model = restore_model(saved, latest)
+        resumed = best if best.exists() and not latest.exists() else latest
+        saved = load_resumable(resumed)
+        model = restore_model(saved, resumed)
         step, bad_steps, val_loss = saved["step"], saved["bad_steps"], saved["val_loss"]
         if best.exists():  # asked itself, since it may be newer than the latest checkpoint
             best_loss = load_checkpoint(best)["val_loss"]
@@ -256,7 +259,7 @@ with user_errors():
             scaler.load_state_dict(saved["scaler"])
             restore_random(saved["random"])
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"{latest}: damaged: its training state does not fit: {error}") from None
+            raise ValueError(f"{resumed}: damaged: its training state does not fit: {error}") from None
     log = open_log(step)
     clear_leftovers(out)
     if not saved:  # the run that was here goes, now that nothing is left that could be refused
@@ -342,7 +345,7 @@ def evaluate(split):
 
 def give_up(why):
     """Ends a run that has gone wrong, and leaves its checkpoints as they are."""
-    kept = f"{latest} is as it was, of step {saved_step}" if saved_step else "nothing has been saved"
+    kept = f"{out} holds step {saved_step}" if saved_step else "nothing has been saved"
     say("")
     fail(f"{why}; {kept}")
 
@@ -463,7 +466,7 @@ def clock(seconds):
 # what is about to happen
 
 unwritten = b""  # lines of the log
-saved_step = step  # of ckpt.pt; 0: there is none
+saved_step = step  # to resume from; 0: nothing has been saved
 first_bad_step = torch.zeros((), dtype=torch.int64, device=on)  # 0: none so far
 tokens_per_step = batch_size * grad_accum_steps * block_size
 tokens, in_bytes = data.meta["tokens"], data.meta["bytes"]

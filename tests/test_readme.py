@@ -16,3 +16,10 @@ def test_files_it_names_exist():
     root = Path(__file__).resolve().parents[1]
     for name in re.findall(r"(?:config|data|tests)/\w+(?:/\w+)?\.(?:py|txt)\b", README):
         assert (root / name).exists() or name == "data/shakespeare_char/input.txt", name
+
+
+def test_list_of_what_a_resumed_run_may_change():
+    program = (Path(__file__).resolve().parents[1] / "train.py").read_text(encoding="utf-8")
+    sets = "".join(re.findall(r"^MAY_CHANGE \|?= \{(.*)\}$", program, re.MULTILINE))
+    listed = re.search(r"What may change: (.*)$", README, re.MULTILINE).group(1)
+    assert sorted(re.findall(r"`(\w+)`", listed)) == sorted(re.findall(r'"(\w+)"', sets))

@@ -111,6 +111,17 @@ def test_what_auto_came_to_is_kept(run, capsys, dtype):
     assert f"dtype = '{other}'" in error and f"'{came_to}'" in error
 
 
+def test_best_serves_where_there_is_no_latest(run):
+    command = f"{RUN} --eval_interval=2 --checkpoint_interval=9"
+    run(f"{command} --out_dir={WHOLE}")
+    shutil.copytree(WHOLE, RESUMED)
+    (RESUMED / "ckpt.pt").unlink()
+    assert torch.load(RESUMED / "best.pt", weights_only=True)["step"] == 6
+    run(f"{command} --max_iters=8 --out_dir={RESUMED} --init_from=resume")
+    run(f"{command} --max_iters=8 --out_dir={WHOLE} --init_from=resume")
+    assert_same_run()
+
+
 def test_another_machine_is_said(run):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
@@ -202,7 +213,7 @@ def test_a_run_that_could_not_be_saved_ends_in_an_error(run, monkeypatch, capsys
             run(f"{RUN} --out_dir={RESUMED}")
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.count("\n") == 1
-    assert "step 6 could not be saved" in error and "out/resumed/ckpt.pt is as it was, of step 3" in error
+    assert "step 6 could not be saved" in error and "out/resumed holds step 3" in error
     run(error.partition("then python ")[2].partition(";")[0])  # what it says to do
     assert_same_run()
 
@@ -260,7 +271,7 @@ def test_what_is_not_finite_stops_the_run(run, monkeypatch, capsys, kind, grad_c
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.count("\n") == 1 and "not finite at step 3" in error
     if checkpoint_interval == 2:
-        assert "out/whole/ckpt.pt is as it was, of step 2" in error
+        assert "out/whole holds step 2" in error
         assert torch.load(WHOLE / "ckpt.pt", weights_only=True)["step"] == 2
     else:
         assert "nothing has been saved" in error and not (WHOLE / "ckpt.pt").exists()
@@ -282,7 +293,7 @@ def test_too_many_bad_steps_in_a_row(run, monkeypatch, capsys, dtype):
     with pytest.raises(SystemExit):
         run(f"{ONE} --skip_bad_steps=1 --dtype={dtype} --out_dir={WHOLE}")
     error = capsys.readouterr().err
-    assert "step 5 and the 1 before it" in error and "of step 4" in error
+    assert "step 5 and the 1 before it" in error and "holds step 4" in error
 
 
 def test_bad_steps_in_a_row_are_counted_over_a_resume(run, monkeypatch, capsys):
@@ -309,7 +320,7 @@ def test_data_changed_under_a_run_stops_it(run, monkeypatch, capsys):
         run(f"{RUN} --out_dir={WHOLE}")
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.count("\n") == 1
-    assert "train.bin has changed" in error and "of step 3" in error
+    assert "train.bin has changed" in error and "holds step 3" in error
 
 
 def test_data_changed_before_a_resume_is_refused(run, capsys):
@@ -342,15 +353,15 @@ def start(*settings):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_says_how_to_go_on(run, number):
-    process = start("--max_iters=100", "--checkpoint_interval=1000")
+    process = start("--max_iters=100000", "--lr_decay=none", "--checkpoint_interval=1000")
     process.send_signal(number)
     shown = process.communicate()[0].splitlines()[-1]
     assert process.returncode == 128 + number
-    command = shown.partition("to go on: python ")[2]
     step = torch.load(RESUMED / "ckpt.pt", weights_only=True)["step"]
-    assert f"stopped after step {step}" in shown and 1 <= step < 100
-    run(command)
-    run(f"{RUN} --max_iters=100 --checkpoint_interval=1000 --out_dir={WHOLE}")
+    assert f"stopped after step {step}" in shown
+    command = shown.partition("to go on: python ")[2]
+    run(f"{command} --max_iters={step + 2}")
+    run(f"{RUN} --lr_decay=none --max_iters={step + 2} --out_dir={WHOLE}")
     assert_same_run()
 
 
