@@ -149,7 +149,7 @@ def main():
         tokenizer = restore_tokenizer(saved, path)
         text, tokens = read_start(start, tokenizer)
 
-        sys.stdout.reconfigure(encoding="utf-8")
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
         quiet_pipe()
         loss = saved["val_loss"]
         loss = f"last validation loss {loss:.4f}" if math.isfinite(loss) else "not evaluated yet"

@@ -111,11 +111,13 @@ def check_settings():
         raise ValueError("overwrite = True and init_from = 'resume' contradict each other: leave one out")
 
 
-def prepare_data(folder):
-    """Runs the dataset's prepare.py unless that has been done since its input.txt changed."""
-    known = sorted(path.parent.name for path in folder.parent.glob("*/prepare.py"))
-    if dataset not in known:
-        raise ValueError(f"dataset = {dataset!r} does not work: it must be one of {', '.join(known)}")
+def prepare_data():
+    """The dataset's folder. Runs its prepare.py unless that has been done since its input.txt changed."""
+    scripts = Path(__file__).resolve().parent.glob("data/*/prepare.py")
+    folders = {script.parent.name: script.parent for script in sorted(scripts)}
+    if dataset not in folders:
+        raise ValueError(f"dataset = {dataset!r} does not work: it must be one of {', '.join(folders)}")
+    folder = folders[dataset]
     text, meta = folder / "input.txt", folder / "meta.json"
     with open(folder / "prepare.py", "rb") as script:
         lock(script, wait=True)  # of runs that start together one prepares, and the others wait for it
@@ -124,6 +126,7 @@ def prepare_data(folder):
             print(f"data/{dataset}: {why}, running data/{dataset}/prepare.py", flush=True)
             if subprocess.run([sys.executable, folder / "prepare.py"]).returncode:
                 sys.exit(2)
+    return folder
 
 
 def check_free():
@@ -224,9 +227,7 @@ with user_errors():
     machine = torch.cuda.get_device_name(on) if on.type == "cuda" else f"{torch.get_num_threads()} threads"
     machine = f"{on} ({machine}), torch {torch.__version__}"
 
-    data_folder = Path(__file__).resolve().parent / "data" / dataset
-    prepare_data(data_folder)
-    data = load(data_folder)
+    data = load(prepare_data())
     data.check_sizes(batch_size, block_size)
 
     shape = {field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings}
@@ -417,7 +418,7 @@ def save(path):
     return True
 
 
-sys.stdout.reconfigure(encoding="utf-8")
+sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # whatever the terminal or a path is made of
 on_terminal = sys.stdout.isatty()
 
 

@@ -156,7 +156,8 @@ def find_file(path, program) -> Path:
                 raise ValueError(f"{path}: is the program itself, not a config file")
             return candidate
     known = {file.stem: file.relative_to(home) for file in home.glob("config/[!_]*.py")}
-    near = difflib.get_close_matches(Path(path).stem, known, n=1)
+    stem = Path(path).stem or "?"
+    near = difflib.get_close_matches(stem, known, n=1) or [name for name in sorted(known) if name.startswith(stem)]
     hint = f"did you mean {known[near[0]]}?" if near else "settings are written as --name=value"
     raise ValueError(f"{path}: no such config file ({hint})")
 
@@ -206,7 +207,7 @@ def convert(value, default):
             return BOOLS[str(value).lower()]
         if kind in (int, float) and not isinstance(value, bool):
             try:
-                if kind is int and not isinstance(value, float):
+                if kind is int and not isinstance(value, float) and abs(int(value)) < 2**63:
                     return int(value)
             except ValueError:  # text, perhaps of the form 1e3
                 pass
@@ -214,7 +215,7 @@ def convert(value, default):
                 number = float(value)
             except (ValueError, OverflowError):
                 number = math.nan
-            if math.isfinite(number) and (kind is float or number.is_integer()):
+            if math.isfinite(number) and (kind is float or number.is_integer() and abs(number) < 2**63):
                 return kind(number)
     wanted = {str: "text", bool: "true or false", int: "a whole number", float: "a finite number"}[kind]
     raise ValueError(f"{wanted} is needed, not {shorten(repr(value))}")

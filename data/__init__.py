@@ -204,7 +204,7 @@ def tokenizer_from_state(state):
 def first_tokens(tokenizer) -> list[int]:
     """What to start a text from when none is given: a new line, or the lowest character of one that has no lines."""
     try:
-        return tokenizer.encode("\n")
+        return tokenizer.encode("\n") or [0]
     except ValueError:
         return [0]
 
@@ -529,7 +529,7 @@ def check_meta(meta):
 
 
 def is_count(value, least):
-    return type(value) is int and value >= least
+    return type(value) is int and least <= value < 2**63
 
 
 def is_hash(value):
