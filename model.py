@@ -124,9 +124,10 @@ def check_ids(name, ids, vocab_size, least=0):
 
     Their range is looked at on the CPU only: a GPU, which has a check of its own, would have to be waited for.
     """
-    if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
-        given = f"{tuple(ids.shape)} of {ids.dtype}" if isinstance(ids, torch.Tensor) else type(ids).__name__
-        raise ValueError(f"{name} must be (B, T) of int64, got {given}")
+    if not isinstance(ids, torch.Tensor):
+        raise ValueError(f"{name} must be a tensor, got {type(ids).__name__}")
+    if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32) or ids.layout != torch.strided:
+        raise ValueError(f"{name} must be (B, T) of int64, got {tuple(ids.shape)} of {ids.dtype}, {ids.layout}")
     if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
         low, high = ids.aminmax()
         if low < least or high >= vocab_size:

@@ -7,6 +7,7 @@ that is needed; the data folder may be gone.
 
 import codecs
 import math
+import pickletools
 import sys
 import zipfile
 from pathlib import Path
@@ -31,6 +32,8 @@ device = "auto"  # auto, cpu, cuda, cuda:1, mps
 # -----------------------------------------------------------------------------
 
 CHECKPOINT_VERSION = 2
+CHECKPOINT_TYPES = {"collections OrderedDict", "torch._utils _rebuild_tensor_v2"}
+CHECKPOINT_TYPES |= {"torch FloatStorage", "torch ByteStorage"}
 CHECKPOINT_PARTS = {
     **dict.fromkeys(("config", "settings", "data", "tokenizer", "model", "scaler", "random"), dict),
     **dict(step=int, bad_steps=int, val_loss=float, optimizers=list, machine=str),
@@ -54,23 +57,31 @@ def find_checkpoint(folder):
 def load_checkpoint(path):
     """What train.py saved to `path`, on the CPU; ValueError if it is not whole.
 
-    The file may come from a stranger: no code in it is run, and it takes no more memory than its size.
+    The file may come from a stranger: no code in it is run, and it takes no more memory than its size. So it must
+    be made of what ours are made of, plain values and tensors, and nothing in it be compressed.
     """
     try:
         with zipfile.ZipFile(path) as parts:
-            unpacked = sum(part.file_size for part in parts.infolist())
-        assert unpacked <= path.stat().st_size, "torch.save compresses nothing"
+            if sum(part.file_size for part in parts.infolist()) > path.stat().st_size:
+                raise ValueError("compressed")
+            pickles = [parts.read(name) for name in parts.namelist() if name.endswith("data.pkl")]
+            opcodes = [opcode for pickle in pickles for opcode in pickletools.genops(pickle)]
+            types = {value for opcode, value, _ in opcodes if "GLOBAL" in opcode.name}
+        if not types <= CHECKPOINT_TYPES:
+            raise ValueError("made of other things")
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ValueError(f"{path}: no such checkpoint") from None
     except Exception:  # damaged bytes make torch.load fail in all sorts of ways
         raise ValueError(f"{path}: damaged, or not a checkpoint of train.py") from None
     version = saved.get("version") if isinstance(saved, dict) else None
-    if version != CHECKPOINT_VERSION:
+    if type(version) is not int or version != CHECKPOINT_VERSION:
         raise ValueError(f"{path}: a checkpoint of version {version!r}; this program reads {CHECKPOINT_VERSION}")
     for part, kind in CHECKPOINT_PARTS.items():
         if not isinstance(saved.get(part), kind):
             raise ValueError(f"{path}: damaged: its {part!r} is missing or not a {kind.__name__}")
+    if saved["step"] < 1 or saved["bad_steps"] < 0 or math.isnan(saved["val_loss"]):
+        raise ValueError(f"{path}: damaged: its step, bad_steps or val_loss cannot be")
     for fact, kind in {"source": str, "warning": str, "sha256": dict}.items():
         if not isinstance(saved["data"].get(fact), kind):
             raise ValueError(f"{path}: damaged: its data lacks {fact!r}")

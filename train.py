@@ -149,14 +149,12 @@ def load_resumable(path):
         raise ValueError(f"{error}{way_out}") from None
     for name, value in settings.items():
         before = saved["settings"].get(name)
-        if name not in MAY_CHANGE and value != before:
+        if name not in MAY_CHANGE and (type(value) is not type(before) or value != before):
             raise ValueError(f"{name} = {value!r}, but {path} was trained with {before!r}: resume with that")
     data.check_content()
     if saved["data"]["sha256"] != data.meta["sha256"]:
         source = saved["data"]["source"]
         raise ValueError(f"data/{dataset} is not what {path} was trained on: prepare {source} again")
-    if saved["config"] != asdict(config):
-        raise ValueError(f"{path}: damaged: its config and its settings are not of one model")
     if saved["step"] >= max_iters:
         raise ValueError(f"max_iters = {max_iters}, but {path} has come to step {saved['step']}: give more to go on")
     return saved
@@ -239,6 +237,8 @@ with user_errors():
         resumed = best if best.exists() and not latest.exists() else latest
         saved = load_resumable(resumed)
         model = restore_model(saved, resumed)
+        if model.config != config:
+            raise ValueError(f"{resumed}: damaged: its config and its settings are not of one model")
         step, bad_steps, val_loss = saved["step"], saved["bad_steps"], saved["val_loss"]
         if best.exists():  # asked itself, since it may be newer than the latest checkpoint
             best_loss = load_checkpoint(best)["val_loss"]

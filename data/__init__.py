@@ -83,6 +83,7 @@ class CharTokenizer:
     """
 
     def __init__(self, text):
+        check_text(text)
         self.chars = "".join(sorted(set(text)))
         self.codes = code_points(self.chars)
         self.vocab_size = len(self.chars)
@@ -164,8 +165,8 @@ def check_text(text):
 
 def check_token_ids(ids, vocab_size):
     for i in ids:
-        if not 0 <= i < vocab_size:
-            raise ValueError(f"token {i} is outside the vocabulary of {vocab_size}")
+        if not isinstance(i, (int, np.integer)) or not 0 <= i < vocab_size:
+            raise ValueError(f"token {i!r} is outside the vocabulary of {vocab_size}")
 
 
 def tokenizer_from_state(state):
@@ -332,8 +333,8 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=None, val_fractio
     folder = Path(folder)
     if vocab_size is not None and tokenizer != "bpe":
         raise ValueError(f"vocab_size={vocab_size} goes with tokenizer 'bpe', not with {tokenizer!r}")
-    if not 0 < val_fraction < 1:
-        raise ValueError(f"val_fraction={val_fraction} is not between 0 and 1")
+    if not isinstance(val_fraction, float) or not 0 < val_fraction < 1:
+        raise ValueError(f"val_fraction={val_fraction!r} is not between 0 and 1")
     check_text(source)
     check_text(warning)
     check_text(text)

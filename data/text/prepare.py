@@ -34,6 +34,6 @@ if __name__ == "__main__":
             raise ValueError("give the files or folders to prepare: python data/text/prepare.py my.txt")
         files = [file for path in options.paths for file in text_files(path)]
         text = "\n".join(read_text(file) for file in files)
-        source = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+        source = files[0].name.encode(errors="replace").decode() + (f" and {len(files) - 1} more" if len(files) > 1 else "")
         folder = Path(__file__).resolve().parent
         prepare(folder, text, source, options.tokenizer, options.vocab_size, options.val_fraction)
