@@ -39,6 +39,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from einops import rearrange
+from torch.utils.checkpoint import checkpoint
 
 # the branch of the earlier layers that a residual method recomputes, and the weights of their sum
 RESIDUALS = {
@@ -73,6 +74,7 @@ class GPTConfig:
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
     tie_weights: bool = False  # one matrix for the embedding and the head
+    checkpoint_replays: bool = False  # m1 to m4: trade a second forward pass of the replays for their memory
 
     def __post_init__(self):
         def check(field, good, needed):
@@ -84,7 +86,7 @@ class GPTConfig:
         for field in ("n_kv_head", "n_inner"):
             value = getattr(self, field)
             check(field, value is None or is_count(value), "a positive integer or None")
-        for field in ("bias", "keep_input", "tie_weights"):
+        for field in ("bias", "keep_input", "tie_weights", "checkpoint_replays"):
             check(field, isinstance(getattr(self, field), bool), "True or False")
         for field in ("rope_theta", "norm_eps"):
             value = getattr(self, field)
@@ -139,7 +141,7 @@ def check_ids(name, ids, vocab_size, least=0):
 
 
 def rope_table(start, stop, head_dim, theta, like):
-    """cos and sin of RoPE's angles for the positions start..stop-1, each (T, D).
+    """cos and ±sin of RoPE's angles for the positions start..stop-1, each (T, D); sin is - in the first half.
 
     Dimensions j and j + D/2 turn together by position · theta^(-2j/D), as in Llama.
     Computed in float32 at least, whatever the type of the tensor `like`.
@@ -147,15 +149,13 @@ def rope_table(start, stop, head_dim, theta, like):
     dtype = torch.promote_types(like.dtype, torch.float32)
     frequency = theta ** (-torch.arange(0, head_dim, 2, device=like.device, dtype=dtype) / head_dim)
     angle = torch.outer(torch.arange(start, stop, device=like.device, dtype=dtype), frequency)
-    angle = torch.cat((angle, angle), dim=-1)
-    return angle.cos(), angle.sin()
+    return torch.cat((angle.cos(), angle.cos()), dim=-1), torch.cat((-angle.sin(), angle.sin()), dim=-1)
 
 
 def apply_rope(x, rope):
     """Rotates x (B, H, T, D) by its positions' angles."""
-    cos, sin = rope
-    x1, x2 = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat((-x2, x1), dim=-1) * sin).type_as(x)
+    cos, sin = (table.type_as(x) for table in rope)
+    return torch.addcmul(x * cos, x.roll(x.size(-1) // 2, dims=-1), sin)
 
 
 def causal_attention(q, k, v, dropout=0.0):
@@ -342,7 +342,7 @@ class Block(nn.Module):
 
     def __init__(self, config, layer):
         super().__init__()
-        self.layer, self.keep_input = layer, config.keep_input
+        self.layer, self.keep_input, self.checkpoint_replays = layer, config.keep_input, config.checkpoint_replays
         self.attn_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         self.attn = ATTENTIONS[config.attention](config, layer)
         self.mlp_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
@@ -380,19 +380,27 @@ class Block(nn.Module):
             extend = None if cache is None else partial(cache.extend, (self.layer, i))
             return block.attention_branch(x, q, k, extend)
 
-        if self.recomputed == "attention":
-            h = sum(w * attn(i) for i, w in enumerate(self.weights()))
-            h = x + h if self.keep_input else h
-        else:
-            h = x + attn(self.layer)
+        def replay(i, w):
+            y = attn(i) if self.recomputed == "attention" else layers[i][0].mlp_branch(x + attn(i))
+            return w * y
 
-        if self.recomputed == "mlp":
-            *earlier, w_own = self.weights()
-            y = w_own * self.mlp_branch(h)  # h is x + attn_l(x)
-            for i, w in enumerate(earlier):
-                y = y + w * layers[i][0].mlp_branch(x + attn(i))
-            return h + y if self.keep_input else y
-        return h + self.mlp_branch(h)
+        if not self.recomputed:
+            h = x + attn(self.layer)
+            return h + self.mlp_branch(h)
+
+        *earlier, w_own = self.weights()
+        if self.checkpoint_replays and torch.is_grad_enabled():  # forgets their activations until the backward pass
+            replay = partial(checkpoint, replay, use_reentrant=False)
+        replays = sum(replay(i, w) for i, w in enumerate(earlier))
+
+        if self.recomputed == "attention":
+            h = replays + w_own * attn(self.layer)
+            h = x + h if self.keep_input else h
+            return h + self.mlp_branch(h)
+
+        h = x + attn(self.layer)
+        y = replays + w_own * self.mlp_branch(h)
+        return h + y if self.keep_input else y
 
 
 class Cache:

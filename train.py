@@ -53,6 +53,7 @@ keep_input = False  # m1 to m4: add the residual that the sum replaces back to i
 rope_theta = 10000.0  # base of RoPE's wavelengths
 norm_eps = 1e-5  # of RMSNorm
 tie_weights = False  # one matrix for embedding and head
+checkpoint_replays = False  # m1 to m4: less memory, for a second forward pass of the replays
 # optimizer
 optimizer = "adamw"  # adamw, or muon: Muon for the blocks' matrices, AdamW for the rest
 max_iters = 800  # steps in all

@@ -167,6 +167,43 @@ class Shapes(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("kind, method", GRID)
+def test_checkpointed_replays_change_nothing(kind, method):
+    """... but what is kept for the backward pass; dropout, which they draw twice, included."""
+    outcomes = []
+    for checkpoint_replays in (False, True):
+        model = build(kind, method, dropout=0.3, checkpoint_replays=checkpoint_replays).train()
+        idx = tokens(model, 2, 9)
+        torch.manual_seed(1)
+        loss = model(idx, idx)[1]
+        loss.backward()
+        outcomes.append([loss, torch.get_rng_state(), *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
+
+
+def kept_for_backward(residual, **changes):
+    """Bytes that a forward pass keeps, shared storage counted once."""
+    config = GPTConfig(block_size=64, vocab_size=20, n_layer=8, n_head=2, n_embd=32, residual=residual, **changes)
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    idx = torch.randint(20, (2, 64))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = GPT(config)(idx, idx)  # alive until the sum, or storage would be counted anew at the same address
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("residual", ["m1", "m2", "m3.2", "m4.2"])
+def test_checkpointed_replays_keep_little_more_than_a_standard_model(residual):
+    standard = kept_for_backward("standard")
+    assert kept_for_backward(residual) > 1.3 * standard
+    assert kept_for_backward(residual, checkpoint_replays=True) < 1.1 * standard
+
+
+@pytest.mark.parametrize("kind, method", GRID)
 def test_no_tensor_of_T_by_T(kind, method):
     """Neither kept for the backward pass, nor made for a moment by a forward or a backward."""
     T = 53
