@@ -541,7 +541,8 @@ class GPT(nn.Module):
 
         block_size = self.config.block_size
         window = idx[:, -block_size:]  # the context; the cache holds all of it but what `unread` has
-        unread, cache = window, Cache(block_size)
+        room = min(block_size, idx.size(1) + max_new_tokens)
+        unread, cache = window, Cache(room)
         for _ in range(max_new_tokens):
             logits = self.head(self.features(unread, cache)[:, -1])
             token = pick(logits, temperature, top_k, top_p, generator)
@@ -550,7 +551,7 @@ class GPT(nn.Module):
                 window, unread = torch.cat((window, token), dim=1), token
             else:
                 window = unread = torch.cat((window[:, block_size - block_size // 2 :], token), dim=1)
-                cache = Cache(block_size)
+                cache = Cache(room)
 
     # -------------------------------------------------------------------------
     # Training
@@ -654,7 +655,8 @@ class GPT(nn.Module):
                 continue
             if given is None:
                 raise ValueError(f"the Llama checkpoint lacks {name}, which this config needs")
-            if not isinstance(given, torch.Tensor) or not given.is_floating_point():
+            dense = isinstance(given, torch.Tensor) and given.layout == torch.strided and not given.is_meta
+            if not dense or not given.is_floating_point():
                 raise ValueError(f"{name} is not a tensor of floating-point numbers")
             if given.shape != tensor.shape:
                 raise ValueError(f"{name} has shape {tuple(given.shape)}, the config needs {tuple(tensor.shape)}")
@@ -676,10 +678,15 @@ class GPT(nn.Module):
             from transformers import AutoConfig, LlamaForCausalLM
         except ImportError as error:
             raise ImportError("from_pretrained needs transformers: pip install 'transformers>=5'") from error
-        try:
-            theirs = AutoConfig.from_pretrained(name_or_path)
-        except OSError as error:
-            raise ValueError(f"{name_or_path}: neither a model's folder nor a model of the hub") from error
+
+        def read(kind):
+            try:
+                return kind.from_pretrained(name_or_path)
+            except Exception as error:  # of transformers, safetensors and the hub, each with types of its own
+                reason = " ".join(str(error).split())[:200]
+                raise ValueError(f"{name_or_path}: not a model that transformers can read: {reason}") from error
+
+        theirs = read(AutoConfig)
         if theirs.model_type != "llama":
             raise ValueError(f"{name_or_path} is a {theirs.model_type!r} model; only 'llama' ones can be read")
         rope = theirs.rope_parameters
@@ -710,7 +717,7 @@ class GPT(nn.Module):
         if unknown:
             raise ValueError(f"override_args has {min(unknown)!r}, which is not a field of GPTConfig")
         config = GPTConfig(**{**settings, **(override_args or {})})
-        return cls.from_llama(LlamaForCausalLM.from_pretrained(name_or_path).state_dict(), config)
+        return cls.from_llama(read(LlamaForCausalLM).state_dict(), config)
 
 
 def pick(logits, temperature, top_k, top_p, generator):

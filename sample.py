@@ -61,13 +61,14 @@ def load_checkpoint(path):
     be made of what ours are made of, plain values and tensors, and nothing in it be compressed.
     """
     try:
-        with zipfile.ZipFile(path) as parts:
-            if sum(part.file_size for part in parts.infolist()) > path.stat().st_size:
-                raise ValueError("compressed")
+        with open(path, "rb") as file, zipfile.ZipFile(file) as parts:
+            file.seek(0)
+            if file.read(2) != b"PK" or sum(part.file_size for part in parts.infolist()) > path.stat().st_size:
+                raise ValueError("something else, with a zip file at its end, or compressed")
             pickles = [parts.read(name) for name in parts.namelist() if name.endswith("data.pkl")]
             opcodes = [opcode for pickle in pickles for opcode in pickletools.genops(pickle)]
             types = {value for opcode, value, _ in opcodes if "GLOBAL" in opcode.name}
-        if not types <= CHECKPOINT_TYPES:
+        if not pickles or not types <= CHECKPOINT_TYPES:
             raise ValueError("made of other things")
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -80,8 +81,9 @@ def load_checkpoint(path):
     for part, kind in CHECKPOINT_PARTS.items():
         if not isinstance(saved.get(part), kind):
             raise ValueError(f"{path}: damaged: its {part!r} is missing or not a {kind.__name__}")
-    if saved["step"] < 1 or saved["bad_steps"] < 0 or math.isnan(saved["val_loss"]):
-        raise ValueError(f"{path}: damaged: its step, bad_steps or val_loss cannot be")
+    for part, least in {"step": 1, "bad_steps": 0, "val_loss": -math.inf}.items():
+        if not saved[part] >= least:  # nan is not
+            raise ValueError(f"{path}: damaged: its {part!r} is {saved[part]}")
     for fact, kind in {"source": str, "warning": str, "sha256": dict}.items():
         if not isinstance(saved["data"].get(fact), kind):
             raise ValueError(f"{path}: damaged: its data lacks {fact!r}")

@@ -108,6 +108,8 @@ def check_settings():
     check_range(settings, "learning_rate min_lr_frac weight_decay grad_clip", 0)
     check_range(settings, "beta1 beta2", 0, 1)
     check_range(settings, "seed", 0, 2**63)
+    if not out_dir.isprintable():
+        raise ValueError(f"out_dir = {out_dir!r} does not work: it must be a name that can be shown")
     if overwrite and init_from == "resume":
         raise ValueError("overwrite = True and init_from = 'resume' contradict each other: leave one out")
 
@@ -419,7 +421,7 @@ def save(path):
     return True
 
 
-sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # whatever the terminal or a path is made of
+sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
 on_terminal = sys.stdout.isatty()
 
 

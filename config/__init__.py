@@ -52,10 +52,10 @@ def user_errors():
         fail(error)
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
-    except (MemoryError, RuntimeError) as error:
-        # torch.OutOfMemoryError is a GPU's; on a CPU PyTorch has no type of its own for it
+    except (MemoryError, RuntimeError, TypeError) as error:
+        # torch.OutOfMemoryError is a GPU's; on a CPU, or for sizes whose product overflows, PyTorch has no type of its own
         of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
-        if not of_memory and "overflow" not in str(error):  # sizes whose product is no number any more
+        if not of_memory and "overflow" not in str(error).lower():
             raise
         fail(f"more memory is needed than there is: use smaller sizes ({shorten(str(error).splitlines()[0], 120)})")
 

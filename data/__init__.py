@@ -10,6 +10,7 @@ import hashlib
 import heapq
 import http.client
 import json
+import operator
 import os
 import re
 import urllib.request
@@ -101,8 +102,7 @@ class CharTokenizer:
         return np.searchsorted(self.codes, codes)
 
     def decode(self, ids) -> str:
-        check_token_ids(ids, self.vocab_size)
-        return "".join(self.chars[i] for i in ids)
+        return "".join(self.chars[i] for i in token_ids(ids, self.vocab_size))
 
     def decode_bytes(self, ids) -> bytes:
         return self.decode(ids).encode()
@@ -145,8 +145,7 @@ class BPETokenizer:
 
     def decode_bytes(self, ids) -> bytes:
         """The bytes of `ids`: a character may be spread over several tokens, so joining is for bytes, not text."""
-        check_token_ids(ids, self.vocab_size)
-        return self.encoding.decode_bytes(ids)
+        return self.encoding.decode_bytes(token_ids(ids, self.vocab_size))
 
     def state(self) -> dict:
         """All there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
@@ -163,10 +162,14 @@ def check_text(text):
         raise ValueError(f"text is needed, not {type(text).__name__}")
 
 
-def check_token_ids(ids, vocab_size):
+def token_ids(ids, vocab_size) -> list[int]:
+    """`ids` as a list of ints; ValueError for what is no token of the vocabulary."""
+    checked = []
     for i in ids:
-        if not isinstance(i, (int, np.integer)) or not 0 <= i < vocab_size:
+        if not hasattr(i, "__index__") or not 0 <= i < vocab_size:
             raise ValueError(f"token {i!r} is outside the vocabulary of {vocab_size}")
+        checked.append(operator.index(i))
+    return checked
 
 
 def tokenizer_from_state(state):
@@ -256,6 +259,8 @@ def train_bpe(text, vocab_size) -> BPETokenizer:
     [b'aa', b'ab', b'aaab']
     """
     check_text(text)
+    if not is_count(vocab_size, least=256):
+        raise ValueError(f"vocab_size={vocab_size!r} is not a whole number from 256 (the byte values) up")
     pieces = Counter(match.group() for match in re.finditer(SPLIT, text))
     words = [list(piece.encode()) for piece in pieces]  # a text repeats its words: each is merged once, and counted
     counts = list(pieces.values())
@@ -347,10 +352,7 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=None, val_fractio
     if tokenizer == "char":
         coder = CharTokenizer(text)
     elif tokenizer == "bpe":
-        vocab_size = 1024 if vocab_size is None else vocab_size
-        if not is_count(vocab_size, least=256):
-            raise ValueError(f"vocab_size={vocab_size} is not a whole number from 256 (the byte values) up")
-        coder = train_bpe(parts["train"], vocab_size)
+        coder = train_bpe(parts["train"], 1024 if vocab_size is None else vocab_size)
     elif tokenizer == "gpt2":
         coder = gpt2_tokenizer()
     else:
@@ -592,6 +594,11 @@ class Dataset:
         run continue as if it had never stopped, and gives each `shard` (process, micro-step) windows of its own.
         """
         self.check_sizes(batch_size, block_size)
+        if type(seed) is not int:
+            raise ValueError(f"seed={seed!r} is not a whole number")
+        for name, value in {"step": step, "shard": shard}.items():
+            if not is_count(value, least=0):
+                raise ValueError(f"{name}={value!r} is not a whole number from 0 up")
         data = self.splits["train"]
         # Philox numbers its random blocks: a step and a shard are just a place in the stream of a seed.
         random = np.random.Generator(np.random.Philox(key=seed % 2**64, counter=[0, 0, step, shard]))

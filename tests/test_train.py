@@ -6,7 +6,6 @@ import os
 import re
 import runpy
 import shutil
-import signal
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -17,7 +16,7 @@ import torch
 
 from data import prepare
 
-from conftest import ROOT, TEXT, TINY, refused
+from conftest import ROOT, TEXT, TINY, log_of, refused, same
 
 CONFIGS = sorted(path.name for path in (ROOT / "config").glob("*.py") if path.name != "__init__.py")
 METHODS = [name for name in CONFIGS if not name.startswith("size_")]
@@ -25,14 +24,6 @@ METHODS = [name for name in CONFIGS if not name.startswith("size_")]
 
 def weights(path):
     return torch.load(path, weights_only=True)["model"]
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def log_of(path):
-    return [json.loads(line) for line in (Path(path) / "log.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -88,34 +79,6 @@ def test_warning_of_a_stand_in_text_is_repeated(repo):
     prepare("data/shakespeare_char", TEXT, "a stand-in", warning="these losses do not compare")
     assert "NOTE    these losses do not compare" in repo(f"train.py {TINY}")
     assert "NOTE: these losses do not compare" in repo("sample.py --max_new_tokens=2")
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_resumed_run_is_the_uninterrupted_run(repo, optimizer):
-    common = f"train.py {TINY} --residual=m3.2 --attention=w2 --dropout=0.2 --grad_accum_steps=2 --lr_decay=none"
-    common += f" --optimizer={optimizer}"
-    repo(f"{common} --max_iters=6 --out_dir=out/whole")
-    repo(f"{common} --max_iters=3 --out_dir=out/parts")
-    repo(f"{common} --max_iters=6 --out_dir=out/parts --init_from=resume --eval_interval=5")
-    assert same(weights("out/whole/ckpt.pt"), weights("out/parts/ckpt.pt"))
-    losses = {line["step"]: line["loss"] for line in log_of("out/parts") if line["event"] == "step"}
-    assert losses == {line["step"]: line["loss"] for line in log_of("out/whole") if line["event"] == "step"}
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_run_goes_on_where_it_was(repo, number):
-    common = f"{TINY} --dropout=0.2 --max_iters=400 --log_interval=1 --eval_interval=1000"
-    command = [sys.executable, "train.py", *common.split(), "--out_dir=out/stopped"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8") as run:
-        while not run.stdout.readline().startswith("step 3/"):
-            pass
-        run.send_signal(number)
-        shown = run.stdout.read()
-    assert run.returncode == 128 + number and "--init_from=resume" in shown
-    assert 3 <= torch.load("out/stopped/ckpt.pt", weights_only=True)["step"] < 400
-    repo(f"train.py {common} --out_dir=out/stopped --init_from=resume")
-    repo(f"train.py {common} --out_dir=out/whole")
-    assert same(weights("out/whole/ckpt.pt"), weights("out/stopped/ckpt.pt"))
 
 
 def test_evaluating_does_not_change_the_run(repo):
@@ -206,90 +169,6 @@ def test_start_text(repo):
     assert "-\nfox\n" in repo("sample.py --start=FILE:prompt.txt --max_new_tokens=3 --temperature=0")
 
 
-def test_sample_refuses(repo, capsys):
-    assert "train one first" in refused(repo, "sample.py", capsys)
-    repo(f"train.py {TINY} --out_dir=out/x")
-    for arguments, words in {
-        "--start=é☃": ("'é', '☃'",),
-        "--start=FILE:missing.txt": ("missing.txt",),
-        "--out_dir=out/nowhere": ("out/nowhere", "no such checkpoint"),
-        "--checkpoint=worst": ("checkpoint = 'worst'", "best or latest"),
-        "--temperature=-1": ("temperature", "-1"),
-        "--top_p=2": ("top_p", "2"),
-        "--top_k=-3": ("top_k", "-3"),
-        "--num_samples=0": ("num_samples", "0"),
-        "--device=tpu": ("device = 'tpu'", "cpu"),
-        "--out_dit=x": ("out_dit", "out_dir"),
-    }.items():
-        error = refused(repo, f"sample.py {arguments}", capsys)
-        assert all(word in error for word in words), error
-
-
-@pytest.mark.parametrize("damage", ["empty", "cut", "text", "other", "shape", "config", "part", "tokenizer"])
-def test_damaged_checkpoint_is_refused(repo, capsys, damage):
-    repo(f"train.py {TINY} --out_dir=out/x")
-    path = Path("out/x/best.pt")
-    saved = torch.load(path, weights_only=True)
-    match damage:
-        case "empty":
-            path.write_bytes(b"")
-        case "cut":
-            path.write_bytes(path.read_bytes()[:5000])
-        case "text":
-            path.write_text("not a checkpoint")
-        case "other":
-            torch.save([1, 2], path)
-        case "shape":
-            saved["model"]["norm.weight"] = torch.zeros(3)
-            torch.save(saved, path)
-        case "config":
-            saved["config"]["n_head"] = 7
-            torch.save(saved, path)
-        case "part":
-            del saved["step"]
-            torch.save(saved, path)
-        case "tokenizer":
-            saved["tokenizer"]["characters"] = "ab"
-            torch.save(saved, path)
-    assert "best.pt" in refused(repo, "sample.py", capsys)
-
-
-BAD = {
-    "--dataset=shakespear_char": ("shakespear_char", "shakespeare_char"),
-    "--n_head=3": ("n_head = 3", "n_embd = 16"),
-    "--n_kv_head=7": ("n_kv_head = 7",),
-    "--n_kv_head=-1": ("n_kv_head = -1",),
-    "--attention=linear": ("attention = 'linear'", "w2"),
-    "--residual=m6": ("residual = 'm6'", "m4.2"),
-    "--qk_scale=5.8": ("qk_scale = '5.8'", "5.7"),
-    "--sigma=full": ("sigma = 'full'", "diagonal"),
-    "--block_size=100000": ("block_size=100000", "largest"),
-    "--block_size=0": ("block_size = 0",),
-    "--batch_size=0": ("batch_size = 0",),
-    "--max_iters=0": ("max_iters = 0",),
-    "--optimizer=sgd": ("optimizer = 'sgd'", "muon"),
-    "--lr_decay=step": ("lr_decay = 'step'", "cosine"),
-    "--compile=maybe": ("compile = 'maybe'", "auto"),
-    "--dtype=int8": ("dtype = 'int8'", "bfloat16"),
-    "--device=cuda:99": ("device = 'cuda:99'", "cpu"),
-    "--init_from=gpt2": ("init_from = 'gpt2'", "resume"),
-    "--init_from=resume": ("ckpt.pt", "no such checkpoint"),
-    "--beta2=1": ("beta2 = 1",),
-    "--dropout=1.5": ("dropout = 1.5",),
-    "--learning_rat=1": ("learning_rat", "learning_rate"),
-    "--max_iters=many": ("max_iters", "many"),
-    "config/m6_shakespeare.py": ("config/m6_shakespeare.py",),
-}
-
-
-@pytest.mark.parametrize("arguments", BAD)
-def test_train_refuses(repo, capsys, arguments):
-    prepare("data/shakespeare_char", TEXT, "test")
-    capsys.readouterr()
-    error = refused(repo, f"train.py {TINY} {arguments}", capsys)
-    assert all(word in error for word in BAD[arguments]), error
-
-
 @pytest.mark.parametrize("name", ["train.bin", "val.bin"])
 def test_tokens_outside_the_vocabulary_are_refused(repo, capsys, name):
     prepare("data/shakespeare_char", TEXT, "test")
@@ -323,21 +202,6 @@ def test_a_run_is_not_overwritten_silently(repo, capsys):
     assert "--init_from=resume" in error and "--overwrite=true" in error
     repo(f"train.py {TINY} --overwrite=true")
     assert len([line for line in log_of("out/shakespeare_char") if line["event"] == "start"]) == 1
-
-
-@pytest.mark.parametrize("change", ["--n_layer=3", "--learning_rate=1e-5", "--seed=7", "--batch_size=3"])
-def test_another_run_is_not_resumed(repo, capsys, change):
-    repo(f"train.py {TINY}")
-    error = refused(repo, f"train.py {TINY} --init_from=resume --max_iters=9 {change}", capsys)
-    assert change.split("=")[0].removeprefix("--") in error and "was trained with" in error
-
-
-def test_resume_wants_the_same_data_and_steps_left(repo, capsys):
-    repo(f"train.py {TINY}")
-    assert "max_iters" in refused(repo, f"train.py {TINY} --init_from=resume", capsys)
-    prepare("data/shakespeare_char", TEXT + "!", "another text")
-    capsys.readouterr()
-    assert "data/shakespeare_char" in refused(repo, f"train.py {TINY} --init_from=resume --max_iters=9", capsys)
 
 
 def test_unprepared_own_text_says_what_to_do(repo):

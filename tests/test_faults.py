@@ -1,0 +1,26 @@
+"""faults.py in small; in full it takes minutes, and is run by hand."""
+
+import random
+import sys
+
+import pytest
+
+from conftest import TEXT
+
+if sys.platform != "linux":
+    pytest.skip("faults.py works on Linux only", allow_module_level=True)
+
+import faults
+
+
+def test_killed_or_without_room_it_is_the_undisturbed_run(tmp_path):
+    random.seed(1)
+    repository, settings = faults.copy_repository(tmp_path / "repository", TEXT), faults.METHODS["w2, m1"]
+    whole = faults.train_undisturbed(repository, settings, tmp_path / "w2, m1")
+    faults.try_kills(repository, settings, whole, kills=2)
+    faults.starve_by_limit(repository, settings, whole)
+    faults.starve_to_the_end(repository, settings, whole)
+
+
+def test_prepare_without_room(tmp_path):
+    faults.try_prepare(tmp_path / "prepare")
