@@ -354,6 +354,9 @@ def give_up(why):
     fail(f"{why}; {kept}")
 
 
+CURE = f"a lower learning_rate than {learning_rate} may help, or skip_bad_steps"
+
+
 def is_usable(loss, norm):
     """Whether the step may be taken, loss and gradient being finite.
 
@@ -374,7 +377,7 @@ def is_usable(loss, norm):
             in_a_row = f" and the {skip_bad_steps} before it" if skip_bad_steps else ""
             give_up(f"the loss or its gradient is not finite at step {step + 1}{in_a_row}: {CURE}")
         say(f"step {step + 1} is skipped: its loss or gradient is not finite")
-        note("skipped")
+        note("skipped", step=step + 1)
     return False
 
 
@@ -382,10 +385,6 @@ def check_health():
     """Ends the run if one of its steps so far was taken with a loss or gradient that was not finite."""
     if first_bad_step > 0:
         give_up(f"the loss or its gradient is not finite at step {first_bad_step}: {CURE}")
-
-
-CURE = f"a lower learning_rate than {learning_rate} may help, or skip_bad_steps"
-
 
 def save(path):
     """Writes a checkpoint; whether that worked. Where it did not, the one before is still whole."""
@@ -438,7 +437,7 @@ def say(line, lasting=True):
 
 
 def note(event, **facts):
-    """A line of log.jsonl. What cannot be written now is written later."""
+    """A line of log.jsonl, of this step unless the facts name another. What cannot be written now is written later."""
     global unwritten
     unwritten += json.dumps({"event": event, "step": step, **facts}).encode() + b"\n"
     try:

@@ -285,6 +285,10 @@ def test_bad_steps_are_skipped_if_asked(run, monkeypatch, kind):
     assert torch.load(WHOLE / "ckpt.pt", weights_only=True)["step"] == 6
     before, after = (torch.load(f"steps/{step}.pt", weights_only=True)["model"] for step in (1, 3))
     assert same(before, after)
+    kill_after(3)
+    trouble(monkeypatch, {2}, kind)
+    run(f"{ONE} --skip_bad_steps=2 --out_dir={RESUMED} --init_from=resume")
+    assert [step for step, _, _ in losses(RESUMED, "skipped")] == [2, 3, 5]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
