@@ -42,7 +42,7 @@ CHECKPOINT_PARTS = {
 
 def newest_run():
     """The folder in out/ whose checkpoint was saved last; ValueError if there is none."""
-    saved = list(Path("out").glob("*/ckpt.pt"))
+    saved = [*Path("out").glob("*/ckpt.pt"), *Path("out").glob("*/best.pt")]
     if not saved:
         raise ValueError("out/ holds no run to sample from: train one first, python train.py config/m1_shakespeare.py")
     return max(saved, key=lambda path: path.stat().st_mtime).parent
@@ -61,18 +61,20 @@ def load_checkpoint(path):
     be made of what ours are made of, plain values and tensors, and nothing in it be compressed.
     """
     try:
-        with open(path, "rb") as file, zipfile.ZipFile(file) as parts:
-            file.seek(0)
-            if file.read(2) != b"PK" or sum(part.file_size for part in parts.infolist()) > path.stat().st_size:
-                raise ValueError("something else, with a zip file at its end, or compressed")
-            pickles = [parts.read(name) for name in parts.namelist() if name.endswith("data.pkl")]
-            opcodes = [opcode for pickle in pickles for opcode in pickletools.genops(pickle)]
-            types = {value for opcode, value, _ in opcodes if "GLOBAL" in opcode.name}
-        if not pickles or not types <= CHECKPOINT_TYPES:
+        with zipfile.ZipFile(path) as parts:
+            entries = parts.infolist()
+            size = sum(entry.file_size for entry in entries)
+            if min(entry.header_offset for entry in entries) > 0 or size > path.stat().st_size:
+                raise ValueError("a zip file at the end of something else, or compressed")
+            (pickle,) = (entry for entry in entries if entry.filename.lower().endswith(".pkl"))
+            opcodes = list(pickletools.genops(parts.read(pickle)))
+        if not {value for opcode, value, _ in opcodes if "GLOBAL" in opcode.name} <= CHECKPOINT_TYPES:
             raise ValueError("made of other things")
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ValueError(f"{path}: no such checkpoint") from None
+    except PermissionError:
+        raise ValueError(f"{path}: you may not read it") from None
     except Exception:  # damaged bytes make torch.load fail in all sorts of ways
         raise ValueError(f"{path}: damaged, or not a checkpoint of train.py") from None
     version = saved.get("version") if isinstance(saved, dict) else None

@@ -6,6 +6,7 @@ Settings are the plain variables below, changed by any number of config files an
 with the same command and --init_from=resume.
 """
 
+import errno
 import json
 import math
 import os
@@ -154,7 +155,6 @@ def load_resumable(path):
         before = saved["settings"].get(name)
         if name not in MAY_CHANGE and (type(value) is not type(before) or value != before):
             raise ValueError(f"{name} = {value!r}, but {path} was trained with {before!r}: resume with that")
-    data.check_content()
     if saved["data"]["sha256"] != data.meta["sha256"]:
         source = saved["data"]["source"]
         raise ValueError(f"data/{dataset} is not what {path} was trained on: prepare {source} again")
@@ -181,7 +181,7 @@ def restore_optimizer(opt, state):
     given = {(i, name): tensor for i, of_one in state.items() for name, tensor in of_one.items()}
     wanted = {(i, name): p for i, p in enumerate(parameters) for name in names}
     wanted |= {key: torch.tensor(0.0) for key in wanted if key[1] == "step"}
-    if given:  # empty before the first step that is not skipped
+    if state or bad_steps < step and not scaler.is_enabled():  # empty only if all steps so far were skipped
         check_tensors(given, wanted)
     opt.load_state_dict({"state": state, "param_groups": opt.state_dict()["param_groups"]})
 
@@ -229,7 +229,8 @@ with user_errors():
     machine = f"{on} ({machine}), torch {torch.__version__}"
 
     data = load(prepare_data())
-    data.check_sizes(batch_size, block_size)
+    data.check_content()
+    data.batch(seed, 0, 0, batch_size, block_size)  # what would fail at the first step fails before anything is written
 
     shape = {field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings}
     shape |= {"vocab_size": data.meta["vocab_size"], "n_kv_head": n_kv_head or None, "n_inner": n_inner or None}
@@ -244,7 +245,10 @@ with user_errors():
             raise ValueError(f"{resumed}: damaged: its config and its settings are not of one model")
         step, bad_steps, val_loss = saved["step"], saved["bad_steps"], saved["val_loss"]
         if best.exists():  # asked itself, since it may be newer than the latest checkpoint
-            best_loss = load_checkpoint(best)["val_loss"]
+            try:
+                best_loss = load_checkpoint(best)["val_loss"]
+            except ValueError as error:
+                raise ValueError(f"{error}; the run goes on without it if you move it away") from None
     else:
         saved = None
         check_free()
@@ -389,6 +393,7 @@ def check_health():
 def save(path):
     """Writes a checkpoint; whether that worked. Where it did not, the one before is still whole."""
     check_health()
+    write_log()
     try:
         data.check_unchanged()
     except ValueError as error:
@@ -415,11 +420,12 @@ def save(path):
         cause = error if isinstance(error, OSError) else error.__context__  # PyTorch wraps what `file` raises
         if not isinstance(cause, OSError):
             raise
-        say(f"NOT SAVED: {path} at step {step}: {cause.strerror}; training goes on, and will try again")
+        say(f"NOT SAVED: {path} at step {step}: {cause.strerror}; what was there is whole, and training goes on")
         return False
     return True
 
 
+sys.stdout = sys.stdout or open(os.devnull, "w")  # there is none after >&-
 sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
 on_terminal = sys.stdout.isatty()
 
@@ -432,14 +438,21 @@ def say(line, lasting=True):
             print("\r\x1b[K" + (line if lasting else line[:width]), end="\n" if lasting else "", flush=True)
         else:
             print(line, flush=True)
-    except OSError:  # the reader has gone, or the disk is full: no reason to lose a run
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # no reason to lose a run; where a disk is full, the line waits in a buffer
+        if error.errno in (errno.EPIPE, errno.EIO):  # the reader or the terminal has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(event, **facts):
-    """A line of log.jsonl, of this step unless the facts name another. What cannot be written now is written later."""
+    """A line of log.jsonl, of this step unless the facts name another."""
     global unwritten
     unwritten += json.dumps({"event": event, "step": step, **facts}).encode() + b"\n"
+    write_log()
+
+
+def write_log():
+    """Writes the lines of log.jsonl that are not yet written. What cannot be written now is written later."""
+    global unwritten
     try:
         unwritten = unwritten[log.write(unwritten) :]
     except OSError as error:
@@ -561,9 +574,11 @@ while step < max_iters:
 
 listen(signal.SIG_DFL)
 arguments = [argument for argument in sys.argv if not argument.startswith(("--init_from", "--overwrite"))]
-resume = shlex.join(["python", *arguments, "--init_from=resume"])
+resume = shlex.join(["python", *arguments] + ["--init_from=resume"] * (latest.exists() or best.exists()))
 if saved_step < step:
     give_up(f"step {step} could not be saved: make room, then {resume}")
+if unwritten:
+    give_up(f"the last lines of {log_file} could not be written")
 if step < max_iters:
     say(f"stopped after step {step:,}, saved in {latest}; to go on: {resume}")
     sys.exit(128 + stop_signal)

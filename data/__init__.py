@@ -188,6 +188,9 @@ def tokenizer_from_state(state):
         pattern, special_tokens = state.get("pattern"), state.get("special_tokens")
         if not isinstance(pattern, str) or not pattern:
             raise ValueError("the tokenizer's split pattern is missing")
+        with suppress(re.error):  # not every pattern of tiktoken's is one of Python's
+            if re.match(pattern, ""):
+                raise ValueError("the tokenizer's split pattern matches the empty text, on which tiktoken crashes")
         if not isinstance(special_tokens, dict) or not all(
             token and type(i) is int for token, i in special_tokens.items()
         ):
