@@ -346,10 +346,17 @@ def test_data_changed_before_a_resume_is_refused(run, capsys):
 # -- signals -------------------------------------------------------------------------------------------------
 
 
+def hear_signals():
+    """Undoes what nohup, or a shell that starts the tests in the background, makes its processes ignore."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(*settings):
     """A training process that has come to its first log line, and shows them."""
     command = [sys.executable, *RUN.split(), *settings, f"--out_dir={RESUMED}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+    pipe = dict(stdout=subprocess.PIPE, text=True, encoding="utf-8")
+    process = subprocess.Popen(command, **pipe, preexec_fn=hear_signals)
     while not process.stdout.readline().startswith("step 1/"):
         assert process.poll() is None
     return process
@@ -359,7 +366,7 @@ def start(*settings):
 def test_a_signal_saves_and_says_how_to_go_on(run, number):
     process = start("--max_iters=100000", "--lr_decay=none", "--checkpoint_interval=1000")
     process.send_signal(number)
-    shown = process.communicate()[0].splitlines()[-1]
+    shown = process.communicate(timeout=60)[0].splitlines()[-1]
     assert process.returncode == 128 + number
     step = torch.load(RESUMED / "ckpt.pt", weights_only=True)["step"]
     assert f"stopped after step {step}" in shown
