@@ -67,8 +67,9 @@ def load_checkpoint(path):
             if min(entry.header_offset for entry in entries) > 0 or size > path.stat().st_size:
                 raise ValueError("a zip file at the end of something else, or compressed")
             (pickle,) = (entry for entry in entries if entry.filename.lower().endswith(".pkl"))
-            opcodes = list(pickletools.genops(parts.read(pickle)))
-        if not {value for opcode, value, _ in opcodes if "GLOBAL" in opcode.name} <= CHECKPOINT_TYPES:
+            opcodes = pickletools.genops(parts.read(pickle))
+            types = {value for opcode, value, _ in opcodes if "GLOBAL" in opcode.name}
+        if not types <= CHECKPOINT_TYPES:
             raise ValueError("made of other things")
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
