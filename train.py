@@ -69,7 +69,7 @@ grad_clip = 1.0  # largest norm of the gradient; 0: no limit
 # keeping
 checkpoint_interval = 200  # steps between checkpoints
 checkpoint_minutes = 10.0  # minutes between checkpoints, where the steps take longer; 0: no limit
-skip_bad_steps = 0  # steps in a row whose loss or gradient may be infinite: they are skipped
+skip_bad_steps = 0  # steps in a row that may be skipped because their loss or gradient is not finite
 # watching
 eval_interval = 200  # steps between evaluations
 eval_tokens = 131072  # tokens evaluated in each split, at most
