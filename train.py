@@ -390,6 +390,7 @@ def check_health():
     if first_bad_step > 0:
         give_up(f"the loss or its gradient is not finite at step {first_bad_step}: {CURE}")
 
+
 def save(path):
     """Writes a checkpoint; whether that worked. Where it did not, the one before is still whole."""
     check_health()

@@ -53,7 +53,7 @@ def user_errors():
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
     except (MemoryError, RuntimeError, TypeError) as error:
-        # torch.OutOfMemoryError is a GPU's; on a CPU, or for sizes whose product overflows, PyTorch has no type of its own
+        # torch.OutOfMemoryError is a GPU's; a CPU's, and sizes whose product overflows, have no type of their own
         of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
         if not of_memory and "overflow" not in str(error).lower():
             raise

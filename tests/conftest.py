@@ -19,21 +19,24 @@ TINY += " --sample_tokens=5 --eval_tokens=64 --log_interval=1 --eval_interval=2 
 TEXT = "the quick brown fox jumps over the lazy dog.\nand again, the dog sleeps!\n" * 40
 
 
-@pytest.fixture(scope="session")
-def original(tmp_path_factory):
-    """A copy of the repository, with a short text in the place of Shakespeare, prepared by characters."""
-    folder = tmp_path_factory.mktemp("original")
+def copy_repository(folder, text=TEXT):
+    """A copy of the programs, with a short text in the place of Shakespeare, prepared by characters."""
+    shutil.copytree(ROOT / "config", folder / "config")
     for name in ("train.py", "sample.py", "model.py"):
         shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "config", folder / "config")
     for script in (ROOT / "data").glob("*/prepare.py"):
         (folder / "data" / script.parent.name).mkdir(parents=True)
         shutil.copy(script, folder / "data" / script.parent.name)
     shutil.copy(ROOT / "data" / "__init__.py", folder / "data")
-    (folder / "data" / "shakespeare_char" / "input.txt").write_text(TEXT)
-    (folder / "data" / "shakespeare_bpe" / "input.txt").write_text(TEXT)
-    data.prepare(folder / "data" / "shakespeare_char", TEXT, "test")
+    (folder / "data" / "shakespeare_char" / "input.txt").write_text(text)
+    (folder / "data" / "shakespeare_bpe" / "input.txt").write_text(text)
+    data.prepare(folder / "data" / "shakespeare_char", text, "test")
     return folder
+
+
+@pytest.fixture(scope="session")
+def original(tmp_path_factory):
+    return copy_repository(tmp_path_factory.mktemp("original"))
 
 
 @pytest.fixture
@@ -78,8 +81,12 @@ def contents(folder):
 
 
 def same(a, b):
-    """Whether two tables of tensors are equal to the last bit."""
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    """Whether two parts of checkpoints are equal to the last bit."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 def log_of(folder):

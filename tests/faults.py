@@ -24,15 +24,13 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import torch
 
-from conftest import ROOT, TEXT
-from data import load, prepare
+from conftest import TEXT, TINY, copy_repository, same
+from data import load
 from sample import CHECKPOINT_PARTS, load_checkpoint, restore_model
 
 STEPS = 150
-TINY = f"--n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters={STEPS} --warmup_iters=2"
-TINY += " --sample_tokens=0 --eval_tokens=64 --log_interval=1 --eval_interval=7 --checkpoint_minutes=0 --device=cpu"
+RUN = f"{TINY} --max_iters={STEPS} --sample_tokens=0 --eval_interval=7 --checkpoint_minutes=0"
 METHODS = {
     "standard": "--checkpoint_interval=5 --learning_rate=0.3 --warmup_iters=150",  # soon worse than its best.pt
     "w2, m1": "--attention=w2 --residual=m1 --dropout=0.2 --grad_accum_steps=2 --checkpoint_interval=3",
@@ -59,22 +57,9 @@ def expect(good, reason):
 # -- training ------------------------------------------------------------------------------------------------
 
 
-def copy_repository(folder, text):
-    """A copy of the programs, with a text of its own, prepared."""
-    for name in ("train.py", "sample.py", "model.py", "config/__init__.py", "data/__init__.py"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, folder / name)
-    char = folder / "data" / "shakespeare_char"
-    char.mkdir()
-    shutil.copy(ROOT / "data" / "shakespeare_char" / "prepare.py", char)
-    (char / "input.txt").write_text(text)
-    prepare(char, text, "a text of faults.py")
-    return folder
-
-
 def start(repository, settings, folder):
     """A training process, resumed if there is anything to resume from."""
-    command = [sys.executable, "train.py", *TINY.split(), *settings.split(), f"--out_dir={folder}"]
+    command = [sys.executable, "train.py", *RUN.split(), *settings.split(), f"--out_dir={folder}"]
     command += ["--init_from=resume"] if step_of(folder) else []
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8")
     counts["processes started"] += 1
@@ -176,16 +161,7 @@ def compare_checkpoints(path, whole):
     state, expected = load_checkpoint(path), load_checkpoint(whole)
     for part in CHECKPOINT_PARTS:
         if part != "settings":  # they name the folder
-            expect(equal(state[part], expected[part]), f"{path}: its {part!r} is not that of {whole}")
-
-
-def equal(a, b):
-    """Whether two parts of checkpoints are equal to the last bit."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[name], b[name]) for name in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(equal, a, b))
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+            expect(same(state[part], expected[part]), f"{path}: its {part!r} is not that of {whole}")
 
 
 # -- kills ---------------------------------------------------------------------------------------------------

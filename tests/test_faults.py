@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from conftest import TEXT
+from conftest import copy_repository
 
 if sys.platform != "linux":
     pytest.skip("faults.py works on Linux only", allow_module_level=True)
@@ -15,7 +15,7 @@ import faults
 
 def test_killed_or_without_room_it_is_the_undisturbed_run(tmp_path):
     random.seed(1)
-    repository, settings = faults.copy_repository(tmp_path / "repository", TEXT), faults.METHODS["w2, m1"]
+    repository, settings = copy_repository(tmp_path / "repository"), faults.METHODS["w2, m1"]
     whole = faults.train_undisturbed(repository, settings, tmp_path / "w2, m1")
     faults.try_kills(repository, settings, whole, kills=2)
     faults.starve_by_limit(repository, settings, whole)
