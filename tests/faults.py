@@ -24,7 +24,6 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-
 from conftest import TEXT, TINY, copy_repository, same
 from data import load
 from sample import CHECKPOINT_PARTS, load_checkpoint, restore_model
