@@ -186,8 +186,8 @@ class Attention(nn.Module):
         super().__init__()
         self.H, self.G, self.D = config.n_head, config.n_kv_head, config.head_dim
         self.dropout = config.dropout
-        # v stands apart from q and k: a replay needs it alone
-        self.qk = nn.Linear(config.n_embd, (self.H + self.G) * self.D, bias=config.bias)
+        self.q = nn.Linear(config.n_embd, self.H * self.D, bias=config.bias)
+        self.k = nn.Linear(config.n_embd, self.G * self.D, bias=config.bias)
         self.v = nn.Linear(config.n_embd, self.G * self.D, bias=config.bias)
         self.o = nn.Linear(self.H * self.D, config.n_embd, bias=config.bias)
 
@@ -197,17 +197,21 @@ class Attention(nn.Module):
     def init_at_self(self):
         """Starts the queries as their keys, so that a token attends to itself first: where no identity path
         carries it past the attention (Methods 2 and 4 as written), deep models would average it away."""
-        q, k = self.qk.weight.split((self.H * self.D, self.G * self.D))
-        q.unflatten(0, (self.G, -1, self.D)).copy_(k.unflatten(0, (self.G, 1, self.D)))
+        per_group = self.q.weight.unflatten(0, (self.G, -1, self.D))
+        per_group.copy_(self.k.weight.unflatten(0, (self.G, 1, self.D)))
 
     def project(self, x, rope):
         """x (B, T, C) -> q (B, H, T, D) and k (B, G, T, D), rotated."""
-        qk = rearrange(self.qk(x), "B T (H D) -> B H T D", D=self.D)
-        return apply_rope(qk, rope).split((self.H, self.G), dim=1)
+        q = rearrange(self.q(x), "B T (H D) -> B H T D", D=self.D)
+        k = rearrange(self.k(x), "B T (G D) -> B G T D", D=self.D)
+        return apply_rope(q, rope), apply_rope(k, rope)
 
-    def score_vectors(self, x, projections):
-        """The (q̂, k̂) of a layer, from its normed input x (B, T, C) and the (q, k) of layers 0..l."""
-        q, k = projections[-1]
+    def score_vectors(self, x, rope, history):
+        """The layer's (q̂, k̂), from its normed input x (B, T, C).
+
+        The list `history` carries from layer to layer whatever a kind puts there.
+        """
+        q, k = self.project(x, rope)
         return q * self.D**-0.5, k
 
     def forward(self, x, q, k, extend=None):
@@ -243,8 +247,8 @@ class W2Attention(Attention):
     def init_extra(self):
         nn.init.constant_(self.log_tau, math.log(2 * self.D**0.5))  # q·k enters with 1/√d_k
 
-    def score_vectors(self, x, projections):
-        mu_q, mu_k = projections[-1]
+    def score_vectors(self, x, rope, history):
+        mu_q, mu_k = self.project(x, rope)
         sigma = F.softplus(rearrange(self.sigma(x), "B T (H K) -> B H T K", K=self.K))
         sigma_q, sigma_k = sigma.split((self.H, self.G), dim=1)
         tau = self.log_tau.exp() + 1e-6
@@ -307,12 +311,13 @@ class SummedQKAttention(Attention):
             case "5.6": return self.log_a.exp() * d**self.b
             case "5.7": return self.log_a.exp()
 
-    def score_vectors(self, x, projections):
-        q = torch.stack([q for q, k in projections], dim=-2)  # (B, H, T, m, D)
+    def score_vectors(self, x, rope, history):
+        history.append(self.project(x, rope))
+        q = torch.stack([q for q, k in history], dim=-2)  # (B, H, T, m, D)
         scale = 1 / self.divisors()
         if isinstance(scale, torch.Tensor):
             scale = scale.view(-1, 1)
-        return (q * scale).flatten(-2), torch.cat([k for q, k in projections], dim=-1)
+        return (q * scale).flatten(-2), torch.cat([k for q, k in history], dim=-1)
 
     def score_width(self):
         return self.m * self.D
@@ -329,12 +334,12 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.gate_up = nn.Linear(config.n_embd, 2 * config.n_inner, bias=config.bias)
+        self.gate = nn.Linear(config.n_embd, config.n_inner, bias=config.bias)
+        self.up = nn.Linear(config.n_embd, config.n_inner, bias=config.bias)
         self.down = nn.Linear(config.n_inner, config.n_embd, bias=config.bias)
 
     def forward(self, x):
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 class Block(nn.Module):
@@ -348,9 +353,9 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
-        # layer 0 has nothing to recompute and is a standard block
-        self.recomputed, self.weighting = RESIDUALS[config.residual if layer > 0 else "standard"]
-        if self.weighting == "learned":
+        self.recomputed, self.weighting = RESIDUALS[config.residual]
+        self.is_standard = self.recomputed is None or layer == 0  # layer 0 has nothing to recompute
+        if self.weighting == "learned" and not self.is_standard:
             self.mix = nn.Parameter(torch.empty(layer + 1))
 
     def weights(self):
@@ -361,46 +366,52 @@ class Block(nn.Module):
             case "mean": return [1 / m] * m
             case "learned": return self.mix.softmax(dim=0).unbind()
 
-    def attention_branch(self, x, q, k, extend=None):
-        """attn_i(x), with the weights softmax(q̂ k̂ᵀ) that this layer i had when it first ran."""
-        return self.dropout(self.attn(self.attn_norm(x), q, k, extend)).type_as(x)
+    def scores(self, x, rope, history):
+        """x (B, T, C) normed for the attention, and the layer's (q̂, k̂)."""
+        normed = self.attn_norm(x)
+        return normed, *self.attn.score_vectors(normed, rope, history)
+
+    def attention_branch(self, normed, q, k, extend=None):
+        """attn_l of an input that is normed already."""
+        return self.dropout(self.attn(normed, q, k, extend))
 
     def mlp_branch(self, h):
-        """mlp_i(h)."""
-        return self.dropout(self.mlp(self.mlp_norm(h))).type_as(h)
+        """mlp_l(h)."""
+        return self.dropout(self.mlp(self.mlp_norm(h)))
 
-    def forward(self, x, layers, cache=None):
-        """x (B, T, C) -> (B, T, C). `layers` has (block, q̂, k̂) of the layers 0..l, this one last.
+    def replay(self, w, x, q, k, extend=None):
+        """What a later layer adds up of this one, recomputed on its own x: w attn_i(x) or w mlp_i(x + attn_i(x)).
 
-        A replay uses an earlier layer's (q̂, k̂) again and draws its own dropout.
+        (q̂, k̂) are those of this layer's first run; dropout is drawn anew.
+        """
+        y = self.attention_branch(self.attn_norm(x), q, k, extend)
+        return w * (y if self.recomputed == "attention" else self.mlp_branch(x + y))
+
+    def forward(self, x, normed, q, k, earlier, cache=None):
+        """x (B, T, C) -> (B, T, C).
+
+        normed and (q̂, k̂) are what `scores` gave; `earlier` has the (block, q̂, k̂) of the layers before this one.
         """
 
-        def attn(i):
-            block, q, k = layers[i]
-            extend = None if cache is None else partial(cache.extend, (self.layer, i))
-            return block.attention_branch(x, q, k, extend)
+        def extend(i):
+            return None if cache is None else partial(cache.extend, (self.layer, i))
 
-        def replay(i, w):
-            y = attn(i) if self.recomputed == "attention" else layers[i][0].mlp_branch(x + attn(i))
-            return w * y
+        def add_up(residual, own):
+            """Σ_i w_i · (the replays, then this layer's own output), in the place of the residual or added to it."""
+            total = residual if self.keep_input else torch.zeros_like(residual)
+            *weights, own_weight = self.weights()
+            for i, (block, q, k) in enumerate(earlier):
+                replay = block.replay
+                if self.checkpoint_replays and torch.is_grad_enabled():  # forget its activations until the backward pass
+                    replay = partial(checkpoint, replay, use_reentrant=False)
+                total = total + replay(weights[i], x, q, k, extend(i))
+            return total + own_weight * own
 
-        if not self.recomputed:
-            h = x + attn(self.layer)
-            return h + self.mlp_branch(h)
-
-        *earlier, w_own = self.weights()
-        if self.checkpoint_replays and torch.is_grad_enabled():  # forgets their activations until the backward pass
-            replay = partial(checkpoint, replay, use_reentrant=False)
-        replays = sum(replay(i, w) for i, w in enumerate(earlier))
-
-        if self.recomputed == "attention":
-            h = replays + w_own * attn(self.layer)
-            h = x + h if self.keep_input else h
-            return h + self.mlp_branch(h)
-
-        h = x + attn(self.layer)
-        y = replays + w_own * self.mlp_branch(h)
-        return h + y if self.keep_input else y
+        summed = None if self.is_standard else self.recomputed
+        attn = self.attention_branch(normed, q, k, extend(self.layer))
+        h = add_up(x, attn) if summed == "attention" else x + attn
+        mlp = self.mlp_branch(h)
+        return add_up(h, mlp) if summed == "mlp" else h + mlp
 
 
 class Cache:
@@ -455,7 +466,7 @@ class GPT(nn.Module):
                 nn.init.ones_(module.weight)
             elif isinstance(module, Attention):
                 module.init_extra()
-            elif isinstance(module, Block) and module.weighting == "learned":
+            elif isinstance(module, Block) and hasattr(module, "mix"):
                 nn.init.zeros_(module.mix)
         if self.config.residual == "standard" or self.config.keep_input:
             for block in self.blocks:  # a stream that adds up the outputs of 2L branches
@@ -478,15 +489,13 @@ class GPT(nn.Module):
 
         x = self.embed(idx)
         rope = rope_table(start, stop, self.config.head_dim, self.config.rope_theta, x)
-        projections, layers = [], []
+        history, layers = [], []
         for block in self.blocks:
-            normed = block.attn_norm(x)
-            projections.append(block.attn.project(normed, rope))
-            q, k = block.attn.score_vectors(normed, projections)
+            normed, q, k = block.scores(x, rope, history)
             if cache is not None:
                 k = cache.extend(block.layer, k)
+            x = block(x, normed, q, k, layers, cache)
             layers.append((block, q, k))
-            x = block(x, layers, cache)
         if cache is not None:
             cache.length = stop
         return self.norm(x)
@@ -503,7 +512,11 @@ class GPT(nn.Module):
         check_ids("targets", targets, self.config.vocab_size, least=-1)
         if targets.shape != idx.shape:
             raise ValueError(f"targets have shape {tuple(targets.shape)}, idx has {tuple(idx.shape)}: they must match")
-        logits = self.head(self.features(idx))
+        return self.loss(self.features(idx), targets)
+
+    def loss(self, features, targets):
+        """Logits of the features, and their mean cross-entropy with the targets."""
+        logits = self.head(features)
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten().long(), ignore_index=-1)
 
     # -------------------------------------------------------------------------
@@ -613,22 +626,17 @@ class GPT(nn.Module):
     # Llama weights
 
     def llama_tensors(self):
-        """Yields (name in a Hugging Face Llama checkpoint, the slice of a parameter that holds it)."""
+        """Yields (name in a Hugging Face Llama checkpoint, the parameter that holds it)."""
         yield "model.embed_tokens.weight", self.embed.weight
         for layer, block in enumerate(self.blocks):
             name, attn, mlp = f"model.layers.{layer}.", block.attn, block.mlp
             yield name + "input_layernorm.weight", block.attn_norm.weight
             yield name + "post_attention_layernorm.weight", block.mlp_norm.weight
             for kind in ("weight", "bias") if self.config.bias else ("weight",):
-                q, k = getattr(attn.qk, kind).split((attn.H * attn.D, attn.G * attn.D))
-                gate, up = getattr(mlp.gate_up, kind).chunk(2)
-                yield f"{name}self_attn.q_proj.{kind}", q
-                yield f"{name}self_attn.k_proj.{kind}", k
-                yield f"{name}self_attn.v_proj.{kind}", getattr(attn.v, kind)
-                yield f"{name}self_attn.o_proj.{kind}", getattr(attn.o, kind)
-                yield f"{name}mlp.gate_proj.{kind}", gate
-                yield f"{name}mlp.up_proj.{kind}", up
-                yield f"{name}mlp.down_proj.{kind}", getattr(mlp.down, kind)
+                for letter in "qkvo":
+                    yield f"{name}self_attn.{letter}_proj.{kind}", getattr(getattr(attn, letter), kind)
+                for part in ("gate", "up", "down"):
+                    yield f"{name}mlp.{part}_proj.{kind}", getattr(getattr(mlp, part), kind)
         yield "model.norm.weight", self.norm.weight
         yield "lm_head.weight", self.head.weight
 

@@ -322,10 +322,17 @@ def compile_model():
     Compiling the unrolled model as a whole would take minutes: Methods 1-4 have L(L-1)/2 replays.
     """
     for block in model.blocks:
-        block.attention_branch = torch.compile(block.attention_branch)
-        block.mlp_branch = torch.compile(block.mlp_branch)
-        block.attn.project = torch.compile(block.attn.project)
-        block.attn.score_vectors = torch.compile(block.attn.score_vectors)
+        if attention == "summed_qk":  # its score vectors are of another width in every layer
+            block.attn.project = torch.compile(block.attn.project)
+        else:
+            block.scores = torch.compile(block.scores)
+        if residual == "standard":
+            block.compile()
+        else:
+            block.attention_branch = torch.compile(block.attention_branch)
+            block.mlp_branch = torch.compile(block.mlp_branch)
+            block.replay = torch.compile(block.replay)
+    model.loss = torch.compile(model.loss)
     say("compiling ...")
     random = random_state()
     try:

@@ -525,7 +525,7 @@ CONFIGS = {  # of the model, where sample.py believes them; train.py has setting
     "config['n_embd'] = 10**9": FIT + r"embed.weight is \(31, 16\)",
     "config['n_embd'] = 2**62": FIT + "Storage size calculation overflowed",
     "config['n_embd'] = '16'": FIT + "n_embd = '16'",
-    "config['n_inner'] = 10**12": FIT + "blocks.0.mlp.gate_up.weight is ",
+    "config['n_inner'] = 10**12": FIT + "blocks.0.mlp.gate.weight is ",
     "config['n_head'] = 7": FIT + "n_head = 7 .*divisor of n_embd = 16",
     "config['vocab_size'] = 10**12": FIT + r"embed.weight is \(31, 16\) .*not \(1000000000000, 16\)",
     "config['vocab_size'] = 10**6; model['embed.weight'] = torch.ones(1).expand(10**6, 16)": FIT + "embed.weight ",

@@ -48,11 +48,9 @@ def one_layer(kind):
     return GPT(config).eval().blocks[0], torch.randn(B, T, HIDDEN)
 
 
-def score_vectors(block, x):
+def scores(block, x):
     """(normed x, q̂, k̂) of a first layer, as the model makes them."""
-    normed = block.attn_norm(x)
-    rope = rope_table(0, T, HIDDEN // HEADS, 10000.0, x)
-    return normed, *block.attn.score_vectors(normed, [block.attn.project(normed, rope)])
+    return block.scores(x, rope_table(0, T, HIDDEN // HEADS, 10000.0, x), [])
 
 
 def rope_shapes():
@@ -70,15 +68,14 @@ def rope_shapes():
 def attention_forward():
     for kind in KINDS:
         block, x = one_layer(kind)
-        out = block.attn(*score_vectors(block, x))
+        out = block.attn(*scores(block, x))
         expect(out.shape == x.shape and out.isfinite().all(), f"{kind}: {tuple(out.shape)}, or not finite")
 
 
 def block_forward():
     for kind in KINDS:
         block, x = one_layer(kind)
-        _, q, k = score_vectors(block, x)
-        out = block(x, [(block, q, k)])
+        out = block(x, *scores(block, x), [])
         expect(out.shape == x.shape and out.isfinite().all(), f"{kind}: {tuple(out.shape)}, or not finite")
 
 
@@ -121,7 +118,7 @@ def w2_scores():
         normed = block.attn_norm(x)
         rope = rope_table(0, 9, d, config.rope_theta, x)
         mu_q, mu_k = block.attn.project(normed, rope)
-        q, k = block.attn.score_vectors(normed, [(mu_q, mu_k)])
+        q, k = block.attn.score_vectors(normed, rope, [])
         spread = torch.log1p(torch.exp(normed[0] @ block.attn.sigma.weight.T))
         n = 1 if config.sigma == "scalar" else d
         for head in range(config.n_head):
