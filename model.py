@@ -249,21 +249,22 @@ class W2Attention(Attention):
 
     def score_vectors(self, x, rope, history):
         mu_q, mu_k = self.project(x, rope)
-        sigma = F.softplus(rearrange(self.sigma(x), "B T (H K) -> B H T K", K=self.K))
+        sigma = F.softplus(rearrange(self.sigma(x), "B T (H K) -> B H T K", K=self.K)).type_as(mu_q)
         sigma_q, sigma_k = sigma.split((self.H, self.G), dim=1)
-        tau = self.log_tau.exp() + 1e-6
+        scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1)
+        one = mu_q.new_ones(*mu_q.shape[:-1], 1)
+        q = torch.cat((mu_q, sigma_q, one, one), dim=-1) * scale
 
         # A key's bias is large beside what tells keys apart. In one bfloat16 number it would cost several
         # times standard attention's error, so it enters as its bfloat16 value and the remainder.
         k = torch.cat((mu_k, sigma_k), dim=-1)
         bias = -k.to(torch.promote_types(k.dtype, torch.float32)).square().sum(-1, keepdim=True) / 2
         coarse = bias.detach().bfloat16().to(bias.dtype)
-        scale = (2 / tau).view(-1, 1, 1)
-        one = scale.expand(*mu_q.shape[:-1], 1)
-        q = torch.cat((mu_q * scale, sigma_q * scale, one, one), dim=-1)
-        k = torch.cat((k, coarse, bias - coarse), dim=-1)
-        pad = (0, -self.score_width() % 8)  # fused kernels are fast at multiples of 8
-        return F.pad(q, pad), F.pad(k, pad)
+        k = torch.cat((k, coarse.type_as(k), (bias - coarse).type_as(k)), dim=-1)
+
+        # a GPU's fused kernels want multiples of 8, the CPU's is fastest without padding
+        pad = (0, 0 if x.device.type == "cpu" else -self.score_width() % 8)
+        return F.pad(q.type_as(mu_q), pad), F.pad(k, pad)
 
     def score_width(self):
         return self.D + self.K + 2
@@ -568,6 +569,21 @@ class GPT(nn.Module):
 
     # -------------------------------------------------------------------------
     # Training
+
+    def compile(self):
+        """Compiles, in place, what all layers and replays have in common: once, and not L(L-1)/2 times."""
+        for block in self.blocks:
+            if self.config.attention == "summed_qk":  # its score vectors have another width in each layer
+                block.attn.project = torch.compile(block.attn.project)
+            else:
+                block.scores = torch.compile(block.scores)
+            if self.config.residual == "standard":
+                block.forward = torch.compile(block.forward)
+            else:
+                block.attention_branch = torch.compile(block.attention_branch)
+                block.mlp_branch = torch.compile(block.mlp_branch)
+                block.replay = torch.compile(block.replay)
+        self.loss = torch.compile(self.loss)
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
         """AdamW, with weight decay on matrices and embeddings alone; fused where device_type ("cuda") has it."""

@@ -317,22 +317,8 @@ def add_gradients():
 
 @user_errors()
 def compile_model():
-    """Compiles what all layers and replays have in common, once, and tries it; eager if that fails.
-
-    Compiling the unrolled model as a whole would take minutes: Methods 1-4 have L(L-1)/2 replays.
-    """
-    for block in model.blocks:
-        if attention == "summed_qk":  # its score vectors are of another width in every layer
-            block.attn.project = torch.compile(block.attn.project)
-        else:
-            block.scores = torch.compile(block.scores)
-        if residual == "standard":
-            block.compile()
-        else:
-            block.attention_branch = torch.compile(block.attention_branch)
-            block.mlp_branch = torch.compile(block.mlp_branch)
-            block.replay = torch.compile(block.replay)
-    model.loss = torch.compile(model.loss)
+    """Compiles the model and tries it; eager if that fails."""
+    model.compile()
     say("compiling ...")
     random = random_state()
     try:
