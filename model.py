@@ -175,6 +175,15 @@ def causal_attention(q, k, v, dropout=0.0):
     return y[..., :D]
 
 
+class RMSNorm(nn.RMSNorm):
+    """RMSNorm whose output has autocast's type already: one cast for all the matrix products that follow."""
+
+    def forward(self, x):
+        device = x.device.type
+        normed = super().forward(x)
+        return normed.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else normed
+
+
 # -----------------------------------------------------------------------------
 # Attention: each kind says how to make its score vectors, the rest is common
 
@@ -349,9 +358,9 @@ class Block(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
         self.layer, self.keep_input, self.checkpoint_replays = layer, config.keep_input, config.checkpoint_replays
-        self.attn_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
+        self.attn_norm = RMSNorm(config.n_embd, eps=config.norm_eps)
         self.attn = ATTENTIONS[config.attention](config, layer)
-        self.mlp_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
+        self.mlp_norm = RMSNorm(config.n_embd, eps=config.norm_eps)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
         self.recomputed, self.weighting = RESIDUALS[config.residual]
@@ -403,7 +412,7 @@ class Block(nn.Module):
             *weights, own_weight = self.weights()
             for i, (block, q, k) in enumerate(earlier):
                 replay = block.replay
-                if self.checkpoint_replays and torch.is_grad_enabled():  # forget its activations until the backward pass
+                if self.checkpoint_replays and torch.is_grad_enabled():  # forget activations until the backward pass
                     replay = partial(checkpoint, replay, use_reentrant=False)
                 total = total + replay(weights[i], x, q, k, extend(i))
             return total + own_weight * own
@@ -446,7 +455,7 @@ class GPT(nn.Module):
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
+        self.norm = RMSNorm(config.n_embd, eps=config.norm_eps)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_weights:
             self.head.weight = self.embed.weight
@@ -463,7 +472,7 @@ class GPT(nn.Module):
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight)  # tied to the head, it takes the head's size below
-            elif isinstance(module, nn.RMSNorm):
+            elif isinstance(module, RMSNorm):
                 nn.init.ones_(module.weight)
             elif isinstance(module, Attention):
                 module.init_extra()

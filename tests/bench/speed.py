@@ -1,0 +1,416 @@
+"""
+What a step, a token and a compilation cost: python tests/bench/speed.py [--nanogpt=PATH] [--naive] [--quick]
+
+Everything that is compared is timed in one process, in turns, and given as a ratio: a shared machine's speed wanders,
+a ratio of turns much less so. The tables go to the terminal, all figures to out/speed.json. Without --only it takes
+about half an hour on two CPU cores.
+"""
+
+import importlib.util
+import json
+import os
+import pickle
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler talks
+
+import torch
+
+import naive
+from config import ArgumentParser, pick_device, pick_dtype, user_errors
+from data import load
+from model import GPT, GPTConfig
+
+COMPILE = """
+import time, torch
+from model import GPT, GPTConfig
+model = GPT(GPTConfig(block_size=256, vocab_size=64, n_layer=12, n_head=4, n_embd=128, {settings}))
+model.compile()
+idx = torch.randint(64, (4, 256))
+began = time.time()
+with torch.autocast("cpu", torch.bfloat16):
+    model(idx, idx)[1].backward()
+print(time.time() - began)
+"""
+
+
+# -- measuring -----------------------------------------------------------------------------------------------
+
+
+class Trainer:
+    """A model, and training steps of it on random tokens as train.py makes them."""
+
+    def __init__(self, model, B, precision, compiled=False, loss=None):
+        self.model = model.to(on).train()
+        self.loss = loss or (lambda model, x, y: model(x, y)[1])
+        with redirect_stdout(None):  # nanoGPT counts its parameters aloud
+            self.optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), on.type)
+        self.autocast = torch.autocast(on.type, precision) if precision != torch.float32 else nullcontext()
+        self.idx = torch.randint(model.config.vocab_size, (B, model.config.block_size + 1), device=on)
+        self.run = model
+        if compiled and isinstance(model, GPT):
+            model.compile()
+        elif compiled:
+            self.run = torch.compile(model)
+
+    def step(self):
+        with self.autocast:
+            loss = self.loss(self.run, self.idx[:, :-1].contiguous(), self.idx[:, 1:].contiguous())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def timed_step(self):
+        began = time.perf_counter()
+        self.step()
+        if on.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    def memory(self):
+        """Peak bytes of a step: parameters and optimizer, gradients, and what is kept for the backward pass.
+
+        On a CPU it is the highest sum of PyTorch's allocations and frees, in the order the profiler saw them.
+        """
+        if on.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            self.step()
+            return torch.cuda.max_memory_allocated()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            self.step()
+        events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+        highest = allocated = 0
+        for event in sorted(events, key=lambda event: event.start_ns()):
+            allocated += event.nbytes()
+            highest = max(highest, allocated)
+        states = [tensor for state in self.optimizer.state.values() for tensor in state.values()]
+        return highest + sum(tensor.nbytes for tensor in [*self.model.parameters(), *states])
+
+
+def gpt(n_layer, n_embd, T, **settings):
+    return GPT(GPTConfig(n_layer=n_layer, n_embd=n_embd, block_size=T, **{"n_head": n_embd // 64, **SMALL, **settings}))
+
+
+SMALL = {"vocab_size": 65}
+
+
+def in_turns(trainers):
+    """Seconds per step of each trainer, one step of each in turn, and again until the time is up."""
+    torch.compiler.reset()  # or the variants of earlier comparisons would count towards its limit
+    for trainer in trainers:  # compiles, allocates
+        trainer.timed_step()
+        trainer.timed_step()
+    seconds = [[] for _ in trainers]
+    began = time.time()
+    while len(seconds[0]) < least_turns or time.time() - began < budget:
+        for trainer, list_of_seconds in zip(trainers, seconds):
+            list_of_seconds.append(trainer.timed_step())
+    return seconds
+
+
+def ratio(a, b):
+    """The median, over the turns, of a's seconds in b's."""
+    return statistics.median(x / y for x, y in zip(a, b))
+
+
+rows = []
+
+
+def report(section, what, value, target=None, at_least=False, **facts):
+    """A line of the first table; the target is about `value`."""
+    if quick:
+        target = None
+    met = None if target is None else bool(value >= target if at_least else value <= target)
+    rows.append({"section": section, "what": what, "value": value, "target": target, "met": met, **facts})
+    against = f"target {'≥' if at_least else '≤'} {target:g}{'' if met else '   MISSED'}" if target is not None else ""
+    detail = "   ".join(f"{name} {fact:.4g}" for name, fact in facts.items())
+    print(f"{section:10} {what:58} {value:8.3f}   {against:22} {detail}".rstrip(), flush=True)
+
+
+def name_of(precision):
+    return str(precision).removeprefix("torch.")
+
+
+# -- the sections --------------------------------------------------------------------------------------------
+
+
+def against_nanogpt():
+    """Standard attention and residuals at nanoGPT's shape and number of parameters, the tied head included."""
+    n_layer, n_embd, T, B = (2, 64, 64, 4) if quick else (6, 384, 256, 8 if on.type == "cpu" else 64)
+
+    def theirs(precision, compiled):
+        config = nanogpt.GPTConfig(T, SMALL["vocab_size"], n_layer, n_embd // 64, n_embd, dropout=0.0, bias=False)
+        with redirect_stdout(None):
+            return Trainer(nanogpt.GPT(config), B, precision, compiled)
+
+    def ours(precision, compiled):
+        return Trainer(gpt(n_layer, n_embd, T, tie_weights=True), B, precision, compiled)
+
+    for compiled, target in ((False, 1.00), (True, 0.95)):
+        for precision in {torch.float32, default_precision}:
+            a, b = in_turns([ours(precision, compiled), theirs(precision, compiled)])
+            what = f"standard / nanoGPT, {name_of(precision)}, {'compiled' if compiled else 'eager'}"
+            report("step", what, ratio(a, b), target, ours_ms=1e3 * min(a), theirs_ms=1e3 * min(b))
+    if on.type == "cpu":
+        a, b = in_turns([ours(default_precision, False), theirs(torch.float32, False)])
+        what = f"our defaults ({name_of(default_precision)}) / nanoGPT's (float32)"
+        report("step", what, ratio(a, b), 0.60, ours_ms=1e3 * min(a), theirs_ms=1e3 * min(b))
+
+
+def against_naive():
+    """The fused forms next to the explicit one."""
+    n_layer, n_embd, T, B = (2, 64, 64, 2) if quick else (6, 384, 512, 2)
+    for method in ({}, {"attention": "w2"}, {"attention": "summed_qk"}, {"residual": "m1"}, {"residual": "m2"}):
+        model = gpt(n_layer, n_embd, T, **method)
+        trainers = [Trainer(model, B, default_precision, loss=loss) for loss in (None, naive.loss)]
+        a, b = in_turns(trainers)
+        memory = [trainer.memory() for trainer in trainers]
+        what = f"{', '.join(method.values()) or 'standard'} / its explicit form, T = {T}"
+        report("naive", what, ratio(a, b), memory_ratio=memory[0] / memory[1])
+
+
+def kinds():
+    """W2 next to standard attention."""
+    n_layer, n_embd = (2, 64) if quick else (6, 384) if on.type == "cpu" else (12, 768)
+    for T in (64, 128) if quick else (128, 512, 1024, 4096):
+        B = max(1, (2048 if on.type == "cpu" else 16384) // T)
+        settings = [{}, {"attention": "w2"}, {"attention": "w2", "sigma": "diagonal"}]
+        trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision, compiled=not quick) for s in settings]
+        standard, scalar, diagonal = in_turns(trainers)
+        memory = [trainer.memory() for trainer in trainers]
+        long = T > 1024
+        report("kinds", f"W2 scalar / standard, T = {T}: time", ratio(scalar, standard), 1.10 if long else 1.05)
+        report("kinds", f"W2 scalar / standard, T = {T}: memory", memory[1] / memory[0], 1.03)
+        target = 1.25 if T == 1024 else None
+        report("kinds", f"W2 diagonal / standard, T = {T}: time", ratio(diagonal, standard), target)
+
+
+def summed():
+    """Summed scores at 12 layers."""
+    n_layer, n_embd, T, B = (3, 64, 64, 1) if quick else (12, 768, 1024, 1 if on.type == "cpu" else 16)
+    compiled = on.type == "cuda"
+    settings = [{}, {"attention": "summed_qk"}]
+    trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision, compiled) for s in settings]
+    flops = trainers[1].model.flops_per_token() / trainers[0].model.flops_per_token()
+    a, b = in_turns(trainers)
+    what = f"summed QK / standard, {n_layer} layers, T = {T}"
+    report("summed", f"{what}: time", ratio(b, a), 1.8 if on.type == "cpu" else 1.5, counted_flops=flops)
+    report("summed", f"{what}: memory", trainers[1].memory() / trainers[0].memory(), 1.15)
+
+
+def methods():
+    """Methods 1-4: time per counted operation, and what checkpoint_replays saves."""
+    n_layer, n_embd, T, B = (3, 64, 64, 2) if quick else (6, 384, 256, 4 if on.type == "cpu" else 64)
+    for precision in {torch.float32, default_precision}:
+        standard = Trainer(gpt(n_layer, n_embd, T), B, precision, compiled=not quick)
+        for residual in ("m1", "m2", "m3.1", "m3.2", "m4.1", "m4.2"):
+            trainer = Trainer(gpt(n_layer, n_embd, T, residual=residual), B, precision, compiled=not quick)
+            flops = trainer.model.flops_per_token() / standard.model.flops_per_token()
+            a, b = in_turns([trainer, standard])
+            what = f"{residual} / standard / FLOPs, {name_of(precision)}"
+            report("methods", what, ratio(a, b) / flops, 1.05, time=ratio(a, b), counted_flops=flops)
+
+    n_layer, n_embd, T, B = (3, 64, 64, 1) if quick else (12, 384, 1024, 1) if on.type == "cpu" else (12, 768, 1024, 8)
+    for residual in ("m1", "m2"):
+        settings = [{}, {"residual": residual}, {"residual": residual, "checkpoint_replays": True}]
+        trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision) for s in settings]
+        _, plain, checkpointed = in_turns(trainers)
+        memory = [trainer.memory() for trainer in trainers]
+        what = f"{residual}, {n_layer} layers, T = {T}, checkpoint_replays"
+        report("methods", f"{what}: memory / standard", memory[2] / memory[0], 1.5, without=memory[1] / memory[0])
+        report("methods", f"{what}: time / without", ratio(checkpointed, plain), 1.35)
+
+
+def compilation():
+    """Cold, in a process of its own: importing the compiler, compiling, and a first step."""
+    for settings in ("residual='m1'", "residual='standard'", "residual='m3.2', attention='w2'"):
+        with tempfile.TemporaryDirectory() as cache:
+            environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONPATH": str(ROOT)}
+            code = COMPILE.format(settings=settings)
+            printed = subprocess.run([sys.executable, "-c", code], env=environment, check=True, stdout=subprocess.PIPE)
+        seconds = float(printed.stdout)
+        report("compile", f"{settings}, 12 layers: seconds", seconds, 20 if settings == "residual='m1'" else None)
+
+
+@torch.no_grad()
+def generation():
+    """Tokens per second of generate, batch 1, float32."""
+    n_layer, n_embd, T, new = (2, 64, 64, 32) if quick else (6, 384, 1024, 1000)
+    prompt = torch.randint(SMALL["vocab_size"], (1, T - new if T > new else 1), device=on)
+
+    def speed(model):
+        model = model.to(on).eval()
+        model.generate(prompt, 4)
+        began = time.time()
+        model.generate(prompt, new)
+        return new / (time.time() - began)
+
+    settings = [{}, {"attention": "w2"}, {"attention": "summed_qk"}, {"residual": "m1"}, {"residual": "m2"}]
+    settings += [{"attention": "summed_qk", "residual": "m1"}]
+    speeds = {", ".join(s.values()) or "standard": speed(gpt(n_layer, n_embd, T, **s)) for s in settings}
+    theirs = None
+    if nanogpt:
+        config = nanogpt.GPTConfig(T, SMALL["vocab_size"], n_layer, n_embd // 64, n_embd, dropout=0.0, bias=False)
+        with redirect_stdout(None):
+            theirs = speed(nanogpt.GPT(config))
+    for name, tokens in speeds.items():
+        if theirs:
+            target = 15 if name == "standard" else 5
+            what = f"{name} / nanoGPT, {new} tokens"
+            report("generate", what, tokens / theirs, target, True, ours=tokens, theirs=theirs)
+        else:
+            report("generate", f"{name}, {new} tokens: tokens/s", tokens)
+
+
+def train(*arguments):
+    """The log of a training run, as a list of dicts."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, ROOT / "train.py", *arguments, f"--out_dir={folder}/run", f"--device={on}"]
+        subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+        return [json.loads(line) for line in (Path(folder) / "run" / "log.jsonl").read_text().splitlines()]
+
+
+def race():
+    """Seconds of training to the validation loss of nanoGPT's CPU quick start, which its README gives."""
+    ours = train("config/race_cpu.py", "--sample_tokens=0", "--eval_tokens=1000000000")
+    start, end = ours[0], ours[-1]
+    settings = start["settings"]
+    tokens = settings["max_iters"] * settings["batch_size"] * settings["block_size"]
+    our_seconds, our_loss = tokens / end["tokens_per_second"], end["best_loss"]
+
+    data = load(ROOT / "data" / "shakespeare_char")
+    steps = 10 if quick else 2000
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "nanogpt"
+        shutil.copytree(args.nanogpt, copy, ignore=shutil.ignore_patterns("out*", ".git"))
+        place = copy / "data" / "shakespeare_char"
+        for split in ("train", "val"):
+            shutil.copy(data.folder / f"{split}.bin", place)
+        (place / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": data.meta["vocab_size"]}))
+        quick_start = "config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=1"
+        quick_start += " --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --dropout=0.0"
+        quick_start += f" --max_iters={steps} --lr_decay_iters={steps} --eval_interval={min(steps, 250)}"
+        quick_start += " --always_save_checkpoint=True"
+        command = [sys.executable, "train.py", *quick_start.split()]
+        printed = subprocess.run(command, check=True, cwd=copy, capture_output=True, text=True).stdout
+        iterations = re.findall(r"iter (\d+): loss .* time ([\d.]+)ms", printed)
+        # those that begin with an evaluation count it, and are left out
+        their_seconds = sum(float(ms) for step, ms in iterations if int(step) % 250) / 1e3
+        saved = torch.load(copy / "out-shakespeare-char" / "ckpt.pt")
+    with redirect_stdout(None):
+        model = nanogpt.GPT(nanogpt.GPTConfig(**saved["model_args"]))
+    model.load_state_dict(saved["model"])
+    losses = []
+    with torch.no_grad():  # over the same windows as ours
+        for x, y in data.windows("val", 16, 64, 10**9):
+            losses.append((model(x, y)[1].item(), (y >= 0).sum().item()))
+    their_loss = sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
+    parameters = sum(p.numel() for p in model.parameters())
+    report("race", "validation loss, ours - nanoGPT's", our_loss - their_loss, 0, ours=our_loss, theirs=their_loss)
+    seconds = {"ours": our_seconds, "theirs": their_seconds}
+    report("race", "seconds of training, ours / nanoGPT's", our_seconds / their_seconds, 0.2, **seconds)
+    report("race", "parameters, ours / nanoGPT's", start["parameters"] / parameters, 1)
+
+
+def gpu():
+    """What only a GPU can show: the utilisation at GPT-2's size, and nanoGPT's Shakespeare size to its end."""
+    trainer = Trainer(gpt(12, 768, 1024, vocab_size=50304), 32, torch.bfloat16, compiled=True)
+    (seconds,) = in_turns([trainer])
+    mfu = trainer.model.estimate_mfu(32, statistics.median(seconds))
+    report("gpu", "124M, T = 1024, batch 32, bfloat16, compiled: MFU", mfu, 0.5, True)
+    del trainer
+    log = train("config/standard_shakespeare.py", "config/size_gpu.py")
+    report("gpu", "size_gpu.py, 5000 steps: validation loss", log[-1]["best_loss"], 1.45)
+    report("gpu", "size_gpu.py, 5000 steps: seconds, evaluations included", log[-1]["seconds"], 90)
+
+
+# -- how cost grows ------------------------------------------------------------------------------------------
+
+METHODS = {
+    "W2": {"attention": "w2"},
+    "summed QK": {"attention": "summed_qk"},
+    "Method 1": {"residual": "m1"},
+    "Method 2": {"residual": "m2"},
+}
+
+
+def growth():
+    """Step time and memory over the standard model's, against depth, context and width, eager."""
+    base = {"n_layer": 4, "T": 256, "n_embd": 256}
+    points = [base | {"n_layer": n} for n in (4, 8, 12, 24)]
+    points += [base | {"T": T} for T in (512, 1024, 2048, 4096, 8192)]
+    points += [base | {"n_embd": n} for n in (128, 512, 1024)]
+    if quick:
+        points = [{"n_layer": 2, "T": 32, "n_embd": 64}]
+    print("\n| layers | context | width | standard |", " | ".join(METHODS), "|\n|" + "---|" * (4 + len(METHODS)))
+    for point in points:
+        B = max(1, (1024 if on.type == "cpu" else 16384) // point["T"])
+        trainers = [Trainer(gpt(**point, **s), B, default_precision) for s in ({}, *METHODS.values())]
+        seconds = in_turns(trainers)
+        memory = [trainer.memory() for trainer in trainers]
+        flops = [trainer.model.flops_per_token() for trainer in trainers]
+        cells = [f"{1e3 * statistics.median(seconds[0]):.0f} ms, {memory[0] / 1e6:.0f} MB"]
+        for i, name in enumerate(METHODS, 1):
+            facts = ratio(seconds[i], seconds[0]), flops[i] / flops[0], memory[i] / memory[0]
+            cells.append("{:.2f} ({:.2f}), {:.2f}".format(*facts))
+            rows.append({"section": "growth", "what": name, **point, **dict(zip(("time", "flops", "memory"), facts))})
+        print("|", " | ".join([str(value) for value in point.values()] + cells), "|", flush=True)
+
+
+# -- all of it -----------------------------------------------------------------------------------------------
+
+SECTIONS = {
+    "step": against_nanogpt, "naive": against_naive, "kinds": kinds, "summed": summed, "methods": methods,
+    "compile": compilation, "generate": generation, "race": race, "gpu": gpu, "growth": growth,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
+    parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT, to be timed next to this model")
+    parser.add_argument("--naive", action="store_true", help="time the explicit T x T form too")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; no figure counts")
+    parser.add_argument("--only", default="", help=f"sections, separated by commas: {', '.join(SECTIONS)}")
+    parser.add_argument("--out", type=Path, default=Path("out/speed.json"), help="where the figures go")
+    args = parser.parse_args()
+    quick, budget, least_turns = args.quick, 0 if args.quick else 15, 1 if args.quick else 5
+    with user_errors():
+        on = pick_device(args.device)
+        default_precision = pick_dtype("auto", on)
+        chosen = args.only.split(",") if args.only else list(SECTIONS)
+        for name in chosen:
+            if name not in SECTIONS:
+                raise ValueError(f"--only={args.only}: {name!r} is none of {', '.join(SECTIONS)}")
+        if args.nanogpt and not (args.nanogpt / "model.py").is_file():
+            raise ValueError(f"--nanogpt={args.nanogpt}: no checkout of nanoGPT, it has no model.py")
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+    nanogpt = None
+    if args.nanogpt:
+        spec = importlib.util.spec_from_file_location("nanogpt", args.nanogpt / "model.py")
+        nanogpt = sys.modules["nanogpt"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(nanogpt)
+    impossible = set() if nanogpt else {"step", "race"}
+    impossible |= set() if args.naive else {"naive"}
+    impossible |= {"race"} if on.type == "cuda" else {"gpu"}
+    impossible |= {"compile"} if quick else set()
+
+    torch.manual_seed(0)
+    machine = torch.cuda.get_device_name(on) if on.type == "cuda" else f"{torch.get_num_threads()} threads"
+    machine = f"{on} ({machine}), torch {torch.__version__}, {name_of(default_precision)}"
+    print(machine, flush=True)
+    for name in chosen:
+        if name not in impossible:
+            SECTIONS[name]()
+    args.out.write_text(json.dumps({"machine": machine, "quick": quick, "rows": rows}, indent=1) + "\n")
+    print(f"\nall figures: {args.out}")
