@@ -167,8 +167,9 @@ def causal_attention(q, k, v, dropout=0.0):
     q, k, D = q.to(v.dtype), k.to(v.dtype), v.size(-1)
     T, S = q.shape[-2:]
     assert T == 1 or T == k.size(-2), "causal only if queries and keys are the same tokens"
-    if v.device.type == "cpu" and T > 1:
-        v = F.pad(v, (0, S - D))  # the CPU's fused kernel wants equal widths
+    if v.device.type == "cpu" and T > 1 and S > D:
+        if torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled():
+            v = F.pad(v, (0, S - D))  # the CPU's fused kernel wants equal widths
     y = F.scaled_dot_product_attention(
         q, k, v, dropout_p=dropout, is_causal=T > 1, scale=1.0, enable_gqa=q.size(1) != k.size(1)
     )
@@ -389,6 +390,11 @@ class Block(nn.Module):
         """mlp_l(h)."""
         return self.dropout(self.mlp(self.mlp_norm(h)))
 
+    def standard(self, x, normed, q, k, extend=None):
+        """The layer without replays: h = x + attn_l(x), x' = h + mlp_l(h)."""
+        h = x + self.attention_branch(normed, q, k, extend)
+        return h + self.mlp_branch(h)
+
     def replay(self, w, x, q, k, extend=None):
         """What a later layer adds up of this one, recomputed on its own x: w attn_i(x) or w mlp_i(x + attn_i(x)).
 
@@ -417,11 +423,12 @@ class Block(nn.Module):
                 total = total + replay(weights[i], x, q, k, extend(i))
             return total + own_weight * own
 
-        summed = None if self.is_standard else self.recomputed
+        if self.is_standard:
+            return self.standard(x, normed, q, k, extend(self.layer))
         attn = self.attention_branch(normed, q, k, extend(self.layer))
-        h = add_up(x, attn) if summed == "attention" else x + attn
+        h = add_up(x, attn) if self.recomputed == "attention" else x + attn
         mlp = self.mlp_branch(h)
-        return add_up(h, mlp) if summed == "mlp" else h + mlp
+        return add_up(h, mlp) if self.recomputed == "mlp" else h + mlp
 
 
 class Cache:
@@ -587,7 +594,7 @@ class GPT(nn.Module):
             else:
                 block.scores = torch.compile(block.scores)
             if self.config.residual == "standard":
-                block.forward = torch.compile(block.forward)
+                block.standard = torch.compile(block.standard)
             else:
                 block.attention_branch = torch.compile(block.attention_branch)
                 block.mlp_branch = torch.compile(block.mlp_branch)

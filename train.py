@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from config import check_range, fail, pick_device, pick_dtype, read_settings, user_errors
+from config import check_range, fail, pick_attention_kernel, pick_device, pick_dtype, read_settings, user_errors
 from data import clear_leftovers, first_tokens, load, lock, replace_file
 from model import GPT, GPTConfig
 from sample import CHECKPOINT_VERSION, check_tensors, load_checkpoint, restore_model, write_text
@@ -274,6 +274,7 @@ with user_errors():
         latest.unlink(missing_ok=True)
         best.unlink(missing_ok=True)
 
+pick_attention_kernel(model, on, precision)
 if on.type == "cuda":
     torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
 autocast = torch.autocast(on.type, precision) if precision != torch.float32 else nullcontext()

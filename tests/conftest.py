@@ -53,9 +53,11 @@ def repo(original, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", [program, *arguments])
         try:
             runpy.run_path(program, run_name="__main__")
-        finally:
-            for file in locked:  # as the end of a process would
+        finally:  # as the end of a process would
+            for file in locked:
                 file.close()
+            torch.backends.cuda.enable_flash_sdp(True)
+            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
         return capsys.readouterr().out
 
     run.folder = folder

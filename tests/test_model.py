@@ -18,6 +18,7 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import reference
+from config import pick_attention_kernel
 from model import GPT, GPTConfig
 from reference import GRID, KINDS, METHODS, perturb, settings, uncached_greedy
 
@@ -565,8 +566,45 @@ def attention_error(kind, seed):
     return ((rough - exact).norm() / exact.norm()).item()
 
 
+@pytest.fixture(params=["fused", "plain"])
+def kernel(request):
+    """Each of PyTorch's attention kernels for CPUs that train.py chooses from."""
+    flash = torch.backends.cuda.enable_flash_sdp
+    in_bfloat16 = torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
+    flash(request.param == "fused")
+    in_bfloat16(request.param == "plain")
+    yield request.param
+    flash(True)
+    in_bfloat16(False)
+
+
+@pytest.mark.parametrize("kind, method", GRID)
+def test_bfloat16_is_causal_and_near_the_reference(kind, method, kernel):
+    model = build(kind, method, dtype=torch.float32)
+    idx = tokens(model, 2, 12)
+    changed = torch.cat((idx[:, :7], (idx[:, 7:] + 1) % 19), dim=1)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logits, others = model(idx)[0], model(changed)[0]
+    assert torch.equal(logits[:, :7], others[:, :7])
+    expected = reference.reference_logits(model, idx)
+    assert (logits.double() - expected).norm() < 0.1 * expected.norm()
+
+
+def test_the_kernel_for_attention_is_the_faster_one(kernel):
+    def chosen(dtype, block_size, **kind):
+        model = GPT(GPTConfig(**settings("standard", "standard", block_size=block_size, **kind)))
+        pick_attention_kernel(model, torch.device("cpu"), dtype)
+        return "fused" if torch.backends.cuda.flash_sdp_enabled() else "plain"
+
+    assert chosen(torch.bfloat16, 512) == "plain"
+    assert chosen(torch.bfloat16, 1024) == "fused"
+    assert chosen(torch.bfloat16, 1024, attention="summed_qk") == "plain"
+    assert chosen(torch.bfloat16, 2048, attention="summed_qk") == "fused"
+    assert chosen(torch.float32, 64) == "fused"
+
+
 @pytest.mark.parametrize("kind", ["w2-scalar", "w2-diagonal"])
-def test_w2_in_bfloat16_is_as_exact_as_standard_attention(kind):
+def test_w2_in_bfloat16_is_as_exact_as_standard_attention(kind, kernel):
     error = {k: sum(attention_error(k, seed) for seed in range(4)) / 4 for k in (kind, "standard")}
     assert 0 < error["standard"] < 0.01
     assert error[kind] < 1.5 * error["standard"]

@@ -27,7 +27,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler talks
 import torch
 
 import naive
-from config import ArgumentParser, pick_device, pick_dtype, user_errors
+from config import ArgumentParser, pick_attention_kernel, pick_device, pick_dtype, user_errors
 from data import load
 from model import GPT, GPTConfig
 
@@ -51,7 +51,7 @@ class Trainer:
     """A model, and training steps of it on random tokens as train.py makes them."""
 
     def __init__(self, model, B, precision, compiled=False, loss=None):
-        self.model = model.to(on).train()
+        self.model, self.precision = model.to(on).train(), precision
         self.loss = loss or (lambda model, x, y: model(x, y)[1])
         with redirect_stdout(None):  # nanoGPT counts its parameters aloud
             self.optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), on.type)
@@ -64,6 +64,10 @@ class Trainer:
             self.run = torch.compile(model)
 
     def step(self):
+        if isinstance(self.model, GPT):
+            pick_attention_kernel(self.model, on, self.precision)
+        else:
+            torch.backends.cuda.enable_flash_sdp(True)
         with self.autocast:
             loss = self.loss(self.run, self.idx[:, :-1].contiguous(), self.idx[:, 1:].contiguous())
         loss.backward()
@@ -186,7 +190,7 @@ def kinds():
     for T in (64, 128) if quick else (128, 512, 1024, 4096):
         B = max(1, (2048 if on.type == "cpu" else 16384) // T)
         settings = [{}, {"attention": "w2"}, {"attention": "w2", "sigma": "diagonal"}]
-        trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision, compiled=not quick) for s in settings]
+        trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision, on.type == "cuda") for s in settings]
         standard, scalar, diagonal = in_turns(trainers)
         memory = [trainer.memory() for trainer in trainers]
         long = T > 1024
@@ -199,9 +203,8 @@ def kinds():
 def summed():
     """Summed scores at 12 layers."""
     n_layer, n_embd, T, B = (3, 64, 64, 1) if quick else (12, 768, 1024, 1 if on.type == "cpu" else 16)
-    compiled = on.type == "cuda"
     settings = [{}, {"attention": "summed_qk"}]
-    trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision, compiled) for s in settings]
+    trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision, on.type == "cuda") for s in settings]
     flops = trainers[1].model.flops_per_token() / trainers[0].model.flops_per_token()
     a, b = in_turns(trainers)
     what = f"summed QK / standard, {n_layer} layers, T = {T}"
@@ -213,9 +216,9 @@ def methods():
     """Methods 1-4: time per counted operation, and what checkpoint_replays saves."""
     n_layer, n_embd, T, B = (3, 64, 64, 2) if quick else (6, 384, 256, 4 if on.type == "cpu" else 64)
     for precision in {torch.float32, default_precision}:
-        standard = Trainer(gpt(n_layer, n_embd, T), B, precision, compiled=not quick)
+        standard = Trainer(gpt(n_layer, n_embd, T), B, precision, on.type == "cuda")
         for residual in ("m1", "m2", "m3.1", "m3.2", "m4.1", "m4.2"):
-            trainer = Trainer(gpt(n_layer, n_embd, T, residual=residual), B, precision, compiled=not quick)
+            trainer = Trainer(gpt(n_layer, n_embd, T, residual=residual), B, precision, on.type == "cuda")
             flops = trainer.model.flops_per_token() / standard.model.flops_per_token()
             a, b = in_turns([trainer, standard])
             what = f"{residual} / standard / FLOPs, {name_of(precision)}"

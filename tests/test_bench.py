@@ -1,0 +1,66 @@
+"""The benchmarks: what they compare is the same thing, and each runs, in small."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from conftest import ROOT
+from model import GPT, GPTConfig
+from reference import GRID, perturb, settings
+
+sys.path.insert(0, str(ROOT / "tests" / "bench"))
+
+import naive
+
+
+def bench(*arguments):
+    command = [sys.executable, ROOT / "tests" / "bench" / "speed.py", "--device=cpu", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("kind, method", GRID)
+def test_the_explicit_form_computes_the_same(kind, method):
+    model = perturb(GPT(GPTConfig(**settings(kind, method, n_kv_head=2)))).double()
+    idx = torch.randint(19, (2, 12), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(naive.loss(model, idx, idx), model(idx, idx)[1], rtol=1e-9, atol=1e-9)
+
+
+def test_speed_in_small(tmp_path):
+    sections = "naive,kinds,summed,methods,generate,growth"
+    done = bench("--quick", "--naive", f"--only={sections}", f"--out={tmp_path}/speed.json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "speed.json").read_text())
+    assert figures["quick"] and {row["section"] for row in figures["rows"]} == set(sections.split(","))
+    assert all(row["value"] > 0 for row in figures["rows"] if row["section"] != "growth")
+
+
+@pytest.mark.parametrize("argument, named", [("--only=step,tempo", "tempo"), ("--nanogpt=nowhere", "nowhere")])
+def test_what_cannot_be_measured_is_refused(tmp_path, argument, named):
+    done = bench(argument, f"--out={tmp_path}/speed.json")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and named in done.stderr
+
+
+@pytest.mark.parametrize(
+    "kind, method",
+    [("standard", "standard"), ("standard", "m1"), ("standard", "m2+input"), ("standard", "m4.1"), ("w2-scalar", "m3.2"),
+     ("summed-5.5", "standard"), ("summed-5.1", "m4.2")],
+)  # fmt: skip
+def test_depth_compiles_nothing_anew(monkeypatch, kind, method):
+    """All layers and replays share what is compiled, though summed scores grow wider, and 1/m smaller, with the layer."""
+    counter, compile = CompileCounter(), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: compile(function, backend=counter))
+    counts = []
+    for n_layer in (4, 6):
+        torch.compiler.reset()
+        counter.clear()
+        model = perturb(GPT(GPTConfig(**settings(kind, method, n_layer=n_layer))))
+        idx = torch.randint(19, (2, 12), generator=torch.Generator().manual_seed(0))
+        expected = model(idx, idx)[1]
+        model.compile()
+        torch.testing.assert_close(model(idx, idx)[1], expected)
+        counts.append(counter.frame_count)
+    assert counts[0] == counts[1] <= 8
