@@ -9,9 +9,9 @@ is, exactly, softmax(q̂ k̂ᵀ) V for some q̂ and k̂:
     w2           (2/τ)·[μ_q, σ_q, 1]                [μ_k, σ_k, -(‖μ_k‖² + ‖σ_k‖²)/2]
     summed_qk    [s_0·q_0, ..., s_l·q_l]            [k_0, ..., k_l]        (layer l)
 
-So one fused causal kernel serves all of them. It serves recomputing as well: a layer's
+So PyTorch's causal attention serves all of them. It serves recomputing as well: a layer's
 attention weights are remembered as its (q̂, k̂), never as a T x T matrix, and applied to new
-values by calling the same kernel again. No mask is passed anywhere, so none can be forgotten.
+values by calling it again. No mask is passed anywhere, so none can be forgotten.
 
 Recomputing is what the residual methods do. With attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm(x)
 and mlp_i(h) the branches of layer i, layer l >= 1 adds up the layers i = 0..l:
