@@ -395,12 +395,12 @@ class Block(nn.Module):
         h = x + self.attention_branch(normed, q, k, extend)
         return h + self.mlp_branch(h)
 
-    def replay(self, w, x, q, k, extend=None):
+    def replay(self, w, x, unit, q, k, extend=None):
         """What a later layer adds up of this one, recomputed on its own x: w attn_i(x) or w mlp_i(x + attn_i(x)).
 
-        (q̂, k̂) are those of this layer's first run; dropout is drawn anew.
+        unit is x / rms(x), (q̂, k̂) are those of this layer's first run; dropout is drawn anew.
         """
-        y = self.attention_branch(self.attn_norm(x), q, k, extend)
+        y = self.attention_branch(unit * self.attn_norm.weight, q, k, extend)
         return w * (y if self.recomputed == "attention" else self.mlp_branch(x + y))
 
     def forward(self, x, normed, q, k, earlier, cache=None):
@@ -416,11 +416,12 @@ class Block(nn.Module):
             """Σ_i w_i · (the replays, then this layer's own output), in the place of the residual or added to it."""
             total = residual if self.keep_input else torch.zeros_like(residual)
             *weights, own_weight = self.weights()
+            unit = F.rms_norm(x, x.shape[-1:], eps=self.attn_norm.eps)  # what the layers' norms of x have in common
             for i, (block, q, k) in enumerate(earlier):
                 replay = block.replay
                 if self.checkpoint_replays and torch.is_grad_enabled():  # forget activations until the backward pass
                     replay = partial(checkpoint, replay, use_reentrant=False)
-                total = total + replay(weights[i], x, q, k, extend(i))
+                total = total + replay(weights[i], x, unit, q, k, extend(i))
             return total + own_weight * own
 
         if self.is_standard:
