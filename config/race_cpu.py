@@ -1,10 +1,10 @@
-"""A race to nanoGPT's result on a laptop: Muon brings validation loss 1.92 in a tenth of the time."""
+"""A race to nanoGPT's validation loss on a CPU: its quick start, with Muon, in about an eighth of the time."""
 
 dataset = "shakespeare_char"
 block_size = 64
 
 batch_size = 16
-max_iters = 200
+max_iters = 250
 optimizer = "muon"
 learning_rate = 2e-2
 warmup_iters = 10

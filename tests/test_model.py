@@ -578,6 +578,7 @@ def kernel(request):
     in_bfloat16(False)
 
 
+@pytest.mark.parametrize("kernel", ["plain"], indirect=True)
 @pytest.mark.parametrize("kind, method", GRID)
 def test_bfloat16_is_causal_and_near_the_reference(kind, method, kernel):
     model = build(kind, method, dtype=torch.float32)
