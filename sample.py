@@ -31,7 +31,7 @@ seed = 1337  # same seed, same text
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 # -----------------------------------------------------------------------------
 
-CHECKPOINT_VERSION = 2
+CHECKPOINT_VERSION = 3
 CHECKPOINT_TYPES = {"collections OrderedDict", "torch._utils _rebuild_tensor_v2"}
 CHECKPOINT_TYPES |= {"torch FloatStorage", "torch ByteStorage"}
 CHECKPOINT_PARTS = {

@@ -534,7 +534,7 @@ CONFIGS = {  # of the model, where sample.py believes them; train.py has setting
     "config['attention'] = 'linear'": FIT + "attention = 'linear'",
     "config['attention'] = 'w2'": FIT + "'blocks.0.attn.log_tau' is missing",
     "config['residual'] = 'm3.2'": FIT + "'blocks.1.mix' is missing",
-    "config['bias'] = True": FIT + "'blocks.0.attn.o.bias' is missing",
+    "config['bias'] = True": FIT + "'blocks.0.attn.k.bias' is missing",
     "tokenizer.clear()": "ckpt.pt: damaged: unknown kind of tokenizer None",
     "tokenizer['kind'] = torch.ones(2)": "ckpt.pt: damaged: unknown kind of tokenizer tensor",
     "tokenizer['characters'] = 'ab'": "ckpt.pt: damaged: its tokenizer has 2 tokens, its model does not",

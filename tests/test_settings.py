@@ -274,4 +274,4 @@ def test_method_files_differ_in_the_method_alone(method):
 
 def test_every_config_file_is_accounted_for():
     names = {path.stem for path in CONFIGS.glob("*.py")} - {"__init__"}
-    assert names == {f"{method}_shakespeare" for method in METHODS} | {"size_gpu", "size_124m"}
+    assert names == {f"{method}_shakespeare" for method in METHODS} | {"size_gpu", "size_124m", "race_cpu"}
