@@ -278,7 +278,7 @@ def pick_attention_kernel(model, device, dtype):
     On a CPU the fused kernel computes in float32. Plain products in bfloat16 are up to twice as fast at short
     contexts, and gain the most where score vectors are wide, but hold T x T weights until the backward pass.
     """
-    wide = model.blocks[-1].attn.score_width() > 1.5 * model.config.head_dim
+    wide = model.blocks[-1].attn.score_width() > 3 * model.config.head_dim
     short = model.config.block_size <= (1024 if wide else 512)
     plain = device.type == "cpu" and dtype == torch.bfloat16 and short
     torch.backends.cuda.enable_flash_sdp(not plain)  # both are about CPUs too, whatever their names say

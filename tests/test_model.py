@@ -599,8 +599,9 @@ def test_the_kernel_for_attention_is_the_faster_one(kernel):
 
     assert chosen(torch.bfloat16, 512) == "plain"
     assert chosen(torch.bfloat16, 1024) == "fused"
-    assert chosen(torch.bfloat16, 1024, attention="summed_qk") == "plain"
-    assert chosen(torch.bfloat16, 2048, attention="summed_qk") == "fused"
+    assert chosen(torch.bfloat16, 1024, attention="w2", sigma="diagonal") == "fused"
+    assert chosen(torch.bfloat16, 1024, attention="summed_qk", n_layer=4) == "plain"
+    assert chosen(torch.bfloat16, 2048, attention="summed_qk", n_layer=4) == "fused"
     assert chosen(torch.float32, 64) == "fused"
 
 
