@@ -1,0 +1,158 @@
+"""
+Which method wins? python tests/bench/methods.py [--quick] [--plot]
+
+Every kind of attention and every residual method, at train.py's default size, on Tiny Shakespeare by characters and by
+BPE: validation loss over three seeds, each method at the learning rate that suits it. The standard model is also
+trained for as many steps as give it a method's floating-point operations, for a comparison at equal cost.
+"""
+
+import subprocess
+import sys
+from functools import cache
+
+import torch
+
+from sweep import ROOT, Sweep, autocast, average, compare, experiment, fit, mean_sd, table
+from data import load
+from model import GPT, GPTConfig, QK_SCALES
+
+RESIDUALS = ("m1", "m2", "m3.1", "m3.2", "m4.1", "m4.2")
+METHODS = {"standard": {}}
+METHODS |= {f"Method {name[1:]}": {"residual": name} for name in RESIDUALS}
+METHODS |= {f"Method {name[1:]}, input kept": {"residual": name, "keep_input": True} for name in RESIDUALS}
+METHODS |= {"W2, scalar σ": {"attention": "w2"}, "W2, diagonal σ": {"attention": "w2", "sigma": "diagonal"}}
+METHODS |= {f"Method {scale}": {"attention": "summed_qk", "qk_scale": scale} for scale in QK_SCALES}
+
+FAMILIES = {
+    "Methods 1-4": lambda name: name[:8] in ("Method 1", "Method 2", "Method 3", "Method 4") and "kept" not in name,
+    "Methods 1-4, input kept": lambda name: "kept" in name,
+    "W2": lambda name: name.startswith("W2"),
+    "Method 5": lambda name: name.startswith("Method 5"),
+}
+
+
+@cache
+def dataset(name):
+    folder = ROOT / "data" / name
+    if not (folder / "meta.json").exists():
+        subprocess.run([sys.executable, folder / "prepare.py"], check=True)
+    return load(folder)
+
+
+def make(run):
+    return GPT(GPTConfig(vocab_size=dataset(run["data"]).meta["vocab_size"], **run["model"]))
+
+
+def trial(run):
+    data, B, T = dataset(run["data"]), run["batch_size"], run["model"]["block_size"]
+    torch.manual_seed(run["seed"])
+    model = make(run)
+    facts = fit(run, model, lambda step: data.batch(run["seed"], step, 0, B, T))
+    loss = evaluate(run, model, data)
+    return {"loss": loss, **facts, "learned": learned(model), "source": data.meta["source"]}
+
+
+@torch.no_grad()
+def evaluate(run, model, data):
+    """Mean loss over the validation split, in nats per token."""
+    total, tokens, on = 0, 0, model.head.weight.device
+    for x, y in data.windows("val", run["batch_size"], run["model"]["block_size"], run["eval_tokens"]):
+        counted = (y >= 0).sum().item()
+        with autocast(run):
+            total += model(x.to(on), y.to(on))[1].item() * counted
+        tokens += counted
+    return total / tokens
+
+
+@torch.no_grad()
+def learned(model):
+    """What a method learns besides matrices: a list of numbers per layer, by name."""
+    facts = {}
+
+    def note(name, tensor):
+        facts.setdefault(name, []).append([round(value, 3) for value in tensor.reshape(-1).tolist()])
+
+    for block in model.blocks:
+        attn = block.attn
+        if hasattr(block, "mix"):
+            note("mixing weights", block.mix.softmax(dim=0))
+        if hasattr(attn, "log_tau"):
+            note("τ / 2√d", attn.log_tau.exp() / (2 * attn.D**0.5))
+        for name in ("a", "b"):
+            if hasattr(attn, name):
+                note(name, getattr(attn, name))
+        if hasattr(attn, "log_a"):
+            note("a", attn.log_a.exp())
+            note("d_i / √d_k", attn.divisors() / attn.D**0.5)
+    return facts
+
+
+def main():
+    sweep = Sweep("methods", trial, __doc__)
+    size = {"block_size": 128, "n_layer": 3, "n_head": 4, "n_embd": 128}
+    steps, batch_size, eval_tokens = 400, 16, 10**9
+    rates, seeds = [2e-3, 4e-3, 8e-3], [1, 2, 3]
+    if sweep.quick:
+        size = {"block_size": 16, "n_layer": 2, "n_head": 2, "n_embd": 16}
+        steps, batch_size, eval_tokens, rates, seeds = 4, 2, 1000, rates[:2], seeds[:2]
+    run = {"batch_size": batch_size, "steps": steps, "recipe": "fair", "dtype": "auto", "eval_tokens": eval_tokens}
+
+    all_panels = []
+    for data in ("shakespeare_char", "shakespeare_bpe"):
+        cells = {name: run | {"data": data, "model": size | method} for name, method in METHODS.items()}
+        models = {name: make(cell) for name, cell in cells.items()}
+        standard = models["standard"]
+
+        # one kind has visibly more parameters: once more, with an MLP as much narrower
+        n_inner, name = standard.config.n_inner, "W2, diagonal σ"
+        surplus = models[name].get_num_params() - standard.get_num_params()
+        n_inner -= round(surplus / (3 * size["n_embd"] * size["n_layer"]))
+        thin = cells[name] | {"model": cells[name]["model"] | {"n_inner": n_inner}}
+        cells[f"{name}, n_inner {n_inner}"], models[f"{name}, n_inner {n_inner}"] = thin, make(thin)
+
+        results = dict(zip(cells, sweep.tuned(list(cells.values()), rates, seeds, shorter=2)))
+        rate = results["standard"][0]["run"]["learning_rate"]
+        cost = {name: model.flops_per_token() / standard.flops_per_token() for name, model in models.items()}
+        longer = [cells["standard"] | {"learning_rate": rate, "steps": round(steps * c)} for c in cost.values()]
+        longer = dict(zip(cells, sweep.repeated(longer, seeds)))
+
+        table(
+            f"{data}, {steps} steps of {batch_size * size['block_size']} tokens",
+            ["method", "parameters", "learning rate", "loss", "- standard", "FLOPs", "- standard of as many FLOPs"],
+            [
+                [
+                    name,
+                    f"{models[name].get_num_params():,}",
+                    f"{results[name][0]['run']['learning_rate']:g}",
+                    mean_sd(results[name]),
+                    compare(results[name], results["standard"]) if name != "standard" else "",
+                    f"{cost[name]:.2f}",
+                    compare(results[name], longer[name]) if name != "standard" else "",
+                ]
+                for name in cells
+            ],
+        )
+        table(
+            f"{data}: what was learned, mean over seeds",
+            ["method", "", *(f"layer {layer}" for layer in range(size["n_layer"]))],
+            [
+                [name, what, *layers_of(group, what, size["n_layer"])]
+                for name, group in results.items()
+                for what in group[0]["learned"]
+            ],
+        )
+        base = {"standard": results["standard"]}
+        for family, belongs in FAMILIES.items():
+            all_panels.append((f"{data}: {family}", base | {name: r for name, r in results.items() if belongs(name)}))
+    sweep.plot(all_panels)
+
+
+def layers_of(results, what, n_layer):
+    """The numbers of each layer, averaged over the results; nothing for layers that have none."""
+    per_seed = [result["learned"][what] for result in results]
+    cells = [" ".join(f"{average(values):.2f}" for values in zip(*layers)) for layers in zip(*per_seed)]
+    return [""] * (n_layer - len(cells)) + cells
+
+
+if __name__ == "__main__":
+    experiment(main)

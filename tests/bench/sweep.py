@@ -1,0 +1,292 @@
+"""
+What the experiments share: a training loop, runs done side by side and remembered, statistics, tables and curves.
+
+A run is a dict of settings from which everything else follows: a model, its batches, its learning rate, its seed.
+An experiment names one function, `trial`, that takes a run and returns what came of it, and asks a Sweep for runs.
+What is done is kept in a JSON file, one run per line, so an interrupted experiment goes on where it was.
+"""
+
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import sys
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import torch
+
+from config import ArgumentParser, fail, pick_attention_kernel, pick_device, pick_dtype, user_errors
+from data import replace_file
+
+# -- one run -------------------------------------------------------------------------------------------------
+
+# "fair" is what train.py does; "published" is an optimizer as PyTorch makes it, with nothing around it
+RECIPES = {
+    "fair": {"warmup": 0.1, "final": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.1, "grad_clip": 1.0},
+    "published": {"warmup": 0.0, "final": 1.0, "betas": (0.9, 0.999), "weight_decay": 0.01, "grad_clip": math.inf},
+}
+
+device = torch.device("cpu")  # of this process; a worker is told
+
+
+def start_worker(name):
+    """Makes this process one that trains on the device `name`, on one core, and ends when its parent does."""
+    global device
+    device = torch.device(name)
+    torch.set_num_threads(1)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def autocast(run):
+    """The type that a run computes in: run["dtype"], where auto is what train.py would take."""
+    precision = pick_dtype(run.get("dtype", "float32"), device)
+    return torch.autocast(device.type, precision) if precision != torch.float32 else nullcontext()
+
+
+def mean_loss(model, x, y):
+    return model(x, y)[1]
+
+
+def fit(run, model, batch, loss=mean_loss):
+    """Trains `model` on batch(step) -> (x, y) for run["steps"] steps, by run["recipe"].
+
+    Returns the number of parameters, the floating-point operations (`flops_per_token`, for full contexts), the
+    seconds, and the mean training loss of each twentieth of the run. A loss that is not finite stays in the curve.
+    """
+    recipe, steps, highest = RECIPES[run["recipe"]], run["steps"], run["learning_rate"]
+    model.to(device).train()
+    pick_attention_kernel(model, device, pick_dtype(run.get("dtype", "float32"), device))
+    optimizer = model.configure_optimizers(recipe["weight_decay"], highest, recipe["betas"], device.type)
+    warmup = round(recipe["warmup"] * steps)
+    losses, tokens, began = [], 0, time.time()
+    for step in range(steps):
+        done = (step - warmup) / max(steps - warmup, 1)
+        decayed = recipe["final"] + (1 - recipe["final"]) * (1 + math.cos(math.pi * done)) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = highest * ((step + 1) / warmup if step < warmup else decayed)
+        x, y = (tensor.to(device) for tensor in batch(step))
+        with autocast(run):
+            value = loss(model, x, y)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe["grad_clip"])
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(value.detach())
+        tokens += x.numel()
+    losses = torch.stack(losses).float().cpu()
+    model.eval()
+    return {
+        "parameters": model.get_num_params(),
+        "flops": model.flops_per_token() * tokens,
+        "seconds": round(time.time() - began, 2),
+        "curve": [round(part.mean().item(), 5) for part in losses.tensor_split(min(20, steps))],
+    }
+
+
+# -- many runs -----------------------------------------------------------------------------------------------
+
+
+class Sweep:
+    """The runs of one experiment, and its command line."""
+
+    def __init__(self, name, trial, description):
+        parser = ArgumentParser(description=description)
+        parser.add_argument("--quick", action="store_true", help="tiny runs, to see that it works; no figure counts")
+        parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
+        parser.add_argument("--workers", type=int, default=min(os.cpu_count(), 8), help="runs at a time")
+        parser.add_argument("--out", type=Path, default=ROOT / "out" / "bench", help="folder of the results")
+        parser.add_argument("--plot", action="store_true", help="draw the curves, with matplotlib, beside the results")
+        args = parser.parse_args()
+        if args.workers < 1:
+            fail(f"--workers={args.workers}: at least one is needed")
+        self.trial, self.quick, self.plotting = trial, args.quick, args.plot
+        self.device, self.workers = pick_device(args.device), args.workers
+        self.path = args.out / f"{name}{'_quick' * args.quick}.json"
+        self.machine = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        self.machine += f", torch {torch.__version__}"
+        args.out.mkdir(parents=True, exist_ok=True)
+        self.done = read_results(self.path)
+
+    def run(self, runs, following=0):
+        """What came of each of `runs`, in their order. Those not yet known are done now; `following` come later."""
+        missing = list({key(run): run for run in runs if key(run) not in self.done}.values())
+        workers = min(self.workers, len(missing))
+        if missing:
+            print(f"{len(missing)} runs, {workers} at a time, on {self.machine}; {self.path}", flush=True)
+            began = time.time()
+            spawn = multiprocessing.get_context("spawn")  # a GPU cannot be used by a fork
+            with ProcessPoolExecutor(workers, spawn, start_worker, (str(self.device),)) as pool:
+                futures = {pool.submit(self.trial, run): run for run in missing}
+                try:
+                    for count, future in enumerate(as_completed(futures), 1):
+                        run = futures[future]
+                        self.done[key(run)] = {"run": run, **finite(future.result()), "machine": self.machine}
+                        self.save()
+                        left = (time.time() - began) / count * (len(missing) - count + following)
+                        loss = self.done[key(run)]["loss"]
+                        print(f"[{count}/{len(missing)}] {name_of(run)}: {loss}; {clock(left)} left", flush=True)
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+        return [self.done[key(run)] for run in runs]
+
+    def tuned(self, cells, rates, seeds, shorter=1):
+        """Runs each cell (a run without learning rate and seed) for each seed at the learning rate that suits it.
+
+        That is the one of `rates` with the lowest "loss" in a run of seed 0, `shorter` times shorter.
+        Returns a list of results per cell.
+        """
+        trials = [
+            cell | {"learning_rate": rate, "seed": 0, "steps": cell["steps"] // shorter}
+            for cell in cells
+            for rate in rates
+        ]
+        losses = [result["loss"] for result in self.run(trials, following=len(cells) * len(seeds))]
+        losses = [math.inf if loss is None else loss for loss in losses]
+        runs = []
+        for i, cell in enumerate(cells):
+            of_cell = losses[i * len(rates) : (i + 1) * len(rates)]
+            best = rates[of_cell.index(min(of_cell))]
+            runs += [cell | {"learning_rate": best, "seed": seed} for seed in seeds]
+        return in_groups(self.run(runs), len(seeds))
+
+    def repeated(self, runs, seeds):
+        """Runs each of `runs` (without a seed) for each seed; a list of results per run."""
+        return in_groups(self.run([run | {"seed": seed} for run in runs for seed in seeds]), len(seeds))
+
+    def save(self):
+        lines = ",\n".join(json.dumps(result) for result in self.done.values())
+        with replace_file(self.path) as file:
+            file.write(f"[\n{lines}\n]\n".encode())
+
+    def plot(self, panels):
+        """With --plot, draws the training losses of the panels: (title, {label: results of some seeds})."""
+        if not self.plotting:
+            return
+        try:
+            import matplotlib
+        except ImportError:
+            fail("--plot needs matplotlib: pip install matplotlib")
+        matplotlib.use("agg")
+        from matplotlib import pyplot
+
+        columns = min(4, len(panels))
+        rows = -(-len(panels) // columns)
+        figure, axes = pyplot.subplots(rows, columns, figsize=(3.6 * columns, 3 * rows), squeeze=False)
+        for axis, (title, lines) in zip(axes.flat, panels):
+            ends = []
+            for i, (label, results) in enumerate(lines.items()):
+                curve = [average(values) for values in zip(*(result["curve"] for result in results))]
+                steps = [(j + 0.5) / len(curve) * results[0]["run"]["steps"] for j in range(len(curve))]
+                axis.plot(steps, curve, label=label, color="black" if i == 0 else f"C{i - 1}", linewidth=1)
+                ends += [curve[-1], curve[len(curve) // 3]]
+            axis.set_ylim(min(ends) - 0.05 * (max(ends) - min(ends)), max(ends))
+            axis.set_title(title, fontsize=9)
+            axis.tick_params(labelsize=7)
+            axis.legend(fontsize=6)
+        for axis in axes.flat[len(panels) :]:
+            axis.remove()
+        figure.supxlabel("steps", fontsize=8)
+        figure.supylabel("training loss", fontsize=8)
+        figure.tight_layout()
+        figure.savefig(self.path.with_suffix(".png"), dpi=80)
+        print(f"curves: {self.path.with_suffix('.png')}")
+
+
+def key(run):
+    return json.dumps(run, sort_keys=True)
+
+
+def name_of(run):
+    """The settings that tell a run from its neighbours, for people."""
+    model = [str(value) if value is not True else name for name, value in run["model"].items() if name in SHOWN]
+    facts = [str(run[name]) for name in ("task", "setting", "data") if name in run]
+    return " ".join([*facts, *model, f"lr {run['learning_rate']:g} seed {run['seed']}"])
+
+
+SHOWN = ("attention", "qk_scale", "sigma", "residual", "keep_input", "n_embd")
+
+
+def clock(seconds):
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
+
+
+def finite(result):
+    """The result with None for numbers that JSON does not have."""
+    return {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in result.items()}
+
+
+def read_results(path):
+    """The results kept in a file, by their runs; ValueError if it is not one."""
+    if not path.exists():
+        return {}
+    try:
+        return {key(result["run"]): result for result in json.loads(path.read_text())}
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path}: damaged: move it away to start anew") from None
+
+
+def in_groups(items, size):
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+# -- what they show ------------------------------------------------------------------------------------------
+
+
+def average(values):
+    """The mean, or nan where a run diverged."""
+    return statistics.fmean(math.nan if value is None else value for value in values)
+
+
+def values_of(results, name="loss"):
+    return [math.nan if result[name] is None else result[name] for result in results]
+
+
+def mean_sd(results, name="loss", digits=3):
+    """Mean ± standard deviation over the seeds."""
+    values = values_of(results, name)
+    return f"{statistics.fmean(values):.{digits}f} ± {deviation(values):.{digits}f}"
+
+
+def deviation(values):
+    return statistics.stdev(values) if len(values) > 1 else math.nan
+
+
+def difference(results, others, name="loss"):
+    """Mean of `results` less that of `others`, and its standard error: √(s₁²/n₁ + s₂²/n₂)."""
+    a, b = values_of(results, name), values_of(others, name)
+    error = math.sqrt(deviation(a) ** 2 / len(a) + deviation(b) ** 2 / len(b))
+    return statistics.fmean(a) - statistics.fmean(b), error
+
+
+def compare(results, others, name="loss", digits=3):
+    """The difference with its standard error, in words where it exceeds two of them."""
+    delta, error = difference(results, others, name)
+    verdict = ("better" if delta < 0 else "worse") if abs(delta) > 2 * error else ""
+    return f"{delta:+.{digits}f} ± {error:.{digits}f} {verdict}".strip()
+
+
+def table(title, header, rows):
+    """Prints a table in Markdown."""
+    print(f"\n{title}\n")
+    print("| " + " | ".join(header) + " |\n" + "|---" * len(header) + "|")
+    for row in rows:
+        print("| " + " | ".join(map(str, row)) + " |")
+    print(flush=True)
+
+
+def experiment(main):
+    """Runs an experiment as a program."""
+    with user_errors():
+        main()
