@@ -17,18 +17,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext, redirect_stdout
+from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler talks
 
 import torch
 
+import measure
 import naive
-from config import ArgumentParser, pick_attention_kernel, pick_device, pick_dtype, user_errors
-from data import load
+from config import ArgumentParser, pick_device, pick_dtype, user_errors
+from data import load, replace_file
+from measure import Trainer, ratio
 from model import GPT, GPTConfig
 
 COMPILE = """
@@ -36,96 +38,27 @@ import time, torch
 from model import GPT, GPTConfig
 model = GPT(GPTConfig(block_size=256, vocab_size=64, n_layer=12, n_head=4, n_embd=128, {settings}))
 model.compile()
-idx = torch.randint(64, (4, 256))
+model.to("{on}")
+idx = torch.randint(64, (4, 256), device="{on}")
 began = time.time()
-with torch.autocast("cpu", torch.bfloat16):
+with torch.autocast("{on.type}", torch.bfloat16):
     model(idx, idx)[1].backward()
-print(time.time() - began)
+print(time.time() - began)  # which waits for a GPU to have compiled, if not for it to have computed
 """
 
-
-# -- measuring -----------------------------------------------------------------------------------------------
-
-
-class Trainer:
-    """A model, and training steps of it on random tokens as train.py makes them."""
-
-    def __init__(self, model, B, precision, compiled=False, loss=None):
-        self.model, self.precision = model.to(on).train(), precision
-        self.loss = loss or (lambda model, x, y: model(x, y)[1])
-        with redirect_stdout(None):  # nanoGPT counts its parameters aloud
-            self.optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), on.type)
-        self.autocast = torch.autocast(on.type, precision) if precision != torch.float32 else nullcontext()
-        self.idx = torch.randint(model.config.vocab_size, (B, model.config.block_size + 1), device=on)
-        self.run = model
-        if compiled and isinstance(model, GPT):
-            model.compile()
-        elif compiled:
-            self.run = torch.compile(model)
-
-    def step(self):
-        if isinstance(self.model, GPT):
-            pick_attention_kernel(self.model, on, self.precision)
-        else:
-            torch.backends.cuda.enable_flash_sdp(True)
-        with self.autocast:
-            loss = self.loss(self.run, self.idx[:, :-1].contiguous(), self.idx[:, 1:].contiguous())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def timed_step(self):
-        began = time.perf_counter()
-        self.step()
-        if on.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - began
-
-    def memory(self):
-        """Peak bytes of a step: parameters and optimizer, gradients, and what is kept for the backward pass.
-
-        On a CPU it is the highest sum of PyTorch's allocations and frees, in the order the profiler saw them.
-        """
-        if on.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            self.step()
-            return torch.cuda.max_memory_allocated()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            self.step()
-        events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-        highest = allocated = 0
-        for event in sorted(events, key=lambda event: event.start_ns()):
-            allocated += event.nbytes()
-            highest = max(highest, allocated)
-        states = [tensor for state in self.optimizer.state.values() for tensor in state.values()]
-        return highest + sum(tensor.nbytes for tensor in [*self.model.parameters(), *states])
+VOCABULARY = 65
 
 
 def gpt(n_layer, n_embd, T, **settings):
-    return GPT(GPTConfig(n_layer=n_layer, n_embd=n_embd, block_size=T, **{"n_head": n_embd // 64, **SMALL, **settings}))
+    shape = {"n_layer": n_layer, "n_embd": n_embd, "n_head": n_embd // 64, "block_size": T, "vocab_size": VOCABULARY}
+    return GPT(GPTConfig(**shape | settings)).to(on)
 
 
-SMALL = {"vocab_size": 65}
-
-
-def in_turns(trainers):
-    """Seconds per step of each trainer, one step of each in turn, and again until the time is up."""
-    torch.compiler.reset()  # or the variants of earlier comparisons would count towards its limit
-    for trainer in trainers:  # compiles, allocates
-        trainer.timed_step()
-        trainer.timed_step()
-    seconds = [[] for _ in trainers]
-    began = time.time()
-    while len(seconds[0]) < least_turns or time.time() - began < budget:
-        for trainer, list_of_seconds in zip(trainers, seconds):
-            list_of_seconds.append(trainer.timed_step())
-    return seconds
-
-
-def ratio(a, b):
-    """The median, over the turns, of a's seconds in b's."""
-    return statistics.median(x / y for x, y in zip(a, b))
+def nano_gpt(n_layer, n_embd, T):
+    """nanoGPT's model of the same shape."""
+    config = nanogpt.GPTConfig(T, VOCABULARY, n_layer, n_embd // 64, n_embd, dropout=0.0, bias=False)
+    with redirect_stdout(None):  # it counts its parameters aloud
+        return nanogpt.GPT(config).to(on)
 
 
 rows = []
@@ -154,15 +87,13 @@ def against_nanogpt():
     n_layer, n_embd, T, B = (2, 64, 64, 4) if quick else (6, 384, 256, 8 if on.type == "cpu" else 64)
 
     def theirs(precision, compiled):
-        config = nanogpt.GPTConfig(T, SMALL["vocab_size"], n_layer, n_embd // 64, n_embd, dropout=0.0, bias=False)
-        with redirect_stdout(None):
-            return Trainer(nanogpt.GPT(config), B, precision, compiled)
+        return Trainer(nano_gpt(n_layer, n_embd, T), B, precision, compiled)
 
     def ours(precision, compiled):
         return Trainer(gpt(n_layer, n_embd, T, tie_weights=True), B, precision, compiled)
 
     for compiled, target in ((False, 1.00), (True, 0.95)):
-        for precision in {torch.float32, default_precision}:
+        for precision in dict.fromkeys((torch.float32, default_precision)):
             a, b = in_turns([ours(precision, compiled), theirs(precision, compiled)])
             what = f"standard / nanoGPT, {name_of(precision)}, {'compiled' if compiled else 'eager'}"
             report("step", what, ratio(a, b), target, ours_ms=1e3 * min(a), theirs_ms=1e3 * min(b))
@@ -215,7 +146,7 @@ def summed():
 def methods():
     """Methods 1-4: time per counted operation, and what checkpoint_replays saves."""
     n_layer, n_embd, T, B = (3, 64, 64, 2) if quick else (6, 384, 256, 4 if on.type == "cpu" else 64)
-    for precision in {torch.float32, default_precision}:
+    for precision in dict.fromkeys((torch.float32, default_precision)):
         standard = Trainer(gpt(n_layer, n_embd, T), B, precision, on.type == "cuda")
         for residual in ("m1", "m2", "m3.1", "m3.2", "m4.1", "m4.2"):
             trainer = Trainer(gpt(n_layer, n_embd, T, residual=residual), B, precision, on.type == "cuda")
@@ -240,7 +171,7 @@ def compilation():
     for settings in ("residual='m1'", "residual='standard'", "residual='m3.2', attention='w2'"):
         with tempfile.TemporaryDirectory() as cache:
             environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONPATH": str(ROOT)}
-            code = COMPILE.format(settings=settings)
+            code = COMPILE.format(settings=settings, on=on)
             printed = subprocess.run([sys.executable, "-c", code], env=environment, check=True, stdout=subprocess.PIPE)
         seconds = float(printed.stdout)
         report("compile", f"{settings}, 12 layers: seconds", seconds, 20 if settings == "residual='m1'" else None)
@@ -250,10 +181,10 @@ def compilation():
 def generation():
     """Tokens per second of generate, batch 1, float32."""
     n_layer, n_embd, T, new = (2, 64, 64, 32) if quick else (6, 384, 1024, 1000)
-    prompt = torch.randint(SMALL["vocab_size"], (1, T - new if T > new else 1), device=on)
+    prompt = torch.randint(VOCABULARY, (1, T - new if T > new else 1), device=on)
 
     def speed(model):
-        model = model.to(on).eval()
+        model.eval()
         model.generate(prompt, 4)
         began = time.time()
         model.generate(prompt, new)
@@ -262,11 +193,7 @@ def generation():
     settings = [{}, {"attention": "w2"}, {"attention": "summed_qk"}, {"residual": "m1"}, {"residual": "m2"}]
     settings += [{"attention": "summed_qk", "residual": "m1"}]
     speeds = {", ".join(s.values()) or "standard": speed(gpt(n_layer, n_embd, T, **s)) for s in settings}
-    theirs = None
-    if nanogpt:
-        config = nanogpt.GPTConfig(T, SMALL["vocab_size"], n_layer, n_embd // 64, n_embd, dropout=0.0, bias=False)
-        with redirect_stdout(None):
-            theirs = speed(nanogpt.GPT(config))
+    theirs = speed(nano_gpt(n_layer, n_embd, T)) if nanogpt else None
     for name, tokens in speeds.items():
         if theirs:
             target = 15 if name == "standard" else 5
@@ -387,7 +314,8 @@ if __name__ == "__main__":
     parser.add_argument("--only", default="", help=f"sections, separated by commas: {', '.join(SECTIONS)}")
     parser.add_argument("--out", type=Path, default=Path("out/speed.json"), help="where the figures go")
     args = parser.parse_args()
-    quick, budget, least_turns = args.quick, 0 if args.quick else 15, 1 if args.quick else 5
+    quick = args.quick
+    in_turns = partial(measure.in_turns, budget=0, turns=1) if quick else measure.in_turns
     with user_errors():
         on = pick_device(args.device)
         default_precision = pick_dtype("auto", on)
@@ -415,5 +343,6 @@ if __name__ == "__main__":
     for name in chosen:
         if name not in impossible:
             SECTIONS[name]()
-    args.out.write_text(json.dumps({"machine": machine, "quick": quick, "rows": rows}, indent=1) + "\n")
+            with replace_file(args.out) as file:  # after each section, since they take minutes
+                file.write(json.dumps({"machine": machine, "quick": quick, "rows": rows}, indent=1).encode() + b"\n")
     print(f"\nall figures: {args.out}")

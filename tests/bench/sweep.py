@@ -21,10 +21,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+import numpy as np
 import torch
 
 from config import ArgumentParser, fail, pick_attention_kernel, pick_device, pick_dtype, user_errors
 from data import replace_file
+from model import GPT, GPTConfig
 
 # -- one run -------------------------------------------------------------------------------------------------
 
@@ -33,6 +35,23 @@ RECIPES = {
     "fair": {"warmup": 0.1, "final": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.1, "grad_clip": 1.0},
     "published": {"warmup": 0.0, "final": 1.0, "betas": (0.9, 0.999), "weight_decay": 0.01, "grad_clip": math.inf},
 }
+
+def random_numbers(seed, step):
+    """A stream of random numbers of its own for each seed and step, as data/ has it."""
+    return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, step, 0]))
+
+
+# the kinds of attention that the W2 document's experiments are about, besides the standard one
+W2_KINDS = {"W2, scalar σ": {"attention": "w2"}, "W2, diagonal σ": {"attention": "w2", "sigma": "diagonal"}}
+
+
+def with_parameters(settings, like):
+    """The settings of a GPTConfig, with an MLP as narrow as gives it the number of parameters of the model `like`."""
+    model, other = GPT(GPTConfig(**settings)), GPT(GPTConfig(**like))
+    surplus = model.get_num_params() - other.get_num_params()
+    columns = 3 * model.config.n_embd * model.config.n_layer  # of gate, up and down in all layers
+    return settings | {"n_inner": model.config.n_inner - round(surplus / columns)}
+
 
 device = torch.device("cpu")  # of this process; a worker is told
 
@@ -69,7 +88,7 @@ def fit(run, model, batch, loss=mean_loss):
     pick_attention_kernel(model, device, pick_dtype(run.get("dtype", "float32"), device))
     optimizer = model.configure_optimizers(recipe["weight_decay"], highest, recipe["betas"], device.type)
     warmup = round(recipe["warmup"] * steps)
-    losses, tokens, began = [], 0, time.time()
+    losses, tokens, began = torch.empty(steps, device=device), 0, time.time()
     for step in range(steps):
         done = (step - warmup) / max(steps - warmup, 1)
         decayed = recipe["final"] + (1 - recipe["final"]) * (1 + math.cos(math.pi * done)) / 2
@@ -82,15 +101,14 @@ def fit(run, model, batch, loss=mean_loss):
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe["grad_clip"])
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(value.detach())
+        losses[step] = value.detach()  # in one tensor: many small ones would fragment the memory
         tokens += x.numel()
-    losses = torch.stack(losses).float().cpu()
     model.eval()
     return {
         "parameters": model.get_num_params(),
         "flops": model.flops_per_token() * tokens,
-        "seconds": round(time.time() - began, 2),
-        "curve": [round(part.mean().item(), 5) for part in losses.tensor_split(min(20, steps))],
+        "seconds": time.time() - began,
+        "curve": [part.mean().item() for part in losses.cpu().tensor_split(min(20, steps))],
     }
 
 
@@ -117,28 +135,28 @@ class Sweep:
         self.machine += f", torch {torch.__version__}"
         args.out.mkdir(parents=True, exist_ok=True)
         self.done = read_results(self.path)
+        spawn = multiprocessing.get_context("spawn")  # a GPU cannot be used by a fork
+        self.pool = ProcessPoolExecutor(self.workers, spawn, start_worker, (str(self.device),))
 
     def run(self, runs, following=0):
         """What came of each of `runs`, in their order. Those not yet known are done now; `following` come later."""
         missing = list({key(run): run for run in runs if key(run) not in self.done}.values())
-        workers = min(self.workers, len(missing))
         if missing:
-            print(f"{len(missing)} runs, {workers} at a time, on {self.machine}; {self.path}", flush=True)
-            began = time.time()
-            spawn = multiprocessing.get_context("spawn")  # a GPU cannot be used by a fork
-            with ProcessPoolExecutor(workers, spawn, start_worker, (str(self.device),)) as pool:
-                futures = {pool.submit(self.trial, run): run for run in missing}
-                try:
-                    for count, future in enumerate(as_completed(futures), 1):
-                        run = futures[future]
-                        self.done[key(run)] = {"run": run, **finite(future.result()), "machine": self.machine}
-                        self.save()
-                        left = (time.time() - began) / count * (len(missing) - count + following)
-                        loss = self.done[key(run)]["loss"]
-                        print(f"[{count}/{len(missing)}] {name_of(run)}: {loss}; {clock(left)} left", flush=True)
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
+            print(f"{len(missing)} runs, {self.workers} at a time, on {self.machine}; {self.path}", flush=True)
+        began = time.time()
+        futures = {self.pool.submit(self.trial, run): run for run in missing}
+        try:
+            for count, future in enumerate(as_completed(futures), 1):
+                run = futures[future]
+                result = plain({"run": run, **future.result(), "machine": self.machine})
+                self.done[key(run)] = result
+                self.save()
+                left = (time.time() - began) / count * (len(missing) - count + following)
+                came = f"loss {result['loss']}" if "loss" in result else "done"
+                print(f"[{count}/{len(missing)}] {name_of(run)}: {came}; {clock(left)} left", flush=True)
+        except BaseException:
+            self.pool.shutdown(wait=False, cancel_futures=True)
+            raise
         return [self.done[key(run)] for run in runs]
 
     def tuned(self, cells, rates, seeds, shorter=1):
@@ -210,21 +228,25 @@ def key(run):
 
 def name_of(run):
     """The settings that tell a run from its neighbours, for people."""
-    model = [str(value) if value is not True else name for name, value in run["model"].items() if name in SHOWN]
-    facts = [str(run[name]) for name in ("task", "setting", "data") if name in run]
-    return " ".join([*facts, *model, f"lr {run['learning_rate']:g} seed {run['seed']}"])
-
-
-SHOWN = ("attention", "qk_scale", "sigma", "residual", "keep_input", "n_embd")
+    shown = ("attention", "qk_scale", "sigma", "residual", "keep_input", "n_embd")
+    model = [f"{name}={value}" for name, value in run.get("model", {}).items() if name in shown]
+    facts = [f"{run[name]}" for name in ("task", "setting", "data", "candidates") if name in run]
+    return " ".join([*facts, *model, *(f"{name}={run[name]:g}" for name in ("learning_rate", "seed") if name in run)])
 
 
 def clock(seconds):
     return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
-def finite(result):
-    """The result with None for numbers that JSON does not have."""
-    return {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in result.items()}
+def plain(x):
+    """x for JSON: numbers to six digits, and None for those that are not finite."""
+    if isinstance(x, dict):
+        return {name: plain(value) for name, value in x.items()}
+    if isinstance(x, list):
+        return [plain(value) for value in x]
+    if isinstance(x, float):
+        return float(f"{x:.6g}") if math.isfinite(x) else None
+    return x
 
 
 def read_results(path):

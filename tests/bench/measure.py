@@ -1,0 +1,87 @@
+"""What a training step costs: seconds, in turns with what it is compared with, and peak memory."""
+
+import os
+import statistics
+import time
+from contextlib import nullcontext, redirect_stdout
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler talks
+
+import torch
+
+from config import pick_attention_kernel
+from model import GPT
+
+
+class Trainer:
+    """A model, and training steps of it on random tokens, on the device it is on, as train.py makes them."""
+
+    def __init__(self, model, B, precision, compiled=False, loss=None):
+        self.model, self.precision, self.on = model.train(), precision, next(model.parameters()).device
+        self.loss = loss or (lambda model, x, y: model(x, y)[1])
+        with redirect_stdout(None):  # nanoGPT counts its parameters aloud
+            self.optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), self.on.type)
+        self.autocast = torch.autocast(self.on.type, precision) if precision != torch.float32 else nullcontext()
+        self.idx = torch.randint(model.config.vocab_size, (B, model.config.block_size + 1), device=self.on)
+        self.run = model
+        if compiled and isinstance(model, GPT):
+            model.compile()
+        elif compiled:
+            self.run = torch.compile(model)
+
+    def step(self):
+        if isinstance(self.model, GPT):
+            pick_attention_kernel(self.model, self.on, self.precision)
+        else:
+            torch.backends.cuda.enable_flash_sdp(True)
+        with self.autocast:
+            loss = self.loss(self.run, self.idx[:, :-1].contiguous(), self.idx[:, 1:].contiguous())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def timed_step(self):
+        began = time.perf_counter()
+        self.step()
+        if self.on.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    def memory(self):
+        """Peak bytes of a step: parameters and optimizer, gradients, and what is kept for the backward pass.
+
+        On a CPU it is the highest sum of PyTorch's allocations and frees, in the order the profiler saw them.
+        """
+        if self.on.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            self.step()
+            return torch.cuda.max_memory_allocated()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            self.step()
+        events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+        highest = allocated = 0
+        for event in sorted(events, key=lambda event: event.start_ns()):
+            allocated += event.nbytes()
+            highest = max(highest, allocated)
+        states = [tensor for state in self.optimizer.state.values() for tensor in state.values()]
+        return highest + sum(tensor.nbytes for tensor in [*self.model.parameters(), *states])
+
+
+def in_turns(trainers, budget=15, turns=5):
+    """Seconds per step of each trainer, one step of each in turn: `turns` of them, and on for `budget` seconds."""
+    torch.compiler.reset()  # or the variants of earlier comparisons would count towards its limit
+    for trainer in trainers:  # compiles, allocates
+        trainer.timed_step()
+        trainer.timed_step()
+    seconds = [[] for _ in trainers]
+    began = time.time()
+    while len(seconds[0]) < turns or time.time() - began < budget:
+        for trainer, list_of_seconds in zip(trainers, seconds):
+            list_of_seconds.append(trainer.timed_step())
+    return seconds
+
+
+def ratio(a, b):
+    """The median, over the turns, of a's seconds in b's."""
+    return statistics.median(x / y for x, y in zip(a, b))

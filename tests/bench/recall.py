@@ -1,0 +1,144 @@
+"""
+Associative recall: python tests/bench/recall.py [--quick] [--plot]
+
+First the copy task of the W2 document: T/2 random tokens and then the same again, the loss over all positions. What
+comes first cannot be predicted, so no model gets below (T/2 - 1)/(T - 1) · ln V, and what can be told apart is how many
+of the copied tokens come out right. Both sides as published, and then with equal widths, parameters and choice of
+learning rates. Then multi-query associative recall (MQAR; Arora et al. 2023, https://arxiv.org/abs/2312.04927): keys
+with their values, then some keys again among random tokens, each asking for its value.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import nn
+
+from sweep import W2_KINDS, Sweep, compare, experiment, fit, mean_sd, random_numbers, table, with_parameters
+from model import GPT, GPTConfig
+
+UNSEEN = 2**40  # a stream of random numbers that no training step has
+
+# the document's two sides; it is a σ per dimension that gives W2 the number of parameters it states
+PUBLISHED = {
+    "standard": ({"n_embd": 96, "n_head": 6, "n_inner": 384}, 1e-3),
+    "W2, diagonal σ": ({"n_embd": 64, "n_head": 4, "n_inner": 256, **W2_KINDS["W2, diagonal σ"]}, 5e-3),
+}
+
+
+def copies(run, step):
+    """Sequences of the copy task, as x and y (B, T)."""
+    half = (run["model"]["block_size"] + 1) // 2
+    first = random_numbers(run["seed"], step).integers(run["model"]["vocab_size"], size=(run["batch_size"], half))
+    tokens = torch.from_numpy(np.concatenate((first, first), axis=1))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def queries(run, step):
+    """Sequences of MQAR, as x and y (B, T), y being -1 but where a key is asked for.
+
+    Keys are of the vocabulary's first half, values of its second. Each key is asked for once, mostly soon after the
+    pairs: the probability of a place falls as its distance to the power of -0.99. All else is random.
+    """
+    random, B, T, pairs = random_numbers(run["seed"], step), run["batch_size"], run["model"]["block_size"], run["pairs"]
+    half = run["model"]["vocab_size"] // 2
+    tokens = random.integers(2 * half, size=(B, T))
+    keys = random.random((B, half)).argpartition(pairs, axis=1)[:, :pairs]
+    values = half + random.integers(half, size=(B, pairs))
+    tokens[:, 0 : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = keys, values
+
+    # the places with the largest log p + Gumbel noise are a draw without replacement
+    log_p = -0.99 * np.log(np.arange(1, T - 2 * pairs + 1))
+    places = 2 * pairs + np.argsort(-log_p - random.gumbel(size=(B, len(log_p))), axis=1)[:, :pairs]
+    targets = np.full((B, T), -1)
+    np.put_along_axis(tokens, places, keys, axis=1)
+    np.put_along_axis(targets, places, values, axis=1)
+    return torch.from_numpy(tokens), torch.from_numpy(targets)
+
+
+def answers(model, x, y):
+    """Logits and loss where there is a target, and those targets: logits of all positions would cost far more."""
+    asked = y >= 0
+    return *model.loss(model.features(x)[asked][None], y[asked][None]), y[asked]
+
+
+def trial(run):
+    T, half = run["model"]["block_size"], (run["model"]["block_size"] + 1) // 2
+    torch.manual_seed(run["seed"])
+    model = GPT(GPTConfig(**run["model"]))
+    if run["init"] == "orthogonal":
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.orthogonal_(module.weight)
+    make = copies if run["task"] == "copy" else queries
+    facts = fit(run, model, lambda step: make(run, step), lambda model, x, y: answers(model, x, y)[1])
+    on = model.head.weight.device
+    x, y = make(run | {"batch_size": 512}, UNSEEN)
+    with torch.no_grad():
+        logits, loss, targets = answers(model, x.to(on), y.to(on))
+    right = logits[0].argmax(-1) == targets
+    if run["task"] == "copy":
+        right = right.view(512, T)[:, half - 1 :]  # the half that can be predicted
+    else:  # the logits of all other positions were not computed
+        unasked = (T - run["pairs"]) * run["batch_size"] * run["steps"]
+        facts["flops"] -= 6 * model.head.weight.numel() * unasked
+    return {"loss": loss.item(), "accuracy": right.float().mean().item(), **facts}
+
+
+def main():
+    sweep = Sweep("recall", trial, __doc__)
+    vocab_size, T, batch_size, steps = 1024, 128, 32, 500
+    mqar_vocab, mqar_width, mqar_steps, lengths = 8192, 64, 3000, {64: 4, 128: 8}
+    rates, seeds = [1e-3, 2e-3, 5e-3], [1, 2, 3]
+    if sweep.quick:
+        vocab_size, T, batch_size, steps, rates, seeds = 16, 8, 4, 10, rates[1:], seeds[:2]
+        mqar_vocab, mqar_width, mqar_steps, lengths = 64, 32, 10, {16: 2}
+
+    def equal(task, standard):
+        """A cell per kind of attention, as wide as each other and with as many parameters, by the width of the MLP."""
+        models = {"standard": standard} | {name: standard | kind for name, kind in W2_KINDS.items()}
+        task = task | {"setting": "fair", "recipe": "fair", "init": "usual"}
+        return {name: task | {"model": with_parameters(model, standard)} for name, model in models.items()}
+
+    panels = []
+
+    def show(title, results):
+        panels.append((title, results))
+        table(
+            title,
+            ["", "parameters", "learning rate", "loss", "- standard", "accuracy"],
+            [
+                [
+                    name,
+                    f"{group[0]['parameters']:,}",
+                    f"{group[0]['run']['learning_rate']:g}",
+                    mean_sd(group),
+                    compare(group, results["standard"]) if name != "standard" else "",
+                    mean_sd(group, "accuracy"),
+                ]
+                for name, group in results.items()
+            ],
+        )
+
+    copy = {"task": "copy", "batch_size": batch_size, "steps": steps}
+    size = {"block_size": T - 1, "vocab_size": vocab_size, "n_layer": 2}
+    print(f"copy: no model's loss is below {(T // 2 - 1) / (T - 1) * math.log(vocab_size):.3f}")
+    of = copy | {"setting": "published", "recipe": "published", "init": "orthogonal"}
+    runs = [of | {"model": size | model, "learning_rate": rate} for model, rate in PUBLISHED.values()]
+    show(f"copy, {steps} steps, as published", dict(zip(PUBLISHED, sweep.repeated(runs, seeds))))
+    for width in (64, 96):
+        cells = equal(copy, size | {"n_embd": width, "n_head": width // 16, "n_inner": 4 * width})
+        results = dict(zip(cells, sweep.tuned(list(cells.values()), rates, seeds)))
+        show(f"copy, {steps} steps, width {width}, equal parameters", results)
+
+    for T, pairs in lengths.items():
+        size = {"block_size": T, "vocab_size": mqar_vocab, "n_layer": 2, "tie_weights": True}
+        task = {"task": "mqar", "pairs": pairs, "batch_size": 64, "steps": mqar_steps}
+        cells = equal(task, size | {"n_embd": mqar_width, "n_head": 1})
+        results = dict(zip(cells, sweep.tuned(list(cells.values()), rates, seeds)))
+        show(f"MQAR, T = {T}, {pairs} pairs, width {mqar_width}, equal parameters", results)
+    sweep.plot(panels)
+
+
+if __name__ == "__main__":
+    experiment(main)

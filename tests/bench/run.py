@@ -1,0 +1,30 @@
+"""
+All benchmarks: python tests/bench/run.py {methods,recall,entailment,micro,speed} [--quick] [...]
+
+    methods      which attention and which residual method wins on Tiny Shakespeare
+    recall       associative recall: the copy task, and MQAR
+    entailment   which node of a tree is above which
+    micro        W2 and standard: loss, time and memory of three small models
+    speed        what steps, tokens and compiling cost
+
+Each takes --help. An experiment that was interrupted goes on where it was; its results are in out/bench.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+MODES = ("methods", "recall", "entailment", "micro", "speed")
+
+if __name__ == "__main__":
+    mode, *arguments = sys.argv[1:] or [""]
+    if mode in ("-h", "--help"):
+        print(__doc__.strip())
+        sys.exit(0)
+    if mode not in MODES:
+        print(f"run.py: error: {mode!r} does not work: it must be one of {', '.join(MODES)}", file=sys.stderr)
+        sys.exit(2)
+    try:
+        sys.exit(subprocess.run([sys.executable, Path(__file__).with_name(f"{mode}.py"), *arguments]).returncode)
+    except KeyboardInterrupt:  # which the benchmark has had too
+        sys.exit(130)
