@@ -280,6 +280,10 @@ def pick_attention_kernel(model, device, dtype):
     """
     wide = model.blocks[-1].attn.score_width() > 3 * model.config.head_dim
     short = model.config.block_size <= (1024 if wide else 512)
-    plain = device.type == "cpu" and dtype == torch.bfloat16 and short
-    torch.backends.cuda.enable_flash_sdp(not plain)  # both are about CPUs too, whatever their names say
+    use_plain_attention(device.type == "cpu" and dtype == torch.bfloat16 and short)
+
+
+def use_plain_attention(plain):
+    """Both switches are about CPUs too, whatever their names say."""
+    torch.backends.cuda.enable_flash_sdp(not plain)
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(plain)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import data
+from config import use_plain_attention
 
 TINY = "--n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=2"
 TINY += " --sample_tokens=5 --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
@@ -56,8 +57,7 @@ def repo(original, tmp_path, monkeypatch, capsys):
         finally:  # as the end of a process would
             for file in locked:
                 file.close()
-            torch.backends.cuda.enable_flash_sdp(True)
-            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
+            use_plain_attention(False)
         return capsys.readouterr().out
 
     run.folder = folder

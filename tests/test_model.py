@@ -18,7 +18,7 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import reference
-from config import pick_attention_kernel
+from config import pick_attention_kernel, use_plain_attention
 from model import GPT, GPTConfig
 from reference import GRID, KINDS, METHODS, perturb, settings, uncached_greedy
 
@@ -569,13 +569,9 @@ def attention_error(kind, seed):
 @pytest.fixture(params=["fused", "plain"])
 def kernel(request):
     """Each of PyTorch's attention kernels for CPUs that train.py chooses from."""
-    flash = torch.backends.cuda.enable_flash_sdp
-    in_bfloat16 = torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
-    flash(request.param == "fused")
-    in_bfloat16(request.param == "plain")
+    use_plain_attention(request.param == "plain")
     yield request.param
-    flash(True)
-    in_bfloat16(False)
+    use_plain_attention(False)
 
 
 @pytest.mark.parametrize("kernel", ["plain"], indirect=True)

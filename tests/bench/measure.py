@@ -9,7 +9,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler talks
 
 import torch
 
-from config import pick_attention_kernel
+from config import pick_attention_kernel, use_plain_attention
 from model import GPT
 
 
@@ -33,7 +33,7 @@ class Trainer:
         if isinstance(self.model, GPT):
             pick_attention_kernel(self.model, self.on, self.precision)
         else:
-            torch.backends.cuda.enable_flash_sdp(True)
+            use_plain_attention(False)
         with self.autocast:
             loss = self.loss(self.run, self.idx[:, :-1].contiguous(), self.idx[:, 1:].contiguous())
         loss.backward()

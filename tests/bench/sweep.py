@@ -30,11 +30,6 @@ from model import GPT, GPTConfig
 
 # -- one run -------------------------------------------------------------------------------------------------
 
-# "fair" is what train.py does; "published" is an optimizer as PyTorch makes it, with nothing around it
-RECIPES = {
-    "fair": {"warmup": 0.1, "final": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.1, "grad_clip": 1.0},
-    "published": {"warmup": 0.0, "final": 1.0, "betas": (0.9, 0.999), "weight_decay": 0.01, "grad_clip": math.inf},
-}
 
 def random_numbers(seed, step):
     """A stream of random numbers of its own for each seed and step, as data/ has it."""
@@ -78,27 +73,31 @@ def mean_loss(model, x, y):
 
 
 def fit(run, model, batch, loss=mean_loss):
-    """Trains `model` on batch(step) -> (x, y) for run["steps"] steps, by run["recipe"].
+    """Trains `model` on batch(step) -> (x, y) for run["steps"] steps, by run["recipe"]: fair or published.
 
     Returns the number of parameters, the floating-point operations (`flops_per_token`, for full contexts), the
     seconds, and the mean training loss of each twentieth of the run. A loss that is not finite stays in the curve.
     """
-    recipe, steps, highest = RECIPES[run["recipe"]], run["steps"], run["learning_rate"]
+    steps, highest = run["steps"], run["learning_rate"]
     model.to(device).train()
     pick_attention_kernel(model, device, pick_dtype(run.get("dtype", "float32"), device))
-    optimizer = model.configure_optimizers(recipe["weight_decay"], highest, recipe["betas"], device.type)
-    warmup = round(recipe["warmup"] * steps)
+    if run["recipe"] == "fair":  # what train.py does
+        optimizer = model.configure_optimizers(0.1, highest, (0.9, 0.99), device.type)
+        warmup, final, largest_norm = steps // 10, 0.1, 1.0
+    else:  # published: AdamW as PyTorch makes it, with nothing around it
+        optimizer = torch.optim.AdamW(model.parameters(), highest)
+        warmup, final, largest_norm = 0, 1.0, math.inf
     losses, tokens, began = torch.empty(steps, device=device), 0, time.time()
     for step in range(steps):
         done = (step - warmup) / max(steps - warmup, 1)
-        decayed = recipe["final"] + (1 - recipe["final"]) * (1 + math.cos(math.pi * done)) / 2
+        decayed = final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
         for group in optimizer.param_groups:
             group["lr"] = highest * ((step + 1) / warmup if step < warmup else decayed)
         x, y = (tensor.to(device) for tensor in batch(step))
         with autocast(run):
             value = loss(model, x, y)
         value.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe["grad_clip"])
+        torch.nn.utils.clip_grad_norm_(model.parameters(), largest_norm)
         optimizer.step()
         optimizer.zero_grad()
         losses[step] = value.detach()  # in one tensor: many small ones would fragment the memory

@@ -1,0 +1,207 @@
+"""The experiments: their data is what it should be, their statistics are right, and each runs, in small."""
+
+import json
+import math
+import subprocess
+import sys
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+import torch
+
+import data
+from config import use_plain_attention
+from conftest import ROOT, TINY, log_of
+
+sys.path.insert(0, str(ROOT / "tests" / "bench"))
+
+import entailment
+import methods
+import recall
+import sweep
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    yield
+    use_plain_attention(False)
+
+
+def run_py(*arguments):
+    return subprocess.run([sys.executable, ROOT / "tests" / "bench" / "run.py", *arguments], capture_output=True, text=True)
+
+
+# -- each of them --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["methods", "recall", "entailment", "micro"])
+def test_in_small_and_resumed(tmp_path, mode):
+    first = run_py(mode, "--quick", "--device=cpu", f"--out={tmp_path}")
+    assert first.returncode == 0, first.stderr
+    file = tmp_path / f"{mode}_quick.json"
+    results = json.loads(file.read_text())
+    for result in results:
+        if result["run"].get("task") != "cost":
+            assert result["parameters"] > 0 and result["flops"] > 0 and result["seconds"] > 0
+            assert {"seed", "learning_rate", "steps", "batch_size", "model", "recipe"} <= result["run"].keys()
+
+    file.write_text(json.dumps(results[:-1]))  # as if it had been killed during the last run
+    second = run_py(mode, "--quick", "--device=cpu", f"--out={tmp_path}")
+    tables = [[line for line in done.stdout.splitlines() if line.startswith("|")] for done in (first, second)]
+    assert len(tables[0]) > 5 and second.stdout.count(" left\n") == 1
+    if mode != "micro":  # whose last run is a measurement
+        assert tables[0] == tables[1]
+        assert all({**new, "seconds": 0} == {**old, "seconds": 0} for new, old in zip(json.loads(file.read_text()), results))
+
+
+@pytest.mark.parametrize("arguments, named", [
+    (["tempo"], "tempo"),
+    ([], "methods, recall"),
+    (["recall", "--quik"], "--quik"),
+    (["recall", "--workers=0"], "--workers=0"),
+    (["micro", "--quick", "--device=cuda:9"], "cuda:9"),
+])  # fmt: skip
+def test_what_cannot_be_run_is_refused(arguments, named):
+    done = run_py(*arguments)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and named in done.stderr
+
+
+def test_a_damaged_file_of_results_is_refused(tmp_path):
+    (tmp_path / "recall_quick.json").write_text("[{]")
+    done = run_py("recall", "--quick", f"--out={tmp_path}")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "recall_quick.json" in done.stderr
+    assert (tmp_path / "recall_quick.json").read_text() == "[{]"
+
+
+def test_speed_is_among_them():
+    assert "--nanogpt" in run_py("speed", "--help").stdout
+
+
+# -- training ------------------------------------------------------------------------------------------------
+
+
+def test_it_trains_as_train_py_does(repo, monkeypatch):
+    repo(f"train.py {TINY} --max_iters=20 --warmup_iters=2 --eval_interval=20 --residual=m1 --seed=3 --out_dir=run")
+    expected = [line["val_loss"] for line in log_of("run") if "val_loss" in line]
+    monkeypatch.setattr(methods, "dataset", lambda name: data.load(repo.folder / "data" / name))
+    model = {"block_size": 16, "n_layer": 2, "n_head": 2, "n_embd": 16, "residual": "m1"}
+    run = {"data": "shakespeare_char", "model": model, "batch_size": 2, "steps": 20, "eval_tokens": 64}
+    result = methods.trial(run | {"recipe": "fair", "dtype": "auto", "learning_rate": 3e-3, "seed": 3})
+    assert [result["loss"]] == pytest.approx(expected, rel=1e-6)  # losses are added up in another order
+
+
+def test_published_recipe_is_plain_adamw():
+    torch.manual_seed(0)
+    models = [sweep.GPT(sweep.GPTConfig(8, 5, 1, 2, n_embd=8)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    idx = torch.randint(5, (3, 8))
+    sweep.fit({"steps": 3, "recipe": "published", "learning_rate": 0.1}, models[0], lambda step: (idx, idx))
+    optimizer = torch.optim.AdamW(models[1].parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        models[1](idx, idx)[1].backward()
+        optimizer.step()
+    for ours, theirs in zip(models[0].parameters(), models[1].parameters()):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_equal_parameters():
+    wide = {"n_layer": 2, "n_embd": 32, "n_head": 4, "attention": "w2", "sigma": "diagonal", "vocab_size": 10}
+    like = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 10}
+    counts = [sweep.GPT(sweep.GPTConfig(**settings)).get_num_params() for settings in (sweep.with_parameters(wide, like), like)]
+    assert abs(counts[0] - counts[1]) <= 3 * 32 * 2 // 2 + 1  # half a column of the MLPs
+
+
+@pytest.mark.parametrize("which, parameters", [("standard", 492_000), ("W2, diagonal σ", 278_856)])
+def test_published_models_have_the_published_size(which, parameters):
+    settings = {"block_size": 127, "vocab_size": 1024, "n_layer": 2} | recall.PUBLISHED[which][0]
+    assert sweep.GPT(sweep.GPTConfig(**settings)).get_num_params() == parameters
+
+
+# -- data ----------------------------------------------------------------------------------------------------
+
+
+def test_copies():
+    run = {"seed": 1, "batch_size": 3, "model": {"block_size": 9, "vocab_size": 50}}
+    x, y = recall.copies(run, 7)
+    assert x.shape == y.shape == (3, 9) and torch.equal(x[:, 1:], y[:, :-1])
+    assert torch.equal(y[:, 4:], x[:, :5])  # the last five targets are the first five tokens again
+    assert torch.equal(recall.copies(run, 7)[0], x) and not torch.equal(recall.copies(run, 8)[0], x)
+
+
+def test_queries():
+    x, y = recall.queries({"seed": 1, "batch_size": 40, "pairs": 3, "model": {"block_size": 24, "vocab_size": 64}}, 0)
+    for tokens, targets in zip(x.tolist(), y.tolist()):
+        value_of = dict(zip(tokens[0:6:2], tokens[1:6:2]))
+        asked = [t for t in range(24) if targets[t] >= 0]
+        assert len(value_of) == 3 and min(asked) >= 6
+        assert sorted(tokens[t] for t in asked) == sorted(value_of)  # each key once
+        assert all(targets[t] == value_of[tokens[t]] for t in asked)
+        assert all(key < 32 <= value for key, value in value_of.items())
+    near = (y[:, 6:15] >= 0).sum()
+    assert near > 0.6 * (y >= 0).sum()  # of 18 places the nearer half has most
+
+
+def test_tree():
+    above = entailment.make_tree(np.random.default_rng(0), 300)
+    assert len(above) <= 300 and not above.diagonal().any() and above[1:, 0].all()
+    depth = above.sum(axis=1)
+    parents = [(above[n] & (depth == depth[n] - 1)).nonzero()[0] for n in range(1, len(above))]
+    assert all(len(parent) == 1 for parent in parents)
+    assert all((above[n] == above[parent[0]] | (np.arange(len(above)) == parent[0])).all() for n, parent in enumerate(parents, 1))
+    assert max(np.bincount(np.concatenate(parents))) <= 4 and depth.max() <= 6
+    assert len(entailment.make_tree(np.random.default_rng(0), 30)) == 30
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_pairs(balanced):
+    above = entailment.make_tree(sweep.random_numbers(5, entailment.TREE), 200)
+    sets = [set(map(tuple, part)) for split in entailment.pairs(5, 200, balanced) for part in split]
+    assert all(above[n, c] for n, c in sets[0] | sets[2]) and not any(above[n, c] for n, c in sets[1] | sets[3])
+    assert not (sets[0] | sets[1]) & (sets[2] | sets[3])
+    held_out = len(sets[2] | sets[3]) / sum(map(len, sets))
+    assert 0.08 < held_out < 0.12
+
+    x, y = entailment.draw(np.random.default_rng(0), *entailment.pairs(5, 200, balanced)[1], 400, balanced)
+    yes, no = x[y[:, 0] == 1], x[y[:, 0] == 0]
+    assert set(map(tuple, yes.tolist())) <= sets[2] and set(map(tuple, no.tolist())) <= sets[3]
+    assert torch.equal(yes[:, 1], no[:, 1]) == balanced and len(yes) == len(no) == 200
+
+
+# -- statistics ----------------------------------------------------------------------------------------------
+
+
+def losses(*values):
+    return [{"loss": value} for value in values]
+
+
+def test_a_difference_and_its_standard_error():
+    delta, error = sweep.difference(losses(1, 2, 3), losses(4, 6, 8))
+    assert delta == -4 and error == pytest.approx(math.sqrt(1 / 3 + 4 / 3))
+    assert sweep.compare(losses(1, 2, 3), losses(4, 6, 8)) == "-4.000 ± 1.291 better"
+    assert sweep.compare(losses(4, 6, 8), losses(1, 2, 3)) == "+4.000 ± 1.291 worse"
+    assert sweep.compare(losses(3.5, 5.5, 7.5), losses(4, 6, 8)) == "-0.500 ± 1.633"
+    assert sweep.mean_sd(losses(1, 2, 3)) == "2.000 ± 1.000"
+
+
+def test_the_learning_rate_is_chosen_among_what_did_not_diverge(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["x", f"--out={tmp_path}", "--device=cpu"])
+    of_rate = {0.1: 3.0, 0.2: 2.0, 0.4: math.nan}
+    study = sweep.Sweep("study", None, "")
+    study.pool.shutdown()
+
+    class Pool:
+        def submit(self, trial, run):
+            future = Future()
+            future.set_result({"loss": of_rate[run["learning_rate"]] + run["seed"]})
+            return future
+
+    study.pool = Pool()
+    ((one, other),) = study.tuned([{"steps": 8, "model": {}}], [0.4, 0.1, 0.2], [5, 6], shorter=2)
+    assert [result["run"] for result in (one, other)] == [
+        {"steps": 8, "model": {}, "learning_rate": 0.2, "seed": seed} for seed in (5, 6)
+    ]
+    kept = json.loads((tmp_path / "study.json").read_text())
+    found = {(result["run"]["learning_rate"], result["run"]["seed"], result["run"]["steps"]): result["loss"] for result in kept}
+    assert found == {(0.4, 0, 4): None, (0.1, 0, 4): 3, (0.2, 0, 4): 2, (0.2, 5, 8): 7, (0.2, 6, 8): 8}
