@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sweep import W2_KINDS, Sweep, compare, experiment, fit, mean_sd, random_numbers, table, with_parameters
+from sweep import W2_KINDS, Sweep, compare, experiment, fair_cells, fit, make_orthogonal, mean_sd, random_numbers, table
 from model import GPT, GPTConfig
 
 DEPTH, CHILDREN = 6, 4
@@ -88,10 +88,8 @@ def trial(run):
     torch.manual_seed(run["seed"])
     model = GPT(GPTConfig(**run["model"]))
     model.head = nn.Linear(model.config.n_embd, 2, bias=False)
-    if run["init"] == "orthogonal":
-        for module in model.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.orthogonal_(module.weight)
+    if run["recipe"] == "published":
+        make_orthogonal(model)
     facts = fit(run, model, batch, class_loss)
     on = model.head.weight.device
     for name, of, stream in (("seen ", seen, SEEN), ("", unseen, UNSEEN)):
@@ -114,17 +112,14 @@ def main():
 
     panels = []
     for candidates in ("any", "balanced"):
-        of = task | {"candidates": candidates, "setting": "published", "recipe": "published", "init": "orthogonal"}
-        runs = [of | {"model": size | model, "learning_rate": rate} for model, rate in PUBLISHED.values()]
+        of = task | {"candidates": candidates}
+        published = of | {"recipe": "published"}
+        runs = [published | {"model": size | model, "learning_rate": rate} for model, rate in PUBLISHED.values()]
         results = dict(zip(PUBLISHED, sweep.repeated(runs, seeds)))
         show(f"candidates {candidates}, as published", results)
         panels.append((f"candidates {candidates}, as published", results))
 
-        of = task | {"candidates": candidates, "setting": "fair", "recipe": "fair", "init": "usual"}
-        standard = size | {"n_embd": width, "n_head": width // 16}
-        cells = {"standard": of | {"model": standard}}
-        for name, kind in W2_KINDS.items():
-            cells[name] = of | {"model": with_parameters(standard | kind, standard)}
+        cells = fair_cells(of, size | {"n_embd": width, "n_head": width // 16})
         results = dict(zip(cells, sweep.tuned(list(cells.values()), rates, seeds)))
         show(f"candidates {candidates}, width {width}, equal parameters", results)
         panels.append((f"candidates {candidates}, width {width}", results))

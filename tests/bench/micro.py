@@ -56,7 +56,7 @@ def main():
             size = {"block_size": T - 1, "vocab_size": vocab_size, "n_layer": n_layer}
             models = {name: size | model for name, model in models.items()}
             run = {"batch_size": batch_size, "steps": steps, "learning_rate": 1e-3}
-            copy = run | {"task": "copy", "setting": setting, "recipe": "published", "init": "orthogonal"}
+            copy = run | {"task": "copy", "setting": setting, "recipe": "published"}
             results = dict(zip(models, sweep.repeated([copy | {"model": model} for model in models.values()], seeds)))
             costs = {"task": "cost", "setting": f"{setting}, {which}", "models": list(models.values())}
             costs |= {"batch_size": batch_size, "budget": budget, "device": str(sweep.device)}

@@ -12,9 +12,8 @@ import math
 
 import numpy as np
 import torch
-from torch import nn
 
-from sweep import W2_KINDS, Sweep, compare, experiment, fit, mean_sd, random_numbers, table, with_parameters
+from sweep import W2_KINDS, Sweep, compare, experiment, fair_cells, fit, make_orthogonal, mean_sd, random_numbers, table
 from model import GPT, GPTConfig
 
 UNSEEN = 2**40  # a stream of random numbers that no training step has
@@ -66,10 +65,8 @@ def trial(run):
     T, half = run["model"]["block_size"], (run["model"]["block_size"] + 1) // 2
     torch.manual_seed(run["seed"])
     model = GPT(GPTConfig(**run["model"]))
-    if run["init"] == "orthogonal":
-        for module in model.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.orthogonal_(module.weight)
+    if run["recipe"] == "published":
+        make_orthogonal(model)
     make = copies if run["task"] == "copy" else queries
     facts = fit(run, model, lambda step: make(run, step), lambda model, x, y: answers(model, x, y)[1])
     on = model.head.weight.device
@@ -94,12 +91,6 @@ def main():
         vocab_size, T, batch_size, steps, rates, seeds = 16, 8, 4, 10, rates[1:], seeds[:2]
         mqar_vocab, mqar_width, mqar_steps, lengths = 64, 32, 10, {16: 2}
 
-    def equal(task, standard):
-        """A cell per kind of attention, as wide as each other and with as many parameters, by the width of the MLP."""
-        models = {"standard": standard} | {name: standard | kind for name, kind in W2_KINDS.items()}
-        task = task | {"setting": "fair", "recipe": "fair", "init": "usual"}
-        return {name: task | {"model": with_parameters(model, standard)} for name, model in models.items()}
-
     panels = []
 
     def show(title, results):
@@ -123,18 +114,18 @@ def main():
     copy = {"task": "copy", "batch_size": batch_size, "steps": steps}
     size = {"block_size": T - 1, "vocab_size": vocab_size, "n_layer": 2}
     print(f"copy: no model's loss is below {(T // 2 - 1) / (T - 1) * math.log(vocab_size):.3f}")
-    of = copy | {"setting": "published", "recipe": "published", "init": "orthogonal"}
-    runs = [of | {"model": size | model, "learning_rate": rate} for model, rate in PUBLISHED.values()]
+    published = copy | {"recipe": "published"}
+    runs = [published | {"model": size | model, "learning_rate": rate} for model, rate in PUBLISHED.values()]
     show(f"copy, {steps} steps, as published", dict(zip(PUBLISHED, sweep.repeated(runs, seeds))))
     for width in (64, 96):
-        cells = equal(copy, size | {"n_embd": width, "n_head": width // 16, "n_inner": 4 * width})
+        cells = fair_cells(copy, size | {"n_embd": width, "n_head": width // 16, "n_inner": 4 * width})
         results = dict(zip(cells, sweep.tuned(list(cells.values()), rates, seeds)))
         show(f"copy, {steps} steps, width {width}, equal parameters", results)
 
     for T, pairs in lengths.items():
         size = {"block_size": T, "vocab_size": mqar_vocab, "n_layer": 2, "tie_weights": True}
         task = {"task": "mqar", "pairs": pairs, "batch_size": 64, "steps": mqar_steps}
-        cells = equal(task, size | {"n_embd": mqar_width, "n_head": 1})
+        cells = fair_cells(task, size | {"n_embd": mqar_width, "n_head": 1})
         results = dict(zip(cells, sweep.tuned(list(cells.values()), rates, seeds)))
         show(f"MQAR, T = {T}, {pairs} pairs, width {mqar_width}, equal parameters", results)
     sweep.plot(panels)

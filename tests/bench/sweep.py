@@ -16,6 +16,7 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +47,21 @@ def with_parameters(settings, like):
     surplus = model.get_num_params() - other.get_num_params()
     columns = 3 * model.config.n_embd * model.config.n_layer  # of gate, up and down in all layers
     return settings | {"n_inner": model.config.n_inner - round(surplus / columns)}
+
+
+def fair_cells(task, standard):
+    """W2 and standard on a task, as wide as each other and with as many parameters: runs without rate and seed."""
+    models = {"standard": standard}
+    models |= {name: with_parameters(standard | kind, standard) for name, kind in W2_KINDS.items()}
+    return {name: task | {"recipe": "fair", "model": model} for name, model in models.items()}
+
+
+@torch.no_grad()
+def make_orthogonal(model):
+    """The initialisation that the W2 document names: its recipe is the one called published."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            torch.nn.init.orthogonal_(module.weight)
 
 
 device = torch.device("cpu")  # of this process; a worker is told
@@ -123,11 +139,14 @@ class Sweep:
         parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
         parser.add_argument("--workers", type=int, default=min(os.cpu_count(), 8), help="runs at a time")
         parser.add_argument("--out", type=Path, default=ROOT / "out" / "bench", help="folder of the results")
+        parser.add_argument("--show", action="store_true", help="show the results that are there; run nothing")
         parser.add_argument("--plot", action="store_true", help="draw the curves, with matplotlib, beside the results")
         args = parser.parse_args()
         if args.workers < 1:
             fail(f"--workers={args.workers}: at least one is needed")
-        self.trial, self.quick, self.plotting = trial, args.quick, args.plot
+        if args.plot and not find_spec("matplotlib"):
+            fail("--plot needs matplotlib: pip install matplotlib")
+        self.trial, self.quick, self.showing, self.plotting = trial, args.quick, args.show, args.plot
         self.device, self.workers = pick_device(args.device), args.workers
         self.path = args.out / f"{name}{'_quick' * args.quick}.json"
         self.machine = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
@@ -140,6 +159,8 @@ class Sweep:
     def run(self, runs, following=0):
         """What came of each of `runs`, in their order. Those not yet known are done now; `following` come later."""
         missing = list({key(run): run for run in runs if key(run) not in self.done}.values())
+        if missing and self.showing:
+            raise ValueError(f"{self.path} lacks {len(missing)} of the next {len(runs)} runs: without --show they are done")
         if missing:
             print(f"{len(missing)} runs, {self.workers} at a time, on {self.machine}; {self.path}", flush=True)
         began = time.time()
@@ -191,10 +212,8 @@ class Sweep:
         """With --plot, draws the training losses of the panels: (title, {label: results of some seeds})."""
         if not self.plotting:
             return
-        try:
-            import matplotlib
-        except ImportError:
-            fail("--plot needs matplotlib: pip install matplotlib")
+        import matplotlib
+
         matplotlib.use("agg")
         from matplotlib import pyplot
 
@@ -229,7 +248,7 @@ def name_of(run):
     """The settings that tell a run from its neighbours, for people."""
     shown = ("attention", "qk_scale", "sigma", "residual", "keep_input", "n_embd")
     model = [f"{name}={value}" for name, value in run.get("model", {}).items() if name in shown]
-    facts = [f"{run[name]}" for name in ("task", "setting", "data", "candidates") if name in run]
+    facts = [f"{run[name]}" for name in ("task", "setting", "data", "candidates", "recipe") if name in run]
     return " ".join([*facts, *model, *(f"{name}={run[name]:g}" for name in ("learning_rate", "seed") if name in run)])
 
 
