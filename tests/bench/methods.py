@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 
-from sweep import ROOT, Sweep, autocast, average, compare, experiment, fit, mean_sd, table, with_parameters
+from sweep import ROOT, autocast, average, compare, experiment, fit, mean_sd, table, with_parameters
 from data import load
 from model import GPT, GPTConfig, QK_SCALES
 
@@ -87,8 +87,7 @@ def learned(model):
     return facts
 
 
-def main():
-    sweep = Sweep("methods", trial, __doc__)
+def main(sweep):
     size = {"block_size": 128, "n_layer": 3, "n_head": 4, "n_embd": 128}
     steps, batch_size, eval_tokens = 400, 16, 10**9
     rates, seeds, names = [2e-3, 4e-3, 8e-3], [1, 2, 3], list(METHODS)
@@ -98,7 +97,6 @@ def main():
         names = ["standard", "Method 3.2", "W2, diagonal σ", "Method 5.4"]
     run = {"batch_size": batch_size, "steps": steps, "recipe": "fair", "dtype": "auto", "eval_tokens": eval_tokens}
 
-    panels = []
     for data in ("shakespeare_char", "shakespeare_bpe"):
         of = run | {"data": data}
         cells = {name: of | {"model": size | METHODS[name]} for name in names}
@@ -116,7 +114,7 @@ def main():
 
         table(
             f"{data}, {steps} steps of {batch_size * size['block_size']} tokens",
-            ["method", "parameters", "learning rate", "loss", "- standard", "FLOPs", "- standard of as many FLOPs"],
+            ["method", "parameters", "learning rate", "loss", "difference", "FLOPs", "difference at equal FLOPs"],
             [
                 [
                     name,
@@ -140,9 +138,11 @@ def main():
             ],
         )
         base = {"standard": results["standard"]}
-        for family, belongs in FAMILIES.items():
-            panels.append((f"{data}: {family}", base | {name: r for name, r in results.items() if belongs(name)}))
-    sweep.plot(panels)
+        panels = [
+            (family, base | {name: group for name, group in results.items() if belongs(name)})
+            for family, belongs in FAMILIES.items()
+        ]
+        sweep.plot(panels, f"_{data}")
 
 
 def layers_of(results, what, n_layer):
@@ -153,4 +153,4 @@ def layers_of(results, what, n_layer):
 
 
 if __name__ == "__main__":
-    experiment(main)
+    experiment("methods", trial, main, __doc__)

@@ -11,7 +11,7 @@ import statistics
 import torch
 
 import recall
-from sweep import W2_KINDS, Sweep, compare, experiment, mean_sd, table
+from sweep import W2_KINDS, compare, experiment, mean_sd, table
 from config import pick_device
 from measure import Trainer, in_turns, ratio
 from model import GPT, GPTConfig
@@ -39,8 +39,7 @@ def cost(run):
     }
 
 
-def main():
-    sweep = Sweep("micro", trial, __doc__)
+def main(sweep):
     steps, seeds, budget = (5, [1, 2], 0) if sweep.quick else (100, [1, 2, 3], 10)
     standard, diagonal = (model for model, _ in recall.PUBLISHED.values())
     settings, vocab_size = SETTINGS, 1024
@@ -75,10 +74,10 @@ def main():
                         f"{costs['bytes'][i] / 1e6:.0f} MB",
                     ]
                 )
-    header = ["setting", "", "parameters", "loss", "- standard", "step", "/ standard", "memory"]
+    header = ["setting", "", "parameters", "loss", "difference", "step", "/ standard", "memory"]
     table(f"Loss after {steps} steps at a learning rate of 1e-3, and what a step costs", header, rows)
     sweep.plot(panels)
 
 
 if __name__ == "__main__":
-    experiment(main)
+    experiment("micro", trial, main, __doc__)

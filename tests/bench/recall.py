@@ -13,7 +13,7 @@ import math
 import numpy as np
 import torch
 
-from sweep import W2_KINDS, Sweep, compare, experiment, fair_cells, fit, make_orthogonal, mean_sd, random_numbers, table
+from sweep import W2_KINDS, compare, experiment, fair_cells, fit, make_orthogonal, mean_sd, random_numbers, table
 from model import GPT, GPTConfig
 
 UNSEEN = 2**40  # a stream of random numbers that no training step has
@@ -82,8 +82,7 @@ def trial(run):
     return {"loss": loss.item(), "accuracy": right.float().mean().item(), **facts}
 
 
-def main():
-    sweep = Sweep("recall", trial, __doc__)
+def main(sweep):
     vocab_size, T, batch_size, steps = 1024, 128, 32, 500
     mqar_vocab, mqar_width, mqar_steps, lengths = 8192, 64, 3000, {64: 4, 128: 8}
     rates, seeds = [1e-3, 2e-3, 5e-3], [1, 2, 3]
@@ -97,7 +96,7 @@ def main():
         panels.append((title, results))
         table(
             title,
-            ["", "parameters", "learning rate", "loss", "- standard", "accuracy"],
+            ["", "parameters", "learning rate", "loss", "difference", "accuracy"],
             [
                 [
                     name,
@@ -132,4 +131,4 @@ def main():
 
 
 if __name__ == "__main__":
-    experiment(main)
+    experiment("recall", trial, main, __doc__)

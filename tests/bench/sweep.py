@@ -10,6 +10,7 @@ import json
 import math
 import multiprocessing
 import os
+import signal
 import statistics
 import sys
 import threading
@@ -74,6 +75,7 @@ def start_worker(name):
     torch.set_num_threads(1)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
@@ -165,37 +167,34 @@ class Sweep:
             print(f"{len(missing)} runs, {self.workers} at a time, on {self.machine}; {self.path}", flush=True)
         began = time.time()
         futures = {self.pool.submit(self.trial, run): run for run in missing}
-        try:
-            for count, future in enumerate(as_completed(futures), 1):
-                run = futures[future]
-                result = plain({"run": run, **future.result(), "machine": self.machine})
-                self.done[key(run)] = result
-                self.save()
-                left = (time.time() - began) / count * (len(missing) - count + following)
-                came = f"loss {result['loss']}" if "loss" in result else "done"
-                print(f"[{count}/{len(missing)}] {name_of(run)}: {came}; {clock(left)} left", flush=True)
-        except BaseException:
-            self.pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for count, future in enumerate(as_completed(futures), 1):
+            run = futures[future]
+            result = plain({"run": run, **future.result(), "machine": self.machine})
+            self.done[key(run)] = result
+            self.save()
+            left = (time.time() - began) / count * (len(missing) - count + following)
+            came = f"loss {result['loss']}" if "loss" in result else "done"
+            print(f"[{count}/{len(missing)}] {name_of(run)}: {came}; {clock(left)} left", flush=True)
         return [self.done[key(run)] for run in runs]
 
-    def tuned(self, cells, rates, seeds, shorter=1):
+    def tuned(self, cells, rates, seeds, shorter=1, by="loss", tuning_seeds=(0,)):
         """Runs each cell (a run without learning rate and seed) for each seed at the learning rate that suits it.
 
-        That is the one of `rates` with the lowest "loss" in a run of seed 0, `shorter` times shorter.
-        Returns a list of results per cell.
+        That is the one of `rates` that is best `by` loss or accuracy in the mean of runs of `tuning_seeds`, `shorter`
+        times shorter. Returns a list of results per cell.
         """
         trials = [
-            cell | {"learning_rate": rate, "seed": 0, "steps": cell["steps"] // shorter}
+            cell | {"learning_rate": rate, "seed": seed, "steps": cell["steps"] // shorter}
             for cell in cells
             for rate in rates
+            for seed in tuning_seeds
         ]
-        losses = [result["loss"] for result in self.run(trials, following=len(cells) * len(seeds))]
-        losses = [math.inf if loss is None else loss for loss in losses]
+        found = in_groups(self.run(trials, following=len(cells) * len(seeds)), len(tuning_seeds))
         runs = []
-        for i, cell in enumerate(cells):
-            of_cell = losses[i * len(rates) : (i + 1) * len(rates)]
-            best = rates[of_cell.index(min(of_cell))]
+        for cell, of_cell in zip(cells, in_groups(found, len(rates))):
+            values = [average(result[by] for result in of_rate) for of_rate in of_cell]
+            values = [-math.inf if math.isnan(value) else value if by == "accuracy" else -value for value in values]
+            best = rates[values.index(max(values))]
             runs += [cell | {"learning_rate": best, "seed": seed} for seed in seeds]
         return in_groups(self.run(runs), len(seeds))
 
@@ -208,7 +207,7 @@ class Sweep:
         with replace_file(self.path) as file:
             file.write(f"[\n{lines}\n]\n".encode())
 
-    def plot(self, panels):
+    def plot(self, panels, name=""):
         """With --plot, draws the training losses of the panels: (title, {label: results of some seeds})."""
         if not self.plotting:
             return
@@ -236,8 +235,9 @@ class Sweep:
         figure.supxlabel("steps", fontsize=8)
         figure.supylabel("training loss", fontsize=8)
         figure.tight_layout()
-        figure.savefig(self.path.with_suffix(".png"), dpi=80)
-        print(f"curves: {self.path.with_suffix('.png')}")
+        path = self.path.with_name(f"{self.path.stem}{name}.png")
+        figure.savefig(path, dpi=80)
+        print(f"curves: {path}")
 
 
 def key(run):
@@ -313,7 +313,8 @@ def difference(results, others, name="loss"):
 def compare(results, others, name="loss", digits=3):
     """The difference with its standard error, in words where it exceeds two of them."""
     delta, error = difference(results, others, name)
-    verdict = ("better" if delta < 0 else "worse") if abs(delta) > 2 * error else ""
+    good = delta > 0 if "accuracy" in name else delta < 0
+    verdict = ("better" if good else "worse") if abs(delta) > 2 * error else ""
     return f"{delta:+.{digits}f} ± {error:.{digits}f} {verdict}".strip()
 
 
@@ -326,7 +327,11 @@ def table(title, header, rows):
     print(flush=True)
 
 
-def experiment(main):
-    """Runs an experiment as a program."""
+def experiment(name, trial, main, description):
+    """Runs main(sweep) as a program."""
     with user_errors():
-        main()
+        sweep = Sweep(name, trial, description)
+        try:
+            main(sweep)
+        finally:
+            sweep.pool.shutdown(cancel_futures=True)
