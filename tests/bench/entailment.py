@@ -88,8 +88,7 @@ def trial(run):
     torch.manual_seed(run["seed"])
     model = GPT(GPTConfig(**run["model"]))
     model.head = nn.Linear(model.config.n_embd, 2, bias=False)
-    if run["recipe"] == "published":
-        make_orthogonal(model)
+    make_orthogonal(model)
     facts = fit(run, model, batch, class_loss)
     on = model.head.weight.device
     for name, of, stream in (("seen ", seen, SEEN), ("", unseen, UNSEEN)):

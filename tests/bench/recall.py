@@ -65,8 +65,7 @@ def trial(run):
     T, half = run["model"]["block_size"], (run["model"]["block_size"] + 1) // 2
     torch.manual_seed(run["seed"])
     model = GPT(GPTConfig(**run["model"]))
-    if run["recipe"] == "published":
-        make_orthogonal(model)
+    make_orthogonal(model)
     make = copies if run["task"] == "copy" else queries
     facts = fit(run, model, lambda step: make(run, step), lambda model, x, y: answers(model, x, y)[1])
     on = model.head.weight.device
