@@ -1,7 +1,12 @@
 """What the README shows must work."""
 
+import importlib
 import re
+import sys
+from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -23,3 +28,15 @@ def test_list_of_what_a_resumed_run_may_change():
     sets = "".join(re.findall(r"^MAY_CHANGE \|?= \{(.*)\}$", program, re.MULTILINE))
     listed = re.search(r"What may change: (.*)$", README, re.MULTILINE).group(1)
     assert sorted(re.findall(r"`(\w+)`", listed)) == sorted(re.findall(r'"(\w+)"', sets))
+
+
+@pytest.mark.parametrize("name", ["methods", "recall", "entailment", "micro"])
+def test_tables_are_those_of_the_results(name, monkeypatch, capsys):
+    bench = Path(__file__).resolve().parent / "bench"
+    monkeypatch.syspath_prepend(bench)
+    experiment, sweep = importlib.import_module(name), importlib.import_module("sweep")
+    monkeypatch.setattr(sys, "argv", [name, "--show", f"--out={bench / 'results'}"])
+    with suppress(SystemExit):  # where not all of it has been run
+        sweep.experiment(name, experiment.trial, experiment.main, "")
+    rows = [line for line in capsys.readouterr().out.splitlines() if "±" in line]
+    assert rows and all(row in README for row in rows)

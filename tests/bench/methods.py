@@ -39,14 +39,10 @@ def dataset(name):
     return load(folder)
 
 
-def make(run):
-    return GPT(GPTConfig(vocab_size=dataset(run["data"]).meta["vocab_size"], **run["model"]))
-
-
 def trial(run):
     data, B, T = dataset(run["data"]), run["batch_size"], run["model"]["block_size"]
     torch.manual_seed(run["seed"])
-    model = make(run)
+    model = GPT(GPTConfig(vocab_size=data.meta["vocab_size"], **run["model"]))
     facts = fit(run, model, lambda step: data.batch(run["seed"], step, 0, B, T))
     loss = evaluate(run, model, data)
     return {"loss": loss, **facts, "learned": learned(model), "source": data.meta["source"]}
@@ -103,12 +99,11 @@ def main(sweep):
         # one kind has visibly more parameters: once more with an MLP so much narrower
         thin = with_parameters(cells["W2, diagonal σ"]["model"], size)
         cells[f"W2, diagonal σ, n_inner {thin['n_inner']}"] = of | {"model": thin}
-        models = {name: make(cell) for name, cell in cells.items()}
-        standard = models["standard"]
 
         results = dict(zip(cells, sweep.tuned(list(cells.values()), rates, seeds, shorter=2)))
-        rate = results["standard"][0]["run"]["learning_rate"]
-        cost = {name: model.flops_per_token() / standard.flops_per_token() for name, model in models.items()}
+        standard = results["standard"]
+        rate = standard[0]["run"]["learning_rate"]
+        cost = {name: group[0]["flops"] / standard[0]["flops"] for name, group in results.items()}
         longer = [cells["standard"] | {"learning_rate": rate, "steps": round(steps * c)} for c in cost.values()]
         longer = dict(zip(cells, sweep.repeated(longer, seeds)))
 
@@ -118,14 +113,14 @@ def main(sweep):
             [
                 [
                     name,
-                    f"{models[name].get_num_params():,}",
-                    f"{results[name][0]['run']['learning_rate']:g}",
-                    mean_sd(results[name]),
-                    compare(results[name], results["standard"]) if name != "standard" else "",
+                    f"{group[0]['parameters']:,}",
+                    f"{group[0]['run']['learning_rate']:g}",
+                    mean_sd(group),
+                    compare(group, standard) if name != "standard" else "",
                     f"{cost[name]:.2f}",
-                    compare(results[name], longer[name]) if name != "standard" else "",
+                    compare(group, longer[name]) if name != "standard" else "",
                 ]
-                for name in cells
+                for name, group in results.items()
             ],
         )
         table(
@@ -137,9 +132,8 @@ def main(sweep):
                 for what in group[0]["learned"]
             ],
         )
-        base = {"standard": results["standard"]}
         panels = [
-            (family, base | {name: group for name, group in results.items() if belongs(name)})
+            (family, {"standard": standard} | {name: group for name, group in results.items() if belongs(name)})
             for family, belongs in FAMILIES.items()
         ]
         sweep.plot(panels, f"_{data}")
