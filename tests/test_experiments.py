@@ -198,7 +198,8 @@ def test_the_learning_rate_is_chosen_among_what_did_not_diverge(tmp_path, monkey
             return future
 
     study.pool = Pool()
-    ((one, other),) = study.tuned([{"steps": 8, "model": {}}], [0.4, 0.1, 0.2], [5, 6], shorter=2, tuning_seeds=[0])
+    cells = {"only": {"steps": 8, "model": {}}}
+    ((one, other),) = study.tuned(cells, [0.4, 0.1, 0.2], [5, 6], shorter=2, tuning_seeds=[0]).values()
     assert [result["run"] for result in (one, other)] == [
         {"steps": 8, "model": {}, "learning_rate": 0.2, "seed": seed} for seed in (5, 6)
     ]

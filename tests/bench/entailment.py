@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from sweep import W2_KINDS, compare, experiment, fair_cells, fit, make_orthogonal, mean_sd, random_numbers, table
+from sweep import W2_KINDS, compare, experiment, fair_cells, fit, make_orthogonal, mean_sd, published_cells
+from sweep import random_numbers, table
 from model import GPT, GPTConfig
 
 DEPTH, CHILDREN = 6, 4
@@ -56,7 +57,7 @@ def pairs(seed, most, balanced):
         yes, no = above & chosen, ~above & ~np.eye(len(above), dtype=bool) & chosen
         if balanced:
             yes = yes & no.any(axis=0)
-        sets.append([np.argwhere(table.T)[:, ::-1] for table in (yes, no)])
+        sets.append([np.argwhere(mask.T)[:, ::-1] for mask in (yes, no)])
     return sets
 
 
@@ -74,8 +75,9 @@ def draw(random, positives, negatives, B, balanced):
     return torch.from_numpy(np.concatenate((yes, no))), torch.from_numpy(classes)
 
 
-def class_loss(model, x, y):
-    return model.loss(model.features(x)[:, -1:], y)[1]
+def classify(model, x, y):
+    """Logits of the two classes, read from the last position, and their loss."""
+    return model.loss(model.features(x)[:, -1:], y)
 
 
 def trial(run):
@@ -89,12 +91,12 @@ def trial(run):
     model = GPT(GPTConfig(**run["model"]))
     model.head = nn.Linear(model.config.n_embd, 2, bias=False)
     make_orthogonal(model)
-    facts = fit(run, model, batch, class_loss)
+    facts = fit(run, model, batch, lambda model, x, y: classify(model, x, y)[1])
     on = model.head.weight.device
     for name, of, stream in (("seen ", seen, SEEN), ("", unseen, UNSEEN)):
         x, y = draw(random_numbers(run["seed"], stream), *of, 4096, balanced)
         with torch.no_grad():
-            logits, loss = model.loss(model.features(x.to(on))[:, -1:], y.to(on))
+            logits, loss = classify(model, x.to(on), y.to(on))
         facts[f"{name}loss"] = loss.item()
         facts[f"{name}accuracy"] = (logits.argmax(-1).cpu() == y).float().mean().item()
     return facts
@@ -111,16 +113,13 @@ def main(sweep):
     panels = []
     for candidates in ("any", "balanced"):
         of = task | {"candidates": candidates}
-        published = of | {"recipe": "published"}
-        runs = [published | {"model": size | model, "learning_rate": rate} for model, rate in PUBLISHED.values()]
-        results = dict(zip(PUBLISHED, sweep.repeated(runs, seeds)))
+        results = sweep.repeated(published_cells(of, size, PUBLISHED), seeds)
         show(f"candidates {candidates}, as published", results)
         panels.append((f"candidates {candidates}, as published", results))
 
         cells = fair_cells(of, size | {"n_embd": width, "n_head": width // 16})
         # a run takes seconds, and what it makes of the pairs held out wavers
-        results = sweep.tuned(list(cells.values()), rates, seeds, by="accuracy", tuning_seeds=tuning_seeds)
-        results = dict(zip(cells, results))
+        results = sweep.tuned(cells, rates, seeds, by="accuracy", tuning_seeds=tuning_seeds)
         show(f"candidates {candidates}, width {width}, equal parameters", results)
         panels.append((f"candidates {candidates}, width {width}", results))
     sweep.plot(panels)

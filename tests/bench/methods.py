@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 
-from sweep import ROOT, autocast, average, compare, experiment, fit, mean_sd, table, with_parameters
+from sweep import ROOT, W2_KINDS, autocast, average, compare, experiment, fit, mean_sd, table, with_parameters
 from data import load
 from model import GPT, GPTConfig, QK_SCALES
 
@@ -20,7 +20,7 @@ RESIDUALS = ("m1", "m2", "m3.1", "m3.2", "m4.1", "m4.2")
 METHODS = {"standard": {}}
 METHODS |= {f"Method {name[1:]}": {"residual": name} for name in RESIDUALS}
 METHODS |= {f"Method {name[1:]}, input kept": {"residual": name, "keep_input": True} for name in RESIDUALS}
-METHODS |= {"W2, scalar σ": {"attention": "w2"}, "W2, diagonal σ": {"attention": "w2", "sigma": "diagonal"}}
+METHODS |= W2_KINDS
 METHODS |= {f"Method {scale}": {"attention": "summed_qk", "qk_scale": scale} for scale in QK_SCALES}
 
 FAMILIES = {
@@ -100,12 +100,12 @@ def main(sweep):
         thin = with_parameters(cells["W2, diagonal σ"]["model"], size)
         cells[f"W2, diagonal σ, n_inner {thin['n_inner']}"] = of | {"model": thin}
 
-        results = dict(zip(cells, sweep.tuned(list(cells.values()), rates, seeds, shorter=2)))
+        results = sweep.tuned(cells, rates, seeds, shorter=2)
         standard = results["standard"]
-        rate = standard[0]["run"]["learning_rate"]
+        at_its_rate = cells["standard"] | {"learning_rate": standard[0]["run"]["learning_rate"]}
         cost = {name: group[0]["flops"] / standard[0]["flops"] for name, group in results.items()}
-        longer = [cells["standard"] | {"learning_rate": rate, "steps": round(steps * c)} for c in cost.values()]
-        longer = dict(zip(cells, sweep.repeated(longer, seeds)))
+        longer = {name: at_its_rate | {"steps": round(steps * ratio)} for name, ratio in cost.items()}
+        longer = sweep.repeated(longer, seeds)
 
         table(
             f"{data}, {steps} steps of {batch_size * size['block_size']} tokens",

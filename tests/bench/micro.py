@@ -56,7 +56,7 @@ def main(sweep):
             models = {name: size | model for name, model in models.items()}
             run = {"batch_size": batch_size, "steps": steps, "learning_rate": 1e-3}
             copy = run | {"task": "copy", "setting": setting, "recipe": "published"}
-            results = dict(zip(models, sweep.repeated([copy | {"model": model} for model in models.values()], seeds)))
+            results = sweep.repeated({name: copy | {"model": model} for name, model in models.items()}, seeds)
             costs = {"task": "cost", "setting": f"{setting}, {which}", "models": list(models.values())}
             costs |= {"batch_size": batch_size, "budget": budget, "device": str(sweep.device)}
             (costs,) = sweep.run([costs])  # nothing beside it, or it would not be timed alone

@@ -13,7 +13,8 @@ import math
 import numpy as np
 import torch
 
-from sweep import W2_KINDS, compare, experiment, fair_cells, fit, make_orthogonal, mean_sd, random_numbers, table
+from sweep import W2_KINDS, compare, experiment, fair_cells, fit, make_orthogonal, mean_sd, published_cells
+from sweep import random_numbers, table
 from model import GPT, GPTConfig
 
 UNSEEN = 2**40  # a stream of random numbers that no training step has
@@ -112,20 +113,16 @@ def main(sweep):
     copy = {"task": "copy", "batch_size": batch_size, "steps": steps}
     size = {"block_size": T - 1, "vocab_size": vocab_size, "n_layer": 2}
     print(f"copy: no model's loss is below {(T // 2 - 1) / (T - 1) * math.log(vocab_size):.3f}")
-    published = copy | {"recipe": "published"}
-    runs = [published | {"model": size | model, "learning_rate": rate} for model, rate in PUBLISHED.values()]
-    show(f"copy, {steps} steps, as published", dict(zip(PUBLISHED, sweep.repeated(runs, seeds))))
+    show(f"copy, {steps} steps, as published", sweep.repeated(published_cells(copy, size, PUBLISHED), seeds))
     for width in (64, 96):
         cells = fair_cells(copy, size | {"n_embd": width, "n_head": width // 16, "n_inner": 4 * width})
-        results = dict(zip(cells, sweep.tuned(list(cells.values()), rates, seeds)))
-        show(f"copy, {steps} steps, width {width}, equal parameters", results)
+        show(f"copy, {steps} steps, width {width}, equal parameters", sweep.tuned(cells, rates, seeds))
 
     for T, pairs in lengths.items():
         size = {"block_size": T, "vocab_size": mqar_vocab, "n_layer": 2, "tie_weights": True}
         task = {"task": "mqar", "pairs": pairs, "batch_size": 64, "steps": mqar_steps}
         cells = fair_cells(task, size | {"n_embd": mqar_width, "n_head": 1})
-        results = dict(zip(cells, sweep.tuned(list(cells.values()), rates, seeds)))
-        show(f"MQAR, T = {T}, {pairs} pairs, width {mqar_width}, equal parameters", results)
+        show(f"MQAR, T = {T}, {pairs} pairs, width {mqar_width}, equal parameters", sweep.tuned(cells, rates, seeds))
     sweep.plot(panels)
 
 

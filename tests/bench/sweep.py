@@ -44,7 +44,8 @@ W2_KINDS = {"W2, scalar σ": {"attention": "w2"}, "W2, diagonal σ": {"attention
 
 def with_parameters(settings, like):
     """The settings of a GPTConfig, with an MLP as narrow as gives it the number of parameters of the model `like`."""
-    model, other = GPT(GPTConfig(**settings)), GPT(GPTConfig(**like))
+    with torch.device("meta"):  # only counted
+        model, other = GPT(GPTConfig(**settings)), GPT(GPTConfig(**like))
     surplus = model.get_num_params() - other.get_num_params()
     columns = 3 * model.config.n_embd * model.config.n_layer  # of gate, up and down in all layers
     return settings | {"n_inner": model.config.n_inner - round(surplus / columns)}
@@ -55,6 +56,12 @@ def fair_cells(task, standard):
     models = {"standard": standard}
     models |= {name: with_parameters(standard | kind, standard) for name, kind in W2_KINDS.items()}
     return {name: task | {"recipe": "fair", "model": model} for name, model in models.items()}
+
+
+def published_cells(task, size, sides):
+    """The two sides of the W2 document, {name: (model, learning rate)}: runs without seed."""
+    task = task | {"recipe": "published"}
+    return {name: task | {"model": size | model, "learning_rate": rate} for name, (model, rate) in sides.items()}
 
 
 def make_orthogonal(model):
@@ -178,29 +185,29 @@ class Sweep:
         return [self.done[key(run)] for run in runs]
 
     def tuned(self, cells, rates, seeds, shorter=1, by="loss", tuning_seeds=(0,)):
-        """Runs each cell (a run without learning rate and seed) for each seed at the learning rate that suits it.
+        """Runs each of `cells` (by their names, runs without learning rate and seed) for each seed at the rate it likes.
 
         That is the one of `rates` that is best `by` loss or accuracy in the mean of runs of `tuning_seeds`, `shorter`
-        times shorter. Returns a list of results per cell.
+        times shorter. Returns a list of results by each name.
         """
         trials = [
             cell | {"learning_rate": rate, "seed": seed, "steps": cell["steps"] // shorter}
-            for cell in cells
+            for cell in cells.values()
             for rate in rates
             for seed in tuning_seeds
         ]
         found = in_groups(self.run(trials, following=len(cells) * len(seeds)), len(tuning_seeds))
-        runs = []
-        for cell, of_cell in zip(cells, in_groups(found, len(rates))):
+        chosen = {}
+        for (name, cell), of_cell in zip(cells.items(), in_groups(found, len(rates))):
             values = [average(result[by] for result in of_rate) for of_rate in of_cell]
             values = [-math.inf if math.isnan(value) else value if by == "accuracy" else -value for value in values]
-            best = rates[values.index(max(values))]
-            runs += [cell | {"learning_rate": best, "seed": seed} for seed in seeds]
-        return in_groups(self.run(runs), len(seeds))
+            chosen[name] = cell | {"learning_rate": rates[values.index(max(values))]}
+        return self.repeated(chosen, seeds)
 
     def repeated(self, runs, seeds):
-        """Runs each of `runs` (without a seed) for each seed; a list of results per run."""
-        return in_groups(self.run([run | {"seed": seed} for run in runs for seed in seeds]), len(seeds))
+        """Runs each of `runs` (by their names, without a seed) for each seed; a list of results by each name."""
+        results = self.run([run | {"seed": seed} for run in runs.values() for seed in seeds])
+        return dict(zip(runs, in_groups(results, len(seeds))))
 
     def save(self):
         lines = ",\n".join(json.dumps(result) for result in self.done.values())
