@@ -94,6 +94,8 @@ def main(sweep):
     run = {"batch_size": batch_size, "steps": steps, "recipe": "fair", "dtype": "auto", "eval_tokens": eval_tokens}
 
     for data in ("shakespeare_char", "shakespeare_bpe"):
+        if not sweep.showing:
+            dataset(data)  # prepared once here, not by all workers at the same time
         of = run | {"data": data}
         cells = {name: of | {"model": size | METHODS[name]} for name in names}
         # one kind has visibly more parameters: once more with an MLP so much narrower
