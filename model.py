@@ -217,12 +217,12 @@ class Attention(nn.Module):
         return apply_rope(q, rope), apply_rope(k, rope)
 
     def score_vectors(self, x, rope, history):
-        """The layer's (q̂, k̂), from its normed input x (B, T, C).
+        """The layer's (q̂, k̂), from its normed input x (B, T, C), and the history for the next layer.
 
-        The list `history` carries from layer to layer whatever a kind puts there.
+        The tuple `history` carries from layer to layer whatever a kind puts there.
         """
         q, k = self.project(x, rope)
-        return q * self.D**-0.5, k
+        return q * self.D**-0.5, k, history
 
     def forward(self, x, q, k, extend=None):
         """W_O softmax(q̂ k̂ᵀ) W_V x (B, T, C). When generating, `extend` adds the values of earlier tokens."""
@@ -274,7 +274,7 @@ class W2Attention(Attention):
 
         # a GPU's fused kernels want multiples of 8, the CPU's is fastest without padding
         pad = (0, 0 if x.device.type == "cpu" else -self.score_width() % 8)
-        return F.pad(q.type_as(mu_q), pad), F.pad(k, pad)
+        return F.pad(q.type_as(mu_q), pad), F.pad(k, pad), history
 
     def score_width(self):
         return self.D + self.K + 2
@@ -323,12 +323,12 @@ class SummedQKAttention(Attention):
             case "5.7": return self.log_a.exp()
 
     def score_vectors(self, x, rope, history):
-        history.append(self.project(x, rope))
+        history = *history, self.project(x, rope)
         q = torch.stack([q for q, k in history], dim=-2)  # (B, H, T, m, D)
         scale = 1 / self.divisors()
         if isinstance(scale, torch.Tensor):
             scale = scale.view(-1, 1)
-        return (q * scale).flatten(-2), torch.cat([k for q, k in history], dim=-1)
+        return (q * scale).flatten(-2), torch.cat([k for q, k in history], dim=-1), history
 
     def score_width(self):
         return self.m * self.D
@@ -378,7 +378,7 @@ class Block(nn.Module):
             case "learned": return self.mix.softmax(dim=0).unbind()
 
     def scores(self, x, rope, history):
-        """x (B, T, C) normed for the attention, and the layer's (q̂, k̂)."""
+        """x (B, T, C) normed for the attention, the layer's (q̂, k̂), and the history for the next layer."""
         normed = self.attn_norm(x)
         return normed, *self.attn.score_vectors(normed, rope, history)
 
@@ -507,9 +507,9 @@ class GPT(nn.Module):
 
         x = self.embed(idx)
         rope = rope_table(start, stop, self.config.head_dim, self.config.rope_theta, x)
-        history, layers = [], []
+        history, layers = (), []
         for block in self.blocks:
-            normed, q, k = block.scores(x, rope, history)
+            normed, q, k, history = block.scores(x, rope, history)
             if cache is not None:
                 k = cache.extend(block.layer, k)
             x = block(x, normed, q, k, layers, cache)
@@ -604,11 +604,13 @@ class GPT(nn.Module):
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
         """AdamW, with weight decay on matrices and embeddings alone; fused where device_type ("cuda") has it."""
-        parameters = list(self.parameters())
         groups = [
-            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+            {"params": [p for p in self.parameters() if p.dim() >= 2], "weight_decay": weight_decay},
+            {"params": [p for p in self.parameters() if p.dim() == 1], "weight_decay": 0.0},
         ]
+        numbers = [p for p in self.parameters() if p.dim() == 0]  # by themselves, since FSDP cannot spread them
+        if numbers:
+            groups.append({"params": numbers, "weight_decay": 0.0})
         return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=device_type in ("cuda", "cpu"))
 
     def get_num_params(self):

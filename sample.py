@@ -31,11 +31,10 @@ seed = 1337  # same seed, same text
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 # -----------------------------------------------------------------------------
 
-CHECKPOINT_VERSION = 3
-CHECKPOINT_TYPES = {"collections OrderedDict", "torch._utils _rebuild_tensor_v2"}
-CHECKPOINT_TYPES |= {"torch FloatStorage", "torch ByteStorage"}
+CHECKPOINT_VERSION = 4
+CHECKPOINT_TYPES = {"collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch FloatStorage"}
 CHECKPOINT_PARTS = {
-    **dict.fromkeys(("config", "settings", "data", "tokenizer", "model", "scaler", "random"), dict),
+    **dict.fromkeys(("config", "settings", "data", "tokenizer", "model", "scaler"), dict),
     **dict(step=int, bad_steps=int, val_loss=float, optimizers=list, machine=str),
 }
 

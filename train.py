@@ -3,7 +3,8 @@ Trains a GPT: python train.py config/m1_shakespeare.py --max_iters=200
 
 Settings are the plain variables below, changed by any number of config files and then by
 --name=value; --help lists them. A run that was stopped or killed goes on, as if it had not been,
-with the same command and --init_from=resume.
+with the same command and --init_from=resume. On several GPUs:
+torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --grad_accum_steps=8
 """
 
 import errno
@@ -21,9 +22,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from config import check_range, fail, pick_attention_kernel, pick_device, pick_dtype, read_settings, user_errors
-from data import clear_leftovers, first_tokens, load, lock, replace_file
+from data import clear_leftovers, first_tokens, load, lock, mix, replace_file
 from model import GPT, GPTConfig
 from sample import CHECKPOINT_VERSION, check_tensors, load_checkpoint, restore_model, write_text
 
@@ -36,7 +38,7 @@ seed = 1337  # same seed and machine, same run
 # data
 dataset = "shakespeare_char"  # folder in data/; prepared at first use
 batch_size = 16  # sequences per forward pass
-grad_accum_steps = 1  # forward passes per step
+grad_accum_steps = 1  # forward passes per step, of all processes together
 block_size = 128  # tokens per sequence
 # model
 n_layer = 3  # blocks
@@ -79,14 +81,18 @@ sample_tokens = 300  # tokens of text shown at the end; 0: none
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 dtype = "auto"  # auto, float32, bfloat16, float16
 compile = "auto"  # auto: on a GPU; true, false
+parallel = "ddp"  # under torchrun: ddp, or fsdp: the parameters too are spread over the processes
 
 settings = read_settings(__file__)  # the above <- config files <- --name=value
 globals().update(settings)
 
 # what a resumed run may change; a change of anything else would make it another run
-MAY_CHANGE = {"out_dir", "init_from", "overwrite", "max_iters", "device", "compile"}
+MAY_CHANGE = {"out_dir", "init_from", "overwrite", "max_iters", "device", "compile", "parallel"}
 MAY_CHANGE |= {"checkpoint_interval", "checkpoint_minutes", "skip_bad_steps"}
 MAY_CHANGE |= {"eval_interval", "eval_tokens", "log_interval", "sample_tokens"}
+
+# which of how many processes this is; torchrun says so
+rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 # -----------------------------------------------------------------------------
 # set-up: where, on what, with which model
@@ -99,11 +105,15 @@ def check_settings():
         "optimizer": ("adamw", "muon"),
         "lr_decay": ("cosine", "linear", "none"),
         "compile": ("auto", "true", "false"),
+        "parallel": ("ddp", "fsdp"),
     }
     for name, good in choices.items():
         if settings[name] not in good:
             raise ValueError(f"{name} = {settings[name]!r} does not work: it must be one of {', '.join(good)}")
     check_range(settings, "batch_size block_size grad_accum_steps max_iters", 1)
+    if grad_accum_steps % world:
+        good = f"it must be a multiple of {world}, the number of processes, which share it out"
+        raise ValueError(f"grad_accum_steps = {grad_accum_steps} does not work: {good}")
     check_range(settings, "checkpoint_interval eval_interval eval_tokens log_interval", 1)
     check_range(settings, "n_kv_head n_inner warmup_iters sample_tokens checkpoint_minutes skip_bad_steps", 0)
     check_range(settings, "learning_rate min_lr_frac weight_decay grad_clip", 0)
@@ -131,6 +141,37 @@ def prepare_data():
             if subprocess.run([sys.executable, folder / "prepare.py"]).returncode:
                 sys.exit(2)
     return folder
+
+
+def meet(on):
+    """Joins the other processes of torchrun; the device that is this one's."""
+    if on.type not in ("cuda", "cpu"):
+        raise ValueError(f"device = {on.type!r} does not work with {world} processes: it must be cuda or cpu")
+    if on.type == "cuda":
+        on = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
+        torch.cuda.set_device(on)
+    store, _, _ = next(dist.rendezvous("env://"))
+    # processes started again would find there the addresses of those that have died
+    store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    backend = "cpu:gloo,cuda:nccl" if on.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+    return on
+
+
+def spread(model):
+    """The model as the processes train it together."""
+    if parallel == "ddp":
+        return torch.nn.parallel.DistributedDataParallel(model)
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    mesh = dist.init_device_mesh(on.type, (world,))
+    single = {p for p in model.parameters() if p.dim() == 0}  # there is nothing to share out
+    for block in model.blocks:
+        # a layer that later ones replay is kept whole until then, rather than put together again for each of them
+        fully_shard(block, mesh=mesh, reshard_after_forward=residual == "standard", ignored_params=single)
+        for method in ("scores", "replay"):  # what is called from outside of the block's own forward
+            register_fsdp_forward_method(block, method)
+    return fully_shard(model, mesh=mesh, ignored_params=single)
 
 
 def check_free():
@@ -174,6 +215,13 @@ def make_optimizers():
     return [torch.optim.Muon(hidden, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw"), adamw]
 
 
+def whole(state):
+    """A state with its tensors put together, on the CPU, where FSDP has spread them; all processes must ask at once."""
+    if isinstance(state, dict):
+        return {name: whole(value) for name, value in state.items()}
+    return state.full_tensor().cpu() if hasattr(state, "full_tensor") else state
+
+
 def restore_optimizer(opt, state):
     """Gives `opt` what it had learned of its gradients. Raises ValueError if that does not fit the parameters."""
     names = ["momentum_buffer"] if isinstance(opt, torch.optim.Muon) else ["step", "exp_avg", "exp_avg_sq"]
@@ -183,19 +231,13 @@ def restore_optimizer(opt, state):
     wanted |= {key: torch.tensor(0.0) for key in wanted if key[1] == "step"}
     if state or bad_steps < step and not scaler.is_enabled():  # empty only if all steps so far were skipped
         check_tensors(given, wanted)
+    for i, name in given:
+        p = parameters[i]
+        if name != "step" and hasattr(p, "full_tensor"):
+            from torch.distributed.tensor import distribute_tensor
+
+            state[i][name] = distribute_tensor(state[i][name].to(on), p.device_mesh, p.placements)
     opt.load_state_dict({"state": state, "param_groups": opt.state_dict()["param_groups"]})
-
-
-def random_state():
-    """What the next random numbers, those of dropout, depend on."""
-    state = {"cpu": torch.get_rng_state()}
-    return state | {"cuda": torch.cuda.get_rng_state(on)} if on.type == "cuda" else state
-
-
-def restore_random(state):
-    torch.set_rng_state(state["cpu"])
-    if on.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], on)
 
 
 def open_log(step):
@@ -222,11 +264,15 @@ with user_errors():
     config_names = [Path(argument).stem for argument in sys.argv[1:] if not argument.startswith("-")]
     out = Path(out_dir or "out/" + ("-".join(config_names) or dataset))
     latest, best, log_file = out / "ckpt.pt", out / "best.pt", out / "log.jsonl"
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) and (latest.exists() or best.exists()):
+        init_from, overwrite = "resume", False  # torchrun has started all processes again, since one had died
     on = pick_device(device)
+    if world > 1:
+        on = meet(on)
     precision = pick_dtype(dtype, on)
     settings["dtype"] = str(precision).removeprefix("torch.")  # what auto has come to: a resumed run must keep it
     machine = torch.cuda.get_device_name(on) if on.type == "cuda" else f"{torch.get_num_threads()} threads"
-    machine = f"{on} ({machine}), torch {torch.__version__}"
+    machine = f"{world} x " * (world > 1) + f"{on} ({machine}), torch {torch.__version__}"
 
     data = load(prepare_data())
     data.check_content()
@@ -256,6 +302,10 @@ with user_errors():
         model = GPT(config)
 
     model.to(on).train()
+    compiling = compile == "true" or compile == "auto" and on.type == "cuda"
+    if compiling:
+        model.compile()
+    trained = spread(model) if world > 1 else model
     optimizers = make_optimizers()
     scaler = torch.amp.GradScaler(on.type, enabled=precision == torch.float16)
     if saved:
@@ -265,14 +315,16 @@ with user_errors():
             if not all(isinstance(value, (int, float)) for value in saved["scaler"].values()):
                 raise ValueError("its scaler is not made of numbers")
             scaler.load_state_dict(saved["scaler"])
-            restore_random(saved["random"])
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"{resumed}: damaged: its training state does not fit: {error}") from None
-    log = open_log(step)
-    clear_leftovers(out)
-    if not saved:  # the run that was here goes, now that nothing is left that could be refused
-        latest.unlink(missing_ok=True)
-        best.unlink(missing_ok=True)
+    if world > 1:
+        dist.barrier()  # from here on the first process writes to the folder, which the others have now seen as it was
+    log = open_log(step) if rank == 0 else open(os.devnull, "wb", buffering=0)
+    if rank == 0:
+        clear_leftovers(out)
+        if not saved:  # the run that was here goes, now that nothing is left that could be refused
+            latest.unlink(missing_ok=True)
+            best.unlink(missing_ok=True)
 
 pick_attention_kernel(model, on, precision)
 if on.type == "cuda":
@@ -302,33 +354,45 @@ def batch(step, shard):
 
 def loss_of(x, y):
     with autocast:
-        return model(x, y)[1]
+        return trained(x, y)[1]
 
 
 @user_errors()
 def add_gradients():
-    """Adds up the gradients of the step's micro-steps; their mean loss, still on the device."""
-    total = 0
-    for shard in range(grad_accum_steps):
-        loss = loss_of(*batch(step, shard)) / grad_accum_steps
+    """Adds up the gradients of the step's micro-steps, of all processes; their mean loss, still on the device."""
+    total, shards = 0, range(rank, grad_accum_steps, world)
+    for shard in shards:
+        if trained is not model and parallel == "ddp":  # which adds up over the processes at the last one only
+            trained.require_backward_grad_sync = shard == shards[-1]
+        torch.manual_seed(mix(seed, step, shard))  # what dropout drops is a pure function of these, as the batch is
+        loss = loss_of(*batch(step, shard)) / len(shards)
         scaler.scale(loss).backward()
         total = total + loss.detach()
-    return total
+    if world == 1:
+        return total
+    for p in model.parameters():
+        if parallel == "fsdp" and p.dim() == 0:
+            add_up(p.grad).div_(world)
+    return add_up(total) / world
+
+
+def add_up(tensor):
+    """The sum of the processes' tensors, in place."""
+    if world > 1:
+        dist.all_reduce(tensor)
+    return tensor
 
 
 @user_errors()
-def compile_model():
-    """Compiles the model and tries it; eager if that fails."""
-    model.compile()
+def try_compiled():
+    """Compiles the model by trying it; eager if that fails."""
     say("compiling ...")
-    random = random_state()
     try:
         loss_of(*batch(0, 0)).backward()
     except Exception as error:  # a missing C++ compiler, an old GPU: whatever it is, eager works
         torch.compiler.set_stance("force_eager")
         say(f"not compiled, eager from here: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
     model.zero_grad()
-    restore_random(random)
 
 
 @user_errors()
@@ -336,13 +400,15 @@ def compile_model():
 def evaluate(split):
     """Mean loss in nats per token over fixed windows: the same ones each time, and no random number drawn."""
     model.eval()
-    total = tokens = 0
-    for x, y in data.windows(split, batch_size, block_size, eval_tokens):
+    sums = torch.zeros(2, dtype=torch.float64)  # of losses, and of the tokens they are about
+    for x, y in data.windows(split, batch_size, block_size, eval_tokens, rank, world):
         counted = (y >= 0).sum().item()
-        total = total + loss_of(x.to(on), y.to(on)) * counted
-        tokens += counted
+        loss = loss_of(x.to(on), y.to(on))
+        if counted:
+            sums += torch.tensor([loss.item() * counted, counted])
     model.train()
-    return total.item() / tokens
+    total, tokens = add_up(sums).tolist()
+    return total / tokens
 
 
 def give_up(why):
@@ -385,6 +451,7 @@ def check_health():
         give_up(f"the loss or its gradient is not finite at step {first_bad_step}: {CURE}")
 
 
+@user_errors()
 def save(path):
     """Writes a checkpoint; whether that worked. Where it did not, the one before is still whole."""
     check_health()
@@ -393,6 +460,9 @@ def save(path):
         data.check_unchanged()
     except ValueError as error:
         give_up(f"{error}; go on with --init_from=resume and the data as it was")
+    weights, learned = whole(model.state_dict()), [whole(opt.state_dict()["state"]) for opt in optimizers]
+    if rank > 0:  # the first process writes
+        return True
     state = {
         "version": CHECKPOINT_VERSION,
         "config": asdict(config),
@@ -403,10 +473,9 @@ def save(path):
         "step": step,
         "bad_steps": bad_steps,
         "val_loss": val_loss,
-        "model": model.state_dict(),
-        "optimizers": [opt.state_dict()["state"] for opt in optimizers],
+        "model": weights,
+        "optimizers": learned,
         "scaler": scaler.state_dict(),
-        "random": random_state(),
     }
     try:
         with replace_file(path) as file:
@@ -420,7 +489,8 @@ def save(path):
     return True
 
 
-sys.stdout = sys.stdout or open(os.devnull, "w")  # there is none after >&-
+if rank > 0 or not sys.stdout:  # the first process speaks for all; there is no stdout after >&-
+    sys.stdout = open(os.devnull, "w")
 sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
 on_terminal = sys.stdout.isatty()
 
@@ -455,10 +525,20 @@ def write_log():
 
 
 def stop(number, _):
-    """On Ctrl-C, SIGTERM or SIGHUP: finish the step, save and leave. A second signal ends the program at once."""
+    """On Ctrl-C, SIGTERM or SIGHUP: finish the step, save and leave. A second signal ends the program at once,
+    but for torchrun, which passes on to all processes what a terminal has sent to them already."""
     global stop_signal
     stop_signal = number
-    listen(signal.SIG_DFL)
+    listen(signal.SIG_DFL if world == 1 else signal.SIG_IGN)
+
+
+@user_errors()
+def agree(*numbers):
+    """The largest that any process has of each number."""
+    numbers = torch.tensor(numbers)
+    if world > 1:
+        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+    return numbers.tolist()
 
 
 def listen(handler):
@@ -496,13 +576,13 @@ if saved and saved["machine"] != machine:
 run = {"settings": settings, "config": asdict(config), "data": data.meta, "machine": machine}
 note("resume" if saved else "start", parameters=model.get_num_params(), **run)
 
-if compile == "true" or compile == "auto" and on.type == "cuda":
-    compile_model()
+if compiling:
+    try_compiled()
 
 # -----------------------------------------------------------------------------
 # the loop
 
-stop_signal = None
+stop_signal = 0  # none
 listen(stop)
 began = last_save = time.time()
 first_step, seconds = step, 0.0  # seconds of training, without evaluating and saving
@@ -516,7 +596,7 @@ while step < max_iters:
     loss = add_gradients()
     for opt in optimizers:
         scaler.unscale_(opt)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf)
+    norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf))
     usable = is_usable(loss, norm)
     for opt in optimizers:
         if usable:
@@ -525,9 +605,11 @@ while step < max_iters:
     scaler.update()
     step += 1
 
-    stopping = stop_signal is not None or step == max_iters
+    late = 0 < checkpoint_minutes < (time.time() - last_save) / 60
+    stopped_by, late = agree(stop_signal, late)
+    stopping = stopped_by or step == max_iters
     evaluating = step % eval_interval == 0 or step == max_iters
-    saving = step % checkpoint_interval == 0 or 0 < checkpoint_minutes < (time.time() - last_save) / 60 or stopping
+    saving = step % checkpoint_interval == 0 or late or stopping
 
     if step % log_interval == 0 or evaluating:
         check_health()
@@ -536,7 +618,7 @@ while step < max_iters:
         seconds += now - last_time
         speed = (step - last_step) * tokens_per_step / (now - last_time)
         left = (now - began) / (step - first_step) * (max_iters - step)
-        mfu = model.estimate_mfu((step - last_step) * tokens_per_step / block_size, now - last_time)
+        mfu = model.estimate_mfu((step - last_step) * tokens_per_step / block_size / world, now - last_time)
         mfu = "n/a" if math.isnan(mfu) else f"{mfu:.1%}"
         at = f"step {step:,}/{max_iters:,}   loss {train_loss:.4f}"
         say(f"{at}   {speed:,.0f} tokens/s   MFU {mfu}   {clock(left)} left", lasting=False)
@@ -576,12 +658,12 @@ if unwritten:
     give_up(f"the last lines of {log_file} could not be written")
 if step < max_iters:
     say(f"stopped after step {step:,}, saved in {latest}; to go on: {resume}")
-    sys.exit(128 + stop_signal)
+    sys.exit(128 + stopped_by)
 
 elapsed, speed = time.time() - began, (step - first_step) * tokens_per_step / seconds
 note("end", seconds=elapsed, tokens_per_second=speed, best_loss=best_loss)
 say(f"{clock(elapsed)} for {step - first_step:,} steps, {speed:,.0f} tokens/s while training")
-if sample_tokens:
+if sample_tokens and rank == 0 and not (world > 1 and parallel == "fsdp"):
     say("-" * 80)
     tokenizer, generator = data.tokenizer, torch.Generator(on).manual_seed(seed)
     model.eval()

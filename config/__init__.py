@@ -15,6 +15,7 @@ import ast
 import difflib
 import io
 import math
+import os
 import runpy
 import signal
 import sys
@@ -37,7 +38,9 @@ BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no":
 def fail(message) -> NoReturn:
     """Print `<program>: error: <message>` as one line on stderr and exit with code 2."""
     line = " ".join(str(message).splitlines())
-    print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
+    rank = int(os.environ.get("RANK", 0))
+    process = f" (process {rank})" if rank else ""
+    print(f"{Path(sys.argv[0]).name}: error{process}: {line}", file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -53,6 +56,9 @@ def user_errors():
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
     except (MemoryError, RuntimeError, TypeError) as error:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
+                fail("another process of this run has ended; --init_from=resume goes on from the last checkpoint")
         # torch.OutOfMemoryError is a GPU's; a CPU's, and sizes whose product overflows, have no type of their own
         of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
         if not of_memory and "overflow" not in str(error).lower():

@@ -534,6 +534,11 @@ def check_meta(meta):
             raise ValueError(f"{name} is missing or damaged")
 
 
+def mix(*numbers) -> int:
+    """One seed out of several numbers, 0 or more: 32 bits that differ, but for chance, wherever a number does."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
 def is_count(value, least):
     return type(value) is int and least <= value < 2**63
 
@@ -610,12 +615,13 @@ class Dataset:
         self.check_ids(rows, "train")
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
-    def windows(self, split, batch_size, block_size, max_tokens):
+    def windows(self, split, batch_size, block_size, max_tokens, rank=0, world=1):
         """Fixed windows to evaluate on, as (x, y): at most `max_tokens` targets, spread evenly over the split.
 
         A split of no more targets than that is walked from end to end, each target counted once. Positions to leave
         out have target -1 (and token 0); they also fill the last batch, so that all batches have one shape. The
-        targets are the same for every batch_size: add their losses up and divide by their number.
+        targets are the same for every batch_size: add their losses up and divide by their number. Of `world`
+        processes each, by its rank, gets a share of them in as many batches as any other, one of which may have none.
         """
         self.check_sizes(batch_size, block_size)
         if split not in self.splits:
@@ -633,9 +639,9 @@ class Dataset:
             starts = np.arange(count) * (targets - length) // max(count - 1, 1)
             ends = starts + length
 
-        batch_size = min(batch_size, len(starts))
-        missing = -len(starts) % batch_size
-        starts, ends = np.pad(starts, (0, missing)), np.pad(ends, (0, missing))
+        batch_size = min(batch_size, -(-len(starts) // world))
+        missing = -len(starts) % (batch_size * world)
+        starts, ends = (np.pad(places, (0, missing))[rank::world] for places in (starts, ends))
         for first in range(0, len(starts), batch_size):
             rows = slice(first, first + batch_size)
             positions = starts[rows, None] + np.arange(block_size)

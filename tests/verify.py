@@ -50,7 +50,7 @@ def one_layer(kind):
 
 def scores(block, x):
     """(normed x, q̂, k̂) of a first layer, as the model makes them."""
-    return block.scores(x, rope_table(0, T, HIDDEN // HEADS, 10000.0, x), [])
+    return block.scores(x, rope_table(0, T, HIDDEN // HEADS, 10000.0, x), ())[:3]
 
 
 def rope_shapes():
@@ -118,7 +118,7 @@ def w2_scores():
         normed = block.attn_norm(x)
         rope = rope_table(0, 9, d, config.rope_theta, x)
         mu_q, mu_k = block.attn.project(normed, rope)
-        q, k = block.attn.score_vectors(normed, rope, [])
+        q, k, _ = block.attn.score_vectors(normed, rope, ())
         spread = torch.log1p(torch.exp(normed[0] @ block.attn.sigma.weight.T))
         n = 1 if config.sigma == "scalar" else d
         for head in range(config.n_head):
