@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from config import check_range, fail, pick_attention_kernel, pick_device, pick_dtype, read_settings, user_errors
+from config import meet, spread, spread_like, whole
 from data import clear_leftovers, first_tokens, load, lock, mix, replace_file
 from model import GPT, GPTConfig
 from sample import CHECKPOINT_VERSION, check_tensors, load_checkpoint, restore_model, write_text
@@ -143,37 +144,6 @@ def prepare_data():
     return folder
 
 
-def meet(on):
-    """Joins the other processes of torchrun; the device that is this one's."""
-    if on.type not in ("cuda", "cpu"):
-        raise ValueError(f"device = {on.type!r} does not work with {world} processes: it must be cuda or cpu")
-    if on.type == "cuda":
-        on = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
-        torch.cuda.set_device(on)
-    store, _, _ = next(dist.rendezvous("env://"))
-    # processes started again would find there the addresses of those that have died
-    store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-    backend = "cpu:gloo,cuda:nccl" if on.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
-    return on
-
-
-def spread(model):
-    """The model as the processes train it together."""
-    if parallel == "ddp":
-        return torch.nn.parallel.DistributedDataParallel(model)
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-
-    mesh = dist.init_device_mesh(on.type, (world,))
-    single = {p for p in model.parameters() if p.dim() == 0}  # there is nothing to share out
-    for block in model.blocks:
-        # a layer that later ones replay is kept whole until then, rather than put together again for each of them
-        fully_shard(block, mesh=mesh, reshard_after_forward=residual == "standard", ignored_params=single)
-        for method in ("scores", "replay"):  # what is called from outside of the block's own forward
-            register_fsdp_forward_method(block, method)
-    return fully_shard(model, mesh=mesh, ignored_params=single)
-
-
 def check_free():
     """Raises ValueError if a new run would replace what the folder holds."""
     if out.exists() and not out.is_dir():
@@ -215,13 +185,6 @@ def make_optimizers():
     return [torch.optim.Muon(hidden, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw"), adamw]
 
 
-def whole(state):
-    """A state with its tensors put together, on the CPU, where FSDP has spread them; all processes must ask at once."""
-    if isinstance(state, dict):
-        return {name: whole(value) for name, value in state.items()}
-    return state.full_tensor().cpu() if hasattr(state, "full_tensor") else state
-
-
 def restore_optimizer(opt, state):
     """Gives `opt` what it had learned of its gradients. Raises ValueError if that does not fit the parameters."""
     names = ["momentum_buffer"] if isinstance(opt, torch.optim.Muon) else ["step", "exp_avg", "exp_avg_sq"]
@@ -232,11 +195,8 @@ def restore_optimizer(opt, state):
     if state or bad_steps < step and not scaler.is_enabled():  # empty only if all steps so far were skipped
         check_tensors(given, wanted)
     for i, name in given:
-        p = parameters[i]
-        if name != "step" and hasattr(p, "full_tensor"):
-            from torch.distributed.tensor import distribute_tensor
-
-            state[i][name] = distribute_tensor(state[i][name].to(on), p.device_mesh, p.placements)
+        if name != "step":
+            state[i][name] = spread_like(parameters[i], state[i][name])
     opt.load_state_dict({"state": state, "param_groups": opt.state_dict()["param_groups"]})
 
 
@@ -268,7 +228,7 @@ with user_errors():
         init_from, overwrite = "resume", False  # torchrun has started all processes again, since one had died
     on = pick_device(device)
     if world > 1:
-        on = meet(on)
+        on = meet(on, rank, world)
     precision = pick_dtype(dtype, on)
     settings["dtype"] = str(precision).removeprefix("torch.")  # what auto has come to: a resumed run must keep it
     machine = torch.cuda.get_device_name(on) if on.type == "cuda" else f"{torch.get_num_threads()} threads"
@@ -305,7 +265,7 @@ with user_errors():
     compiling = compile == "true" or compile == "auto" and on.type == "cuda"
     if compiling:
         model.compile()
-    trained = spread(model) if world > 1 else model
+    trained = spread(model, parallel) if world > 1 else model
     optimizers = make_optimizers()
     scaler = torch.amp.GradScaler(on.type, enabled=precision == torch.float16)
     if saved:

@@ -293,3 +293,58 @@ def use_plain_attention(plain):
     """Both switches are about CPUs too, whatever their names say."""
     torch.backends.cuda.enable_flash_sdp(not plain)
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(plain)
+
+
+# -- processes -----------------------------------------------------------------------------------------------
+
+
+def meet(device, rank, world) -> torch.device:
+    """Join the other processes that torchrun has started; returns the device, of the kind of `device`, for this one."""
+    if device.type not in ("cuda", "cpu"):
+        raise ValueError(f"device = {device.type!r} does not work with {world} processes: it must be cuda or cpu")
+    if device.type == "cuda":
+        device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
+        torch.cuda.set_device(device)
+    store, _, _ = next(torch.distributed.rendezvous("env://"))
+    # without a prefix, processes started again would find the addresses of those that have died
+    store = torch.distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
+    return device
+
+
+def spread(model, how):
+    """The `model` as the processes train it together: what to call in its place. `how` is ddp or fsdp.
+
+    With fsdp each process keeps a share of every parameter, except of those that are single numbers, whose
+    gradients it is for the caller to add up.
+    """
+    if how == "ddp":
+        return torch.nn.parallel.DistributedDataParallel(model)
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    world, device = torch.distributed.get_world_size(), model.embed.weight.device
+    mesh = torch.distributed.init_device_mesh(device.type, (world,))
+    numbers = {p for p in model.parameters() if p.dim() == 0}
+    for block in model.blocks:
+        # a layer that later ones replay stays put together until then
+        fully_shard(block, mesh=mesh, reshard_after_forward=block.recomputed is None, ignored_params=numbers)
+        for method in ("scores", "replay"):  # what is called from outside of the block's own forward
+            register_fsdp_forward_method(block, method)
+    return fully_shard(model, mesh=mesh, ignored_params=numbers)
+
+
+def spread_like(parameter, tensor):
+    """A whole tensor, such as an optimizer keeps for a parameter, as `spread` has spread the parameter."""
+    if not hasattr(parameter, "full_tensor"):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(parameter.device), parameter.device_mesh, parameter.placements)
+
+
+def whole(state):
+    """A tensor, or a dict of them, put together where `spread` has spread it; all processes must ask at once."""
+    if isinstance(state, dict):
+        return {name: whole(value) for name, value in state.items()}
+    return state.full_tensor() if hasattr(state, "full_tensor") else state
