@@ -436,6 +436,16 @@ def test_windows_spread_over_a_large_split(tokens, block, limit, batch):
     assert targets == one_by_one[one_by_one >= 0].tolist()
 
 
+@pytest.mark.parametrize("tokens, block, limit, world", [(30, 4, 99, 2), (30, 4, 99, 3), (10, 8, 99, 4), (200, 8, 64, 3)])
+def test_processes_share_the_windows(tokens, block, limit, world):
+    words = dataset(range(100), range(tokens))
+    _, whole = windows(words, "val", 2, block, limit)
+    shares = [list(words.windows("val", 2, block, limit, rank, world)) for rank in range(world)]
+    assert len({len(share) for share in shares}) == 1
+    parts = torch.cat([y for share in shares for _, y in share])
+    assert sorted(parts[parts >= 0].tolist()) == sorted(whole[whole >= 0].tolist())
+
+
 def test_all_batches_of_windows_have_one_shape():
     shapes = {(x.shape, y.shape) for x, y in dataset(range(100), range(100)).windows("val", 4, 7, 99)}
     assert shapes == {((4, 7), (4, 7))}
