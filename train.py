@@ -78,6 +78,8 @@ eval_interval = 200  # steps between evaluations
 eval_tokens = 131072  # tokens evaluated in each split, at most
 log_interval = 10  # steps between log lines
 sample_tokens = 300  # tokens of text shown at the end; 0: none
+tensorboard = False  # what goes to log.jsonl goes to TensorBoard too, in the run's folder
+wandb = False  # and to Weights & Biases, under the name of the run's folder
 # system
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 dtype = "auto"  # auto, float32, bfloat16, float16
@@ -90,7 +92,7 @@ globals().update(settings)
 # what a resumed run may change; a change of anything else would make it another run
 MAY_CHANGE = {"out_dir", "init_from", "overwrite", "max_iters", "device", "compile", "parallel"}
 MAY_CHANGE |= {"checkpoint_interval", "checkpoint_minutes", "skip_bad_steps"}
-MAY_CHANGE |= {"eval_interval", "eval_tokens", "log_interval", "sample_tokens"}
+MAY_CHANGE |= {"eval_interval", "eval_tokens", "log_interval", "sample_tokens", "tensorboard", "wandb"}
 
 # which of how many processes this is; torchrun says so
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -219,6 +221,26 @@ def open_log(step):
     return log
 
 
+def open_trackers():
+    """Functions that take the numbers of a line of log.jsonl and their step, for each tracker that is asked for."""
+    trackers = []
+    if tensorboard:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ValueError("tensorboard = True needs TensorBoard: pip install tensorboard") from None
+        writer = SummaryWriter(out, purge_step=step + 1)  # what came after the checkpoint will happen again
+        trackers.append(lambda numbers, step: [writer.add_scalar(name, x, step) for name, x in numbers.items()])
+    if wandb:
+        try:
+            from wandb import init
+        except ImportError:
+            raise ValueError("wandb = True needs Weights & Biases: pip install wandb") from None
+        run = init(name=out.name, id=out.name, resume="allow" if saved else None, config=settings, dir=out)
+        trackers.append(lambda numbers, step: run.log(numbers, step=step))
+    return trackers
+
+
 with user_errors():
     check_settings()
     config_names = [Path(argument).stem for argument in sys.argv[1:] if not argument.startswith("-")]
@@ -280,6 +302,7 @@ with user_errors():
     if world > 1:
         dist.barrier()  # from here on the first process writes to the folder, which the others have now seen as it was
     log = open_log(step) if rank == 0 else open(os.devnull, "wb", buffering=0)
+    trackers = open_trackers() if rank == 0 else []
     if rank == 0:
         clear_leftovers(out)
         if not saved:  # the run that was here goes, now that nothing is left that could be refused
@@ -473,6 +496,9 @@ def note(event, **facts):
     global unwritten
     unwritten += json.dumps({"event": event, "step": step, **facts}).encode() + b"\n"
     write_log()
+    numbers = {name: fact for name, fact in facts.items() if isinstance(fact, (int, float))}
+    for tracker in trackers:
+        tracker({f"{event}/{name}": number for name, number in numbers.items()}, step)
 
 
 def write_log():

@@ -1,0 +1,54 @@
+"""Training runs in one picture: python tests/bench/plot.py out/*/log.jsonl [--out=runs.png]"""
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from config import ArgumentParser, user_errors
+
+
+def read(path):
+    """Of a run's log (steps, training losses) and (steps, validation losses)."""
+    losses, evaluations = [], []
+    for line in path.read_text().splitlines():
+        try:
+            facts = json.loads(line)
+            if facts["event"] == "step" and facts["loss"] is not None:
+                losses.append((facts["step"], facts["loss"]))
+            elif facts["event"] == "eval":
+                evaluations.append((facts["step"], facts["val_loss"]))
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"{path}: not a log of train.py") from None
+    if not losses:
+        raise ValueError(f"{path}: no step has been logged yet")
+    return losses, evaluations
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("logs", nargs="+", type=Path, metavar="log.jsonl")
+    parser.add_argument("--out", type=Path, default=Path("runs.png"), help="the picture (default: runs.png)")
+    args = parser.parse_args()
+    with user_errors():
+        if not find_spec("matplotlib"):
+            raise ValueError("plotting needs matplotlib: pip install matplotlib")
+        runs = {path: read(path) for path in args.logs}
+
+        import matplotlib
+
+        matplotlib.use("agg")
+        from matplotlib import pyplot
+
+        figure, axis = pyplot.subplots(figsize=(8, 5))
+        for i, (path, (losses, evaluations)) in enumerate(runs.items()):
+            axis.plot(*zip(*losses), color=f"C{i}", linewidth=0.5, alpha=0.5)
+            if evaluations:
+                axis.plot(*zip(*evaluations), color=f"C{i}", marker=".")
+            axis.plot([], [], color=f"C{i}", label=path.parent.name)
+        axis.set_xlabel("steps")
+        axis.set_ylabel("loss: training (thin), validation (dots)")
+        axis.legend(fontsize=8)
+        figure.savefig(args.out, dpi=120)
+        print(args.out)
