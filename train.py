@@ -329,7 +329,7 @@ def learning_rate_at(step):
 
 def batch(step, shard):
     """x and y of a micro-step, a pure function of (seed, step, shard)."""
-    x, y = data.batch(seed, step, shard, batch_size, block_size)
+    x, y = data.batch(seed, step, shard, batch_size, block_size, grad_accum_steps)
     if on.type == "cuda":  # pinned memory travels while the GPU computes
         return x.pin_memory().to(on, non_blocking=True), y.pin_memory().to(on, non_blocking=True)
     return x.to(on), y.to(on)

@@ -539,6 +539,26 @@ def mix(*numbers) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
+def shuffled(places, count, *key):
+    """Which numbers stand at some `places` (an array) of a seeded order of 0..count-1, found without making it.
+
+    A Feistel network, which permutes the numbers of 2h bits, is walked until it comes to one below `count`.
+    """
+    h = np.uint64(max((count - 1).bit_length() + 1, 2) // 2)
+    round_keys = np.random.SeedSequence(key).generate_state(4, np.uint64)
+    numbers = places.astype(np.uint64)
+    outside = np.ones(len(numbers), bool)
+    while outside.any():
+        left, right = numbers[outside] >> h, numbers[outside] & (np.uint64(1) << h) - np.uint64(1)
+        for round_key in round_keys:
+            x = (right + round_key) * np.uint64(0xBF58476D1CE4E5B9)  # of a product, the high bits are the mixed ones
+            x = (x ^ x >> np.uint64(32)) * np.uint64(0x94D049BB133111EB)
+            left, right = right, left ^ x >> np.uint64(64) - h
+        numbers[outside] = left << h | right
+        outside = numbers >= count
+    return numbers.astype(np.int64)
+
+
 def is_count(value, least):
     return type(value) is int and least <= value < 2**63
 
@@ -595,11 +615,13 @@ class Dataset:
             outside = f"token {ids.max()}, outside the vocabulary of {self.meta['vocab_size']}"
             raise ValueError(f"{split}.bin has {outside}: damaged; run its prepare.py again")
 
-    def batch(self, seed, step, shard, batch_size, block_size):
-        """Random windows of the train split: x and, one token on, y, both (batch_size, block_size) int64.
+    def batch(self, seed, step, shard, batch_size, block_size, shards=1):
+        """Windows of the train split: x and, one token on, y, both (batch_size, block_size) int64.
 
         A pure function: the same arguments give the same windows, whatever was drawn before. That makes a resumed
-        run continue as if it had never stopped, and gives each `shard` (process, micro-step) windows of its own.
+        run continue as if it had never stopped. A step has `shards` parts (of processes and their micro-steps), of
+        which `shard` is one. An epoch visits each of its windows once, in an order of its own; they lie side by
+        side, from a first place that is its own too. Nothing is kept for that: the memory is that of the batch.
         """
         self.check_sizes(batch_size, block_size)
         if type(seed) is not int:
@@ -607,11 +629,20 @@ class Dataset:
         for name, value in {"step": step, "shard": shard}.items():
             if not is_count(value, least=0):
                 raise ValueError(f"{name}={value!r} is not a whole number from 0 up")
-        data = self.splits["train"]
-        # Philox numbers its random blocks: a step and a shard are just a place in the stream of a seed.
-        random = np.random.Generator(np.random.Philox(key=seed % 2**64, counter=[0, 0, step, shard]))
-        starts = random.integers(len(data) - block_size, size=batch_size)
-        rows = torch.from_numpy(data[starts[:, None] + np.arange(block_size + 1)].astype(np.int64))
+        if not is_count(shards, least=1) or shard >= shards:
+            raise ValueError(f"shard={shard} of shards={shards!r} is none: they count from 0")
+        data, seed = self.splits["train"], seed % 2**64
+        per_epoch = max(len(data) - block_size, block_size) // block_size
+        rows = np.empty((batch_size, block_size + 1), np.int64)
+        done, first = 0, (step * shards + shard) * batch_size  # in the sequence of all windows of all epochs
+        while done < batch_size:
+            epoch, place = divmod(first + done, per_epoch)
+            places = np.arange(place, min(place + batch_size - done, per_epoch))
+            start = mix(seed, epoch) % (len(data) - block_size * per_epoch)
+            starts = start + block_size * shuffled(places, per_epoch, seed, epoch)
+            rows[done : done + len(places)] = data[starts[:, None] + np.arange(block_size + 1)]
+            done += len(places)
+        rows = torch.from_numpy(rows)
         self.check_ids(rows, "train")
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 

@@ -789,6 +789,8 @@ CALLS = {
     "NUMBERS.batch(0, -1, 0, 2, 4)": "step=-1",
     "NUMBERS.batch(0, 2**64, 0, 2, 4)": "step=18446744073709551616",
     "NUMBERS.batch(0, 0, -1, 2, 4)": "shard=-1",
+    "NUMBERS.batch(0, 0, 2, 2, 4, 2)": "shard=2 of shards=2",
+    "NUMBERS.batch(0, 0, 0, 2, 4, None)": "shards=None",
     "NUMBERS.batch(0, 0, 0, 0, 4)": "batch_size=0 is not a whole number from 1 up",
     "NUMBERS.batch(0, 0, 0, None, 4)": "batch_size=None is not a whole number from 1 up",
     "NUMBERS.batch(0, 0, 0, 2.0, 4)": "batch_size=2.0 is not a whole number from 1 up",

@@ -6,6 +6,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tracemalloc
 import time
 from pathlib import Path
 
@@ -387,21 +388,76 @@ def test_any_metadata_loads_or_is_a_value_error(folder, key, inner, value):
 def test_batch_is_a_pure_function_of_its_arguments():
     words = dataset(range(1000), range(100))
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    x, y = words.batch(seed=1, step=2, shard=3, batch_size=8, block_size=16)
-    words.batch(9, 9, 9, 4, 4)
-    again = words.batch(1, 2, 3, 8, 16)
+    x, y = words.batch(seed=1, step=2, shard=3, batch_size=8, block_size=16, shards=5)
+    words.batch(9, 9, 0, 4, 4)
+    again = words.batch(1, 2, 3, 8, 16, 5)
     assert torch.equal(x, again[0]) and torch.equal(y, again[1])
     assert torch.equal(torch.get_rng_state(), before[0]) and np.random.get_state()[1].tolist() == before[1]
     assert x.shape == y.shape == (8, 16) and x.dtype == y.dtype == torch.int64
     assert x.is_contiguous() and y.is_contiguous()
     assert torch.equal(y, x + 1) and torch.equal(x[:, 1:], y[:, :-1])
     for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4), (-1, 2, 3)):
-        assert not torch.equal(x, words.batch(*other, 8, 16)[0])
+        assert not torch.equal(x, words.batch(*other, 8, 16, 5)[0])
 
 
-def test_batch_reaches_both_ends():
-    x, y = dataset(range(6), range(6)).batch(0, 0, 0, batch_size=200, block_size=3)
-    assert set(x[:, 0].tolist()) == {0, 1, 2} and y.max() == 5
+def test_the_shards_of_a_step_are_its_batch():
+    words = dataset(range(1000), range(100))
+    whole = words.batch(seed=1, step=2, shard=0, batch_size=12, block_size=16)
+    for shards in (2, 3, 12):
+        parts = [words.batch(1, 2, shard, 12 // shards, 16, shards) for shard in range(shards)]
+        for x, of_parts in zip(whole, zip(*parts)):
+            assert torch.equal(x, torch.cat(of_parts))
+
+
+def firsts(words, batches, batch_size, block_size, seed=0):
+    """The first tokens, which are their places, of the windows of the first batches."""
+    return torch.cat([words.batch(seed, step, 0, batch_size, block_size)[0][:, 0] for step in range(batches)]).tolist()
+
+
+def test_an_epoch_visits_every_window_once():
+    places = firsts(dataset(range(1012), range(100)), batches=30, batch_size=10, block_size=10)
+    epochs = [places[i : i + 100] for i in range(0, 300, 100)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(min(epoch), 1000 + min(epoch), 10))
+    assert len({tuple(epoch) for epoch in epochs}) == len({min(epoch) for epoch in epochs}) == 3
+    # a batch may end one epoch and begin the next
+    assert firsts(dataset(range(1012), range(100)), batches=43, batch_size=7, block_size=10)[:300] == places
+
+
+@pytest.mark.parametrize("tokens, block_size", [(6, 3), (6, 5), (40, 9), (41, 2)])
+def test_batches_reach_both_ends(tokens, block_size):
+    places = firsts(dataset(range(tokens), range(tokens)), 100, 50, block_size)
+    assert set(places) == set(range(tokens - block_size))
+
+
+@given(count=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
+def test_an_order_holds_every_number_once(count, key):
+    order = data.shuffled(np.arange(count), count, key, 1)
+    assert sorted(order.tolist()) == list(range(count))
+
+
+def test_orders_are_random():
+    n = 20_000
+    order = data.shuffled(np.arange(n), n, 3, 4)
+    for a, b, cells in ((np.arange(n), order, 20), (order[:-1] % 32, order[1:] % 32, 32)):
+        counts, expected = np.histogram2d(a, b, bins=cells)[0], n / cells**2
+        freedom = cells**2 - 1
+        assert abs(((counts - expected) ** 2 / expected).sum() - freedom) < 4 * (2 * freedom) ** 0.5
+    fixed = [(data.shuffled(np.arange(100), 100, 5, epoch) == np.arange(100)).sum() for epoch in range(1000)]
+    assert 0.85 < np.mean(fixed) < 1.15 and 0.75 < np.var(fixed) < 1.3  # a random permutation has one on average
+
+
+def test_a_corpus_of_ten_billion_tokens_costs_no_memory(tmp_path):
+    tokens = 10**10
+    with open(tmp_path / "train.bin", "wb") as file:
+        file.truncate(2 * tokens)  # zeros that take no disk
+    train = np.memmap(tmp_path / "train.bin", dtype=np.uint16, mode="r")
+    huge = data.Dataset({"vocab_size": 1}, None, {"train": train, "val": train[:1000]}, tmp_path, {})
+    tracemalloc.start()
+    x, _ = huge.batch(0, 123_456, 0, 4, 64)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert x.shape == (4, 64) and peak < 1e6
 
 
 def windows(data, *arguments):
