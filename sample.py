@@ -5,7 +5,6 @@ Every setting below can be given as --name=value, and --help lists them. The che
 that is needed; the data folder may be gone.
 """
 
-import codecs
 import math
 import pickletools
 import sys
@@ -144,11 +143,11 @@ def read_start(start, tokenizer):
 
 def write_text(model, tokenizer, tokens, max_new_tokens, generator, **how):
     """Prints the continuation of `tokens` as it is made. `how`: temperature, top_k, top_p of GPT.stream."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may take several tokens
     idx = torch.tensor([tokens], device=model.embed.weight.device)
-    for token in model.stream(idx, max_new_tokens, generator=generator, **how):
-        print(decoder.decode(tokenizer.decode_bytes([token.item()])), end="", flush=True)
-    print(decoder.decode(b"", final=True))
+    drawn = (token.item() for token in model.stream(idx, max_new_tokens, generator=generator, **how))
+    for text in tokenizer.decode_stream(drawn, tokens):
+        print(text, end="", flush=True)
+    print()
 
 
 def main():

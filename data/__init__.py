@@ -6,6 +6,7 @@
 """
 
 import base64
+import codecs
 import hashlib
 import heapq
 import http.client
@@ -25,7 +26,8 @@ import torch
 
 VERSION = 1  # of the layout of a data folder
 SPLITS = ("train", "val")
-RANKS_FILE = "tokenizer.tiktoken"
+END = "<|endoftext|>"  # by the name that GPT-2 gave it
+LARGE = {"bpe": ("ranks", "tokenizer.tiktoken"), "hf": ("json", "tokenizer.json")}
 
 
 @contextmanager
@@ -83,6 +85,8 @@ class CharTokenizer:
     ('ehlo', [1, 3, 2, 0], 'hel')
     """
 
+    document_start = []  # the tokens that tell a document from the one before it
+
     def __init__(self, text):
         check_text(text)
         self.chars = "".join(sorted(set(text)))
@@ -107,6 +111,10 @@ class CharTokenizer:
     def decode_bytes(self, ids) -> bytes:
         return self.decode(ids).encode()
 
+    def decode_stream(self, ids, prompt=()):
+        """Yields the text of each of `ids` as it comes."""
+        return (self.decode([i]) for i in ids)
+
     def state(self) -> dict:
         """All there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
         return {"kind": "char", "characters": self.chars}
@@ -127,6 +135,7 @@ class BPETokenizer:
     def __init__(self, ranks: dict[bytes, int], pattern: str, special_tokens: dict[str, int]):
         self.ranks, self.pattern, self.special_tokens = ranks, pattern, special_tokens
         self.vocab_size = len(ranks) + len(special_tokens)
+        self.document_start = [special_tokens[END]] if END in special_tokens else []
         self.encoding = tiktoken.Encoding(
             "bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens
         )
@@ -147,6 +156,13 @@ class BPETokenizer:
         """The bytes of `ids`: a character may be spread over several tokens, so joining is for bytes, not text."""
         return self.encoding.decode_bytes(token_ids(ids, self.vocab_size))
 
+    def decode_stream(self, ids, prompt=()):
+        """Yields the text of `ids` as they come: a character when the last of its tokens is there."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for i in ids:
+            yield decoder.decode(self.decode_bytes([i]))
+        yield decoder.decode(b"", final=True)
+
     def state(self) -> dict:
         """All there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
         return {
@@ -155,6 +171,55 @@ class BPETokenizer:
             "special_tokens": self.special_tokens,
             "ranks": ranks_to_text(self.ranks),
         }
+
+
+class HFTokenizer:
+    """A Hugging Face tokenizer: the text of its tokenizer.json, run by `tokenizers`, which comes with transformers."""
+
+    def __init__(self, json_text):
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise ValueError("a Hugging Face tokenizer needs transformers: pip install 'transformers>=5'") from None
+        try:
+            self.tokenizer = Tokenizer.from_str(json_text)
+        except Exception as error:  # it has no type of its own
+            raise ValueError(f"not a tokenizer.json that `tokenizers` reads: {error}") from None
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.vocab_size = max(self.tokenizer.get_vocab().values()) + 1
+        self.document_start = self.encode("")
+        if not self.document_start and self.tokenizer.token_to_id(END) is not None:
+            self.document_start = [self.tokenizer.token_to_id(END)]
+
+    def encode(self, text) -> list[int]:
+        """The tokens of a text to continue, after those that the model expects first."""
+        check_text(text)
+        return self.tokenizer.encode(text).ids
+
+    def encode_array(self, text) -> np.ndarray:
+        check_text(text)
+        return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
+
+    def decode(self, ids) -> str:
+        return self.tokenizer.decode(token_ids(ids, self.vocab_size), skip_special_tokens=False)
+
+    def decode_bytes(self, ids) -> bytes:
+        return self.decode(ids).encode()
+
+    def decode_stream(self, ids, prompt=()):
+        """Yields the text of `ids`, which follow the tokens of a `prompt`, as they come."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=False)
+        for i in prompt:  # what a token reads as may depend on those before it
+            stream.step(self.tokenizer, i)
+        for i in ids:
+            yield stream.step(self.tokenizer, i) or ""
+
+    def state(self) -> dict:
+        """All there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
+        return {"kind": "hf", "json": self.tokenizer.to_str()}
 
 
 def check_text(text):
@@ -205,13 +270,19 @@ def tokenizer_from_state(state):
             return BPETokenizer(ranks, pattern, special_tokens)
         except ValueError:  # in several lines
             raise ValueError("the tokenizer's split pattern or special tokens are not what tiktoken takes") from None
-    raise ValueError(f"unknown kind of tokenizer {kind!r}; choose from 'char', 'bpe'")
+    if kind == "hf":
+        json_text = state.get("json")
+        if not isinstance(json_text, str):
+            raise ValueError("the tokenizer's tokenizer.json is missing")
+        return HFTokenizer(json_text)
+    raise ValueError(f"unknown kind of tokenizer {kind!r}; choose from 'char', 'bpe', 'hf'")
 
 
 def first_tokens(tokenizer) -> list[int]:
-    """What to start a text from when none is given: a new line, or the lowest character of one that has no lines."""
+    """What to start a text from when none is given: what the model expects first, if anything, or a new line, or the
+    lowest character of a text that has no lines."""
     try:
-        return tokenizer.encode("\n") or [0]
+        return tokenizer.encode("") or tokenizer.encode("\n") or [0]
     except ValueError:
         return [0]
 
@@ -328,80 +399,129 @@ def gpt2_tokenizer() -> BPETokenizer:
     return BPETokenizer(encoding._mergeable_ranks, encoding._pat_str, encoding._special_tokens)
 
 
+def hf_tokenizer(name) -> HFTokenizer:
+    """The tokenizer of a Hugging Face model: of a folder or, by its name, of the hub."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise ValueError("a Hugging Face tokenizer needs transformers: pip install 'transformers>=5'") from None
+    try:
+        return HFTokenizer(AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str())
+    except Exception as error:  # of transformers and the hub, with types of their own
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{name}: has no tokenizer that can be read here: {reason}") from None
+
+
 # -- preparing -----------------------------------------------------------------------------------------------
 
 
 def prepare(folder, text, source, tokenizer="char", vocab_size=None, val_fraction=0.1, warning=""):
     """Write train.bin, val.bin and meta.json to `folder`: the last `val_fraction` of `text` is for validation.
 
-    `tokenizer` is "char", "bpe" (of `vocab_size` tokens, 1024 unless given, trained on the training part) or
-    "gpt2". `source` and `warning` say where the text comes from; whoever shows a loss should show them. Bad input
-    is a ValueError, raised before anything is written.
+    `tokenizer` is "char", "bpe" (of `vocab_size` tokens, 1024 unless given, trained on the training part), "gpt2" or
+    "hf:NAME" (see `make_tokenizer`). `source` and `warning` say where the text comes from; whoever shows a loss
+    should show them. Bad input is a ValueError, raised before anything is written. `corpus.py` does the same to
+    texts that do not fit into memory.
     """
-    folder = Path(folder)
-    if vocab_size is not None and tokenizer != "bpe":
-        raise ValueError(f"vocab_size={vocab_size} goes with tokenizer 'bpe', not with {tokenizer!r}")
-    if not isinstance(val_fraction, float) or not 0 < val_fraction < 1:
-        raise ValueError(f"val_fraction={val_fraction!r} is not between 0 and 1")
+    check_fraction(val_fraction)
     check_text(source)
     check_text(warning)
     check_text(text)
     check_unicode(text)
-    if len(set(text)) < 2:
-        raise ValueError(f"{source}: fewer than two distinct characters, so nothing to learn; give a longer text")
+    check_worth(text, source)
     cut = int(len(text) * (1 - val_fraction))
     parts = dict(zip(SPLITS, (text[:cut], text[cut:])))
+    coder = make_tokenizer(tokenizer, vocab_size, alphabet=lambda: text, sample=lambda: parts["train"])
+    ids = {split: coder.encode_array(part) for split, part in parts.items()}
+    check_lengths({split: len(ids[split]) for split in SPLITS}, source, val_fraction)
+    sizes = {split: len(part.encode()) for split, part in parts.items()}
+    write_data(folder, coder, {split: [ids[split]] for split in SPLITS}, sizes, source, warning, sha256(text.encode()))
 
-    if tokenizer == "char":
-        coder = CharTokenizer(text)
-    elif tokenizer == "bpe":
-        coder = train_bpe(parts["train"], 1024 if vocab_size is None else vocab_size)
-    elif tokenizer == "gpt2":
-        coder = gpt2_tokenizer()
-    else:
-        raise ValueError(f"unknown tokenizer {tokenizer!r}; choose from 'char', 'bpe', 'gpt2'")
 
-    dtype = "uint16" if coder.vocab_size < 65_536 else "uint32"
-    ids = {split: coder.encode_array(part).astype(dtype) for split, part in parts.items()}
+def make_tokenizer(name, vocab_size, alphabet, sample):
+    """The tokenizer of that name: "char" of the characters in alphabet(), "bpe" of `vocab_size` tokens learned from
+    sample(), "gpt2", or "hf:" and the folder or hub name of a Hugging Face model."""
+    if vocab_size is not None and name != "bpe":
+        raise ValueError(f"vocab_size={vocab_size} goes with tokenizer 'bpe', not with {name!r}")
+    if name == "char":
+        return CharTokenizer(alphabet())
+    if name == "bpe":
+        return train_bpe(sample(), 1024 if vocab_size is None else vocab_size)
+    if name == "gpt2":
+        return gpt2_tokenizer()
+    if isinstance(name, str) and name.startswith("hf:"):
+        return hf_tokenizer(name.removeprefix("hf:"))
+    raise ValueError(f"unknown tokenizer {name!r}; choose from 'char', 'bpe', 'gpt2', 'hf:NAME'")
+
+
+def check_fraction(val_fraction):
+    if not isinstance(val_fraction, float) or not 0 < val_fraction < 1:
+        raise ValueError(f"val_fraction={val_fraction!r} is not between 0 and 1")
+
+
+def check_worth(text, source):
+    if len(set(text)) < 2:
+        raise ValueError(f"{source}: fewer than two distinct characters, so nothing to learn; give a longer text")
+
+
+def check_lengths(tokens, source, val_fraction):
     for split in SPLITS:
-        if len(ids[split]) < 2:
+        if tokens[split] < 2:
             part = f"its {split} part has fewer than two tokens at val_fraction={val_fraction}"
             raise ValueError(f"{source}: the text is too short: {part}; give a longer one")
 
-    state = coder.state()
-    ranks = state.pop("ranks", "").encode()
-    if ranks:
-        state |= {"file": RANKS_FILE, "sha256": sha256(ranks)}
-    meta = {
-        "version": VERSION,
-        "tokenizer": state,
-        "vocab_size": coder.vocab_size,
-        "dtype": dtype,
-        "source": source,
-        "warning": warning,
-        "text_sha256": sha256(text.encode()),
-        "tokens": {split: len(ids[split]) for split in SPLITS},
-        "bytes": {split: len(parts[split].encode()) for split in SPLITS},
-        "sha256": {split: sha256(ids[split].tobytes()) for split in SPLITS},  # of the .bin files
-    }
+
+def token_dtype(tokenizer):
+    return np.dtype("uint16" if tokenizer.vocab_size < 65_536 else "uint32")
+
+
+def write_data(folder, tokenizer, tokens, sizes, source, warning, text_sha256):
+    """Write a data folder: for each split arrays of `tokens`, one after another, that come of `sizes` bytes of text."""
+    folder = Path(folder)
+    dtype = token_dtype(tokenizer)
+    state = tokenizer.state()
+    large = LARGE.get(state["kind"])  # a part of the state that has a file of its own: its name in there, the file's
+    content = state.pop(large[0]).encode() if large else b""
+    if large:
+        state |= {"file": large[1], "sha256": sha256(content)}
 
     folder.mkdir(parents=True, exist_ok=True)
     clear_leftovers(folder)
     (folder / "meta.json").unlink(missing_ok=True)  # written last: a folder with one is whole
-    (folder / RANKS_FILE).unlink(missing_ok=True)
-    if ranks:
-        with replace_file(folder / RANKS_FILE) as file:
-            file.write(ranks)
+    for _, name in LARGE.values():
+        (folder / name).unlink(missing_ok=True)
+    if large:
+        with replace_file(folder / large[1]) as file:
+            file.write(content)
+    counts, hashes = {}, {}
     for split in SPLITS:
+        count, digest = 0, hashlib.sha256()
         with replace_file(folder / f"{split}.bin") as file:
-            file.write(ids[split].tobytes())
+            for ids in tokens[split]:
+                content = ids.astype(dtype).tobytes()
+                file.write(content)
+                digest.update(content)
+                count += len(ids)
+        counts[split], hashes[split] = count, digest.hexdigest()
+    meta = {
+        "version": VERSION,
+        "tokenizer": state,
+        "vocab_size": tokenizer.vocab_size,
+        "dtype": dtype.name,
+        "source": source,
+        "warning": warning,
+        "text_sha256": text_sha256,
+        "tokens": counts,
+        "bytes": sizes,
+        "sha256": hashes,  # of the .bin files
+    }
     with replace_file(folder / "meta.json") as file:
         file.write(json.dumps(meta, indent=1).encode())
 
-    tokens, size = meta["tokens"], sum(meta["bytes"].values())
+    size = sum(sizes.values())
     print(f"{folder}: {source}, {size:,} bytes")
-    print(f"{tokens['train']:,} tokens to train on and {tokens['val']:,} to validate on, {dtype}")
-    print(f"{coder.vocab_size:,} different tokens ({tokenizer}), {sum(tokens.values()) / size:.3f} tokens per byte")
+    print(f"{counts['train']:,} tokens to train on and {counts['val']:,} to validate on, {dtype}")
+    print(f"{tokenizer.vocab_size:,} different tokens ({state['kind']}), {sum(counts.values()) / size:.3f} tokens per byte")
 
 
 def check_unicode(text):
@@ -484,12 +604,13 @@ def load(folder) -> "Dataset":
         meta = json.loads(path.read_bytes())
         check_meta(meta)
         state = dict(meta["tokenizer"])
-        if "file" in state:
-            path = folder / RANKS_FILE
-            ranks = path.read_bytes()
-            if sha256(ranks) != state.get("sha256"):
+        large = LARGE.get(str(state.get("kind")))
+        if large:
+            path = folder / large[1]
+            content = path.read_bytes()
+            if sha256(content) != state.get("sha256"):
                 raise ValueError("not the file that meta.json was written with")
-            state["ranks"] = ranks.decode()
+            state[large[0]] = content.decode()
         tokenizer = tokenizer_from_state(state)
         if tokenizer.vocab_size != meta["vocab_size"]:
             raise ValueError(f"vocab_size is {meta['vocab_size']}, the tokenizer has {tokenizer.vocab_size} tokens")
@@ -576,7 +697,7 @@ class Dataset:
     """Token ids of two splits, "train" and "val", with what it takes to read them."""
 
     meta: dict
-    tokenizer: CharTokenizer | BPETokenizer
+    tokenizer: CharTokenizer | BPETokenizer | HFTokenizer
     splits: dict[str, np.ndarray]
     folder: Path
     stamps: dict[str, tuple]  # of the files, when they were loaded

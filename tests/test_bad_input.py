@@ -265,7 +265,7 @@ TEXTS = {
 PREPARE = {
     "text good.txt missing.txt": "missing.txt: No such file",
     "text train.py/x": "train.py/x: Not a directory",
-    "text config": "config: no .txt or .md files below this folder",
+    "text config": "config: no .txt, .md, .* files below this folder",
     "text folder": "folder/latin.md: not UTF-8 text at byte 3",
     "text utf16.txt": "utf16.txt: not UTF-8 text at byte 0",
     "text cut.txt": "cut.txt: not UTF-8 text at byte 3",
@@ -274,7 +274,7 @@ PREPARE = {
     "text same.txt": "same.txt: fewer than two distinct characters.* give a longer text",
     "text short.txt": "short.txt: the text is too short.* give a longer one",
     "text good.txt --tokenizer": "--tokenizer: expected one argument",
-    "text good.txt --tokenizer=BPE": "--tokenizer: .*'BPE'.*'bpe'",
+    "text good.txt --tokenizer=BPE": "unknown tokenizer 'BPE'.*'bpe'",
     "text good.txt --vocab_size=300": "vocab_size=300 goes with tokenizer 'bpe', not with 'char'",
     "text good.txt --vocab_size=300 --tokenizer=gpt2": "vocab_size=300 goes with tokenizer 'bpe', not with 'gpt2'",
     "text good.txt --vocab_size=300.5 --tokenizer=bpe": "--vocab_size: .*'300.5'",
@@ -290,7 +290,6 @@ PREPARE = {
     "text good.txt --n_layer=3": "--n_layer=3",
     "shakespeare_char good.txt": "good.txt",
     "shakespeare_char --tokenizer=bpe": "--tokenizer=bpe",
-    "shakespeare_bpe --tokenizer=char": "--tokenizer: .*'char'.*'gpt2'",
     "shakespeare_bpe --vocab_size=8": "vocab_size=8 .*256",
     "shakespeare_bpe --vocab_size=1e3": "--vocab_size: .*'1e3'",
     "shakespeare_bpe --tokenizer=gpt2 --vocab_size=300": "vocab_size=300 goes with tokenizer 'bpe', not with 'gpt2'",
@@ -340,8 +339,8 @@ def turn(path, change):
 
 def turn_ranks(change):
     """Changes the ranks of the BPE tokenizer, and their hash with them."""
-    turn(BPE / data.RANKS_FILE, change)
-    edit_tokenizer(sha256=data.sha256((BPE / data.RANKS_FILE).read_bytes()))
+    turn(BPE / "tokenizer.tiktoken", change)
+    edit_tokenizer(sha256=data.sha256((BPE / "tokenizer.tiktoken").read_bytes()))
 
 
 def edit_tokenizer(**changes):
@@ -368,7 +367,7 @@ CHAR_DATA = {
     "edit(bytes={'train': 1, 'val': 10**400})": f"meta.json: bytes is missing or damaged{AGAIN}",
     "edit(sha256={'train': 'x', 'val': 'x'})": f"meta.json: sha256 is missing or damaged{AGAIN}",
     "edit(tokenizer={})": f"meta.json: unknown kind of tokenizer None.*{AGAIN}",
-    "edit(tokenizer={'kind': 'bpe'})": f"meta.json: the tokenizer's split pattern is missing{AGAIN}",
+    "edit(tokenizer={'kind': 'bpe'})": f"tokenizer.tiktoken: No such file or directory{AGAIN}",
     "edit(tokenizer={'kind': 'char', 'characters': 31})": f"meta.json: the tokenizer's characters are missing{AGAIN}",
     "edit(tokenizer={'kind': 'char', 'characters': 'ab'})": f"meta.json: .*the tokenizer has 2 tokens{AGAIN}",
     "turn(CHAR / 'meta.json', lambda old: b'')": f"meta.json: .*{AGAIN}",
@@ -382,11 +381,11 @@ CHAR_DATA = {
     "turn(CHAR / 'train.bin', lambda old: old[:-2])": f"train.bin: not of the size that meta.json says{AGAIN}",
     "turn(CHAR / 'train.bin', lambda old: len(old) * b'\\xff')": "train.bin .*run its prepare.py again",
     "turn(CHAR / 'val.bin', lambda old: old[:-2] + old[:2])": "val.bin .*run its prepare.py again",
-    "shutil.rmtree(CHAR)": "dataset = 'shakespeare_char' .* one of shakespeare_bpe, text",
+    "shutil.rmtree(CHAR)": "dataset = 'shakespeare_char' .* one of openwebtext, shakespeare_bpe, text",
     "shutil.rmtree('data')": "dataset = 'shakespeare_char' ",
 }
 BPE_DATA = {
-    "turn(BPE / data.RANKS_FILE, lambda old: old[:-1])": "tokenizer.tiktoken: not the file that meta.json ",
+    "turn(BPE / 'tokenizer.tiktoken', lambda old: old[:-1])": "tokenizer.tiktoken: not the file that meta.json ",
     "turn_ranks(lambda old: b'\\xff' + old)": "tokenizer.tiktoken: 'utf-8' codec",
     "turn_ranks(lambda old: b'\\0')": "tokenizer.tiktoken: line 1 of the tokenizer's ranks is damaged",
     "turn_ranks(lambda old: old.replace(b' 97', b' -97'))": "tokenizer.tiktoken: .*gaps or repeats",
@@ -470,9 +469,9 @@ FILES = {
     "turn(LATEST, lambda old: old + old)": NO_CHECKPOINT,
     "save_legacy()": NO_CHECKPOINT,
     "save_legacy(b'PK\\5\\6' + bytes(18))": NO_CHECKPOINT,
-    "torch.save([1, 2], LATEST)": "ckpt.pt: a checkpoint of version None; this program reads 3",
-    "torch.save(torch.ones(3), LATEST)": "ckpt.pt: a checkpoint of version None; this program reads 3",
-    "torch.save(GPT(CONFIG).state_dict(), LATEST)": "ckpt.pt: a checkpoint of version None; this program reads 3",
+    "torch.save([1, 2], LATEST)": "ckpt.pt: a checkpoint of version None; this program reads 4",
+    "torch.save(torch.ones(3), LATEST)": "ckpt.pt: a checkpoint of version None; this program reads 4",
+    "torch.save(GPT(CONFIG).state_dict(), LATEST)": "ckpt.pt: a checkpoint of version None; this program reads 4",
     "torch.save(GPT(CONFIG), LATEST)": NO_CHECKPOINT,
     "torch.save(Call(os.system, 'touch marker'), LATEST)": NO_CHECKPOINT,
     "torch.save(Call(exec, 'open(\"marker\", \"w\")'), LATEST)": NO_CHECKPOINT,
@@ -482,9 +481,9 @@ PARTS = {
     "model['bomb'] = Call(os.system, 'touch marker')": NO_CHECKPOINT,
     "bomb = Call(bytearray, 10)": NO_CHECKPOINT,  # 10 or 10**10, in as small a file
     "bomb = Call(torch.Tensor, 10)": NO_CHECKPOINT,
-    "del version": "ckpt.pt: a checkpoint of version None; this program reads 3",
-    "version = 2": "ckpt.pt: a checkpoint of version 2; this program reads 3",
-    "version = '3'": "ckpt.pt: a checkpoint of version '3'; this program reads 3",
+    "del version": "ckpt.pt: a checkpoint of version None; this program reads 4",
+    "version = 2": "ckpt.pt: a checkpoint of version 2; this program reads 4",
+    "version = '4'": "ckpt.pt: a checkpoint of version '4'; this program reads 4",
     "version = torch.ones(2)": "ckpt.pt: a checkpoint of version",
     **{f"del {part}": f"ckpt.pt: damaged: its '{part}' is missing" for part in CHECKPOINT_PARTS},
     "step = '4'": "ckpt.pt: damaged: its 'step'",

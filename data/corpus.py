@@ -1,0 +1,358 @@
+"""Large corpora: texts of any size -> train.bin and val.bin, by all cores, in little memory.
+
+The texts are cut into parts of some megabytes before anything of them is read. Each part is tokenized by itself and
+kept in a file of its own, so that an interrupted run goes on with the parts that are missing; then they are joined.
+A text is cut only where no token could have spanned the cut: parts give the tokens that the whole would give.
+"""
+
+import gzip
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import sys
+import threading
+import time
+import zlib
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from data import SPLITS, check_fraction, check_lengths, check_worth, clear_leftovers, is_count, lock, make_tokenizer
+from data import replace_file, sha256, token_dtype, write_data
+
+PART = 4 * 2**20  # bytes of text, about
+SAMPLE = 16 * 2**20  # characters to learn byte pairs from, at most
+
+
+# -- parts of texts ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """What lies between two places of a file: bytes, or row groups of parquet, or rows of a dataset."""
+
+    kind: str  # text, jsonl, gzip (of jsonl), parquet, dataset
+    path: str
+    start: int
+    stop: int
+    field: str
+
+    def pieces(self):
+        """Yields (whether a document begins here, text)."""
+        return READERS[self.kind](self)
+
+    def version(self):
+        """What changes with the content."""
+        if self.kind == "dataset":
+            return rows_of(self.path)._fingerprint
+        stat = os.stat(self.path)
+        return stat.st_size, stat.st_mtime_ns
+
+
+def parts_of_file(path, field="text"):
+    """The parts of a file; by its suffix it is .jsonl, .jsonl.gz, .parquet or else plain text."""
+    name, size = str(path), os.stat(path).st_size
+    if name.lower().endswith((".jsonl.gz", ".json.gz")):
+        return [Part("gzip", name, 0, size, field)]
+    if name.lower().endswith(".parquet"):
+        return [Part("parquet", name, i, i + 1, field) for i in range(parquet(name).num_row_groups)]
+    kind = "jsonl" if name.lower().endswith(".jsonl") else "text"
+    return [Part(kind, name, start, min(start + PART, size), field) for start in range(0, size, PART)]
+
+
+def parts_of_dataset(name, field="text", rows=1000):
+    """The parts of the train split of a Hugging Face dataset: a folder, or one of the hub by its name."""
+    count = len(rows_of(name))
+    return [Part("dataset", name, start, min(start + rows, count), field) for start in range(0, count, rows)]
+
+
+def read_text(part):
+    size = os.stat(part.path).st_size
+    with open(part.path, "rb") as file:
+        start, stop = (cut_near(file, place, size) for place in (part.start, part.stop))
+        file.seek(start)
+        content = file.read(stop - start)
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{part.path}: not UTF-8 text at byte {start + error.start}") from None
+    yield part.start == 0, text.removeprefix("\ufeff") if part.start == 0 else text
+
+
+# After a line's end or before a space, where each stands alone between visible characters.
+CUT = re.compile(rb"[!-~\x80-\xff]\n(?=[!-~\x80-\xff])|[!-~\x80-\xff](?= [!-~\x80-\xff])")
+
+
+def cut_near(file, place, size):
+    """The first byte from `place` on where no tokenizer's piece of text goes on, or at least no character."""
+    if place in (0, size):
+        return place
+    file.seek(place)
+    ahead = file.read(2**20)
+    cut = CUT.search(ahead)
+    whole = re.search(rb"[\x00-\x7f\xc0-\xff]", ahead)
+    return place + (cut.end() if cut else whole.start() if whole else 0)
+
+
+def read_jsonl(part):
+    with open(part.path, "rb") as file:
+        if part.start:
+            file.seek(part.start - 1)
+            file.readline()  # the line that begins in the part before
+        while (place := file.tell()) < part.stop and (line := file.readline()):
+            yield from field_of(line, part, f"line at byte {place}")
+
+
+def read_gzip(part):
+    try:
+        with gzip.open(part.path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                yield from field_of(line, part, f"line {number}")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{part.path}: damaged: {error}") from None
+
+
+def field_of(line, part, where):
+    if not line.strip():
+        return
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{part.path}: {where}: not JSON") from None
+    if not isinstance(row, dict) or not isinstance(row.get(part.field), str):
+        has = ", ".join(name for name, value in row.items() if isinstance(value, str)) if isinstance(row, dict) else ""
+        raise ValueError(f"{part.path}: {where}: no text in field {part.field!r}; --field may be: {has or 'none'}")
+    yield True, row[part.field]
+
+
+def parquet(path):
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise ValueError(f"{path}: parquet files need pyarrow: pip install pyarrow") from None
+    try:
+        return ParquetFile(path)
+    except ArrowException as error:
+        raise ValueError(f"{path}: not a parquet file: {str(error).splitlines()[0]}") from None
+
+
+def read_parquet(part):
+    file = parquet(part.path)
+    columns = [column.name for column in file.schema_arrow if str(column.type) in ("string", "large_string")]
+    if part.field not in columns:
+        has = ", ".join(columns) or "none"
+        raise ValueError(f"{part.path}: no text in column {part.field!r}; --field may be: {has}")
+    for batch in file.iter_batches(batch_size=256, row_groups=range(part.start, part.stop), columns=[part.field]):
+        for value in batch.column(0):
+            yield True, value.as_py() or ""
+
+
+@cache
+def rows_of(name):
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise ValueError(f"{name}: datasets of Hugging Face need datasets: pip install datasets") from None
+    try:
+        return load_dataset(name, split="train")
+    except Exception as error:  # of the hub and of many formats, with types of their own
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{name}: cannot be loaded: {reason}") from None
+
+
+def read_rows(part):
+    rows = rows_of(part.path)
+    if part.field not in rows.column_names:
+        raise ValueError(f"{part.path}: no column {part.field!r}; there is {', '.join(rows.column_names)}")
+    for i in range(part.start, part.stop):
+        yield True, rows[i][part.field]
+
+
+READERS = {"text": read_text, "jsonl": read_jsonl, "gzip": read_gzip, "parquet": read_parquet, "dataset": read_rows}
+
+
+# -- what is done to a part ----------------------------------------------------------------------------------
+
+
+def alphabet(part):
+    """The characters of a part, and how many documents begin in it."""
+    characters, documents = set(), 0
+    for begins, text in part.pieces():
+        characters |= set(text)
+        documents += begins
+    return characters, documents
+
+
+def tokenize(part, tokenizer, is_first, path):
+    """Writes the tokens of a part to `path`.bin, and then what is to be known of them to `path`.json.
+
+    Documents are told apart by the tokens that the tokenizer has for that, or else by a line's end.
+    """
+    dtype, digest, tokens, size = token_dtype(tokenizer), hashlib.sha256(), 0, 0
+    marks = tokenizer.document_start
+    with replace_file(path.with_suffix(".bin")) as file:
+        for i, (begins, text) in enumerate(part.pieces()):
+            if begins and not marks and not (is_first and i == 0):
+                text = "\n" + text
+            content = text.encode(errors="replace")  # JSON can hold half a surrogate pair
+            ids = tokenizer.encode_array(content.decode())
+            if begins and marks:
+                ids = np.concatenate((marks, ids))
+            file.write(ids.astype(dtype).tobytes())
+            digest.update(content)
+            tokens += len(ids)
+            size += len(content)
+    facts = {"tokens": tokens, "bytes": size, "sha256": digest.hexdigest()}
+    with replace_file(path.with_suffix(".json")) as file:
+        file.write(json.dumps(facts).encode())
+    return facts
+
+
+def start_worker():
+    """Ends this process when the one that has started it ends."""
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel enough
+
+
+def each(work, jobs, workers):
+    """Yields work(*job) for all jobs as they get done, by several processes if there are several jobs."""
+    if min(len(jobs), workers) == 1:
+        yield from (work(*job) for job in jobs)
+        return
+    spawn = multiprocessing.get_context("spawn")  # what has threads cannot fork
+    with ProcessPoolExecutor(min(len(jobs), workers), spawn, start_worker) as pool:
+        try:
+            for future in as_completed([pool.submit(work, *job) for job in jobs]):
+                yield future.result()
+        except BrokenProcessPool:
+            cure = "the same command goes on from here, with fewer --workers in less memory"
+            raise ValueError(f"a process has been ended, perhaps for want of memory: {cure}") from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+# -- all of it -----------------------------------------------------------------------------------------------
+
+
+def prepare_corpus(folder, parts, source, tokenizer="char", vocab_size=None, val_fraction=0.1, workers=None):
+    """What `prepare` does, to a text that comes as a list of Parts: the last `val_fraction` of the tokens validate.
+
+    Bad input is a ValueError. An interrupted run leaves `folder`/parts, and the same call goes on from there.
+    """
+    check_fraction(val_fraction)
+    workers = os.cpu_count() if workers is None else workers
+    if not is_count(workers, least=1):
+        raise ValueError(f"workers={workers!r} is not a whole number from 1 up")
+
+    def all_characters():
+        found, documents = zip(*each(alphabet, [(part,) for part in parts], workers))
+        characters = set().union(*found)
+        check_worth(characters, source)
+        return "".join(characters | set("\n" if sum(documents) > 1 else ""))
+
+    def sample():
+        text = sample_of(parts)
+        check_worth(text, source)
+        return text[: int(len(text) * (1 - val_fraction))]
+
+    if not parts:
+        check_worth("", source)
+    coder = make_tokenizer(tokenizer, vocab_size, all_characters, sample)
+    kept = Path(folder) / "parts"
+    kept.mkdir(parents=True, exist_ok=True)
+    with open(kept / "lock", "w") as file:
+        if not lock(file):
+            raise ValueError(f"{folder}: another prepare.py is at work there: wait for it")
+        try:
+            clear_leftovers(kept)
+            facts = tokenize_all(parts, coder, kept, workers)
+            tokens = [fact["tokens"] for fact in facts.values()]
+            cut = int(sum(tokens) * (1 - val_fraction))
+            check_lengths({"train": cut, "val": sum(tokens) - cut}, source, val_fraction)
+            sizes = dict(zip(SPLITS, cut_bytes(facts, cut, coder)))
+            ends = {"train": (0, cut), "val": (cut, sum(tokens))}
+            arrays = {split: between(facts, start, stop, coder) for split, (start, stop) in ends.items()}
+            digest = sha256("".join(fact["sha256"] for fact in facts.values()).encode())
+            write_data(folder, coder, arrays, sizes, source, "", digest)
+        except BaseException:
+            if len(parts) == 1 or not any(kept.glob("*.json")):  # nothing worth to go on from
+                shutil.rmtree(kept)
+            raise
+    shutil.rmtree(kept)
+
+
+def sample_of(parts):
+    """SAMPLE characters of text, spread evenly over the parts; all of it if it is not longer."""
+    texts, left = [], SAMPLE
+    for i, part in enumerate(parts):
+        share = left // (len(parts) - i)
+        text = ""
+        for begins, piece in islice(part.pieces(), share):
+            text += "\n" * (begins and bool(texts or text)) + piece
+            if len(text) >= share:
+                break
+        texts.append(text[:share])
+        left -= len(texts[-1])
+    return "".join(texts)
+
+
+def tokenize_all(parts, tokenizer, kept, workers):
+    """Tokenizes the parts that are not among the `kept`; {path: facts} of all, in their order."""
+    state = sha256(json.dumps(tokenizer.state()).encode())
+    paths = {}
+    for part in parts:
+        identity = json.dumps([asdict(part), part.version(), state, part is parts[0]])
+        paths[kept / sha256(identity.encode())[:32]] = part
+    facts = {path: json.loads(path.with_suffix(".json").read_bytes()) for path in paths if path.with_suffix(".json").exists()}
+    missing = [(part, tokenizer, part is parts[0], path) for path, part in paths.items() if path not in facts]
+    if facts:
+        print(f"{len(facts)} of {len(paths)} parts are there already")
+    began, size = time.time(), 0
+    for count, fact in enumerate(each(tokenize, missing, workers), 1):
+        size += fact["bytes"]
+        show_progress(count, len(missing), size / 1e6, time.time() - began)
+    return {path: facts.get(path) or json.loads(path.with_suffix(".json").read_bytes()) for path in paths}
+
+
+def show_progress(count, total, megabytes, seconds):
+    """A bar on a terminal, elsewhere ten lines; nothing for a text of one part."""
+    last = count == total
+    if total == 1 or not sys.stdout.isatty() and count * 10 // total == (count - 1) * 10 // total:
+        return
+    bar = "=" * (count * 40 // total)
+    left = seconds / count * (total - count)
+    line = f"[{bar:40}] {count}/{total} parts, {megabytes:,.0f} MB, {megabytes / seconds:.1f} MB/s, {left:,.0f} s left"
+    print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, end="\n" if last or not sys.stdout.isatty() else "", flush=True)
+
+
+def between(facts, start, stop, tokenizer):
+    """Yields the tokens from `start` to `stop` of all parts joined, as arrays."""
+    for path, fact in facts.items():
+        low, high = max(start, 0), min(stop, fact["tokens"])
+        if low < high:
+            yield np.fromfile(path.with_suffix(".bin"), token_dtype(tokenizer))[low:high]
+        start, stop = start - fact["tokens"], stop - fact["tokens"]
+
+
+def cut_bytes(facts, cut, tokenizer):
+    """How many bytes of text are before and after the token `cut`."""
+    before = 0
+    for path, fact in facts.items():
+        if cut <= fact["tokens"]:
+            (ids,) = between({path: fact}, 0, cut, tokenizer) or [[]]
+            ids = ids[~np.isin(ids, tokenizer.document_start)]
+            before += min(len(tokenizer.decode_bytes(ids)), fact["bytes"])
+            break
+        before += fact["bytes"]
+        cut -= fact["tokens"]
+    return before, sum(fact["bytes"] for fact in facts.values()) - before
