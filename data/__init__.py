@@ -55,7 +55,7 @@ def replace_file(path):
 def clear_leftovers(folder):
     """Remove what killed processes have left of `replace_file`; only if no living one can be at work in there."""
     for leftover in Path(folder).glob("*.*.[0-9]*.tmp"):
-        leftover.unlink()
+        leftover.unlink(missing_ok=True)
 
 
 def lock(file, wait=False) -> bool:

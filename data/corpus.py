@@ -97,9 +97,11 @@ def cut_near(file, place, size):
         return place
     file.seek(place)
     ahead = file.read(2**20)
-    cut = CUT.search(ahead)
-    whole = re.search(rb"[\x00-\x7f\xc0-\xff]", ahead)
-    return place + (cut.end() if cut else whole.start() if whole else 0)
+    if cut := CUT.search(ahead):
+        return place + cut.end()
+    if place + len(ahead) == size:
+        return size
+    return place + re.search(rb"[\x00-\x7f\xc0-\xff]|\Z", ahead).start()
 
 
 def read_jsonl(part):

@@ -28,7 +28,8 @@ def copy_repository(folder, text=TEXT):
     for script in (ROOT / "data").glob("*/prepare.py"):
         (folder / "data" / script.parent.name).mkdir(parents=True)
         shutil.copy(script, folder / "data" / script.parent.name)
-    shutil.copy(ROOT / "data" / "__init__.py", folder / "data")
+    for name in ("__init__.py", "corpus.py"):
+        shutil.copy(ROOT / "data" / name, folder / "data")
     (folder / "data" / "shakespeare_char" / "input.txt").write_text(text)
     (folder / "data" / "shakespeare_bpe" / "input.txt").write_text(text)
     data.prepare(folder / "data" / "shakespeare_char", text, "test")

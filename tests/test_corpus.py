@@ -1,0 +1,312 @@
+"""Large corpora: parts of texts, of all formats, that come to the same as the whole. data/corpus.py."""
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+import data
+from conftest import ROOT
+from data import BPETokenizer, corpus, load, train_bpe
+from data.corpus import parts_of_dataset, parts_of_file, prepare_corpus
+
+WORDS = ["the", "quick", "Fuchs", "läuft", "über", "瓶子", "12345", "don't", "...", "!?", "🦊", "x" * 40, "\u00a0", "\x7f"]
+GAPS = [" ", " ", " ", "\n", "\n\n", "  ", " \n", "\r\n", "\t", "\x01\n"]
+DOCUMENTS = ["One line.", "Two\nlines of text, a little longer\n", "Ünglück und 瓶子", "  spaces  ", "the end"] * 5
+OPTIONS = dict(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def trained(pattern, special_tokens={}):
+    ranks = train_bpe(" ".join(WORDS * 3) + "\n".join(DOCUMENTS), 400).ranks
+    tokens = {token: len(ranks) + i for i, token in enumerate(special_tokens)}
+    return BPETokenizer(ranks, pattern, tokens)
+
+
+OURS = trained(data.SPLIT)
+GPT2 = trained(r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", [data.END])
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(corpus, "PART", 64)
+    monkeypatch.setattr(data, "gpt2_tokenizer", lambda: GPT2)
+
+
+def tokens_of(folder):
+    loaded = load(folder)
+    return np.concatenate([loaded.splits["train"], loaded.splits["val"]]).tolist(), loaded
+
+
+def run(folder, paths, *how, workers=1, **options):
+    parts = [part for path in paths for part in parts_of_file(path, **options)]
+    prepare_corpus(folder, parts, "test", *how, workers=workers)
+    assert sorted(path.name for path in folder.iterdir() if path.suffix not in (".json", ".tiktoken")) == ["train.bin", "val.bin"]
+    return tokens_of(folder)
+
+
+# -- cutting -------------------------------------------------------------------------------------------------
+
+
+@settings(**OPTIONS)
+@given(st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(GAPS)), min_size=60, max_size=120), st.sampled_from([OURS, GPT2]))
+def test_parts_give_the_tokens_of_the_whole(tmp_path, words, tokenizer):
+    text = "".join(word + gap for word, gap in words)
+    path = tmp_path / "text.txt"
+    path.write_bytes(text.encode())
+    parts = parts_of_file(path)
+    assert len(parts) > 2
+    pieces = [piece for part in parts for _, piece in part.pieces()]
+    assert [token for piece in pieces for token in tokenizer.encode(piece)] == tokenizer.encode(text)
+
+
+@settings(**OPTIONS)
+@given(st.text(min_size=100, max_size=300))
+def test_no_character_is_lost_wherever_a_text_is_cut(tmp_path, text):
+    text = "a" + text  # no mark of an editor's in front
+    path = tmp_path / "text.txt"
+    path.write_bytes(text.encode())
+    parts = parts_of_file(path)
+    assert "".join(piece for part in parts for _, piece in part.pieces()) == text
+    assert [begins for part in parts for begins, _ in part.pieces()] == [True] + [False] * (len(parts) - 1)
+
+
+# -- formats -------------------------------------------------------------------------------------------------
+
+
+def copy_of(dataset, folder):
+    """A prepare.py in a copy of what it needs of the repository."""
+    for name in ("config/__init__.py", "data/__init__.py", "data/corpus.py", f"data/{dataset}/prepare.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    return folder / "data" / dataset / "prepare.py"
+
+
+def write(path, documents, field="text"):
+    rows = [{"id": i, field: document} for i, document in enumerate(documents)]
+    lines = "\n\n".join(json.dumps(row) for row in rows)
+    match path.name.partition(".")[2]:
+        case "jsonl":
+            path.write_text(lines)
+        case "jsonl.gz":
+            path.write_bytes(gzip.compress(lines.encode()))
+        case "parquet":
+            import pyarrow
+            from pyarrow.parquet import write_table
+
+            write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=3)
+    return path
+
+
+@pytest.mark.parametrize("field", ["text", "body"])
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet"])
+def test_formats(tmp_path, suffix, field):
+    path = write(tmp_path / f"documents.{suffix}", DOCUMENTS, field)
+    ids, loaded = run(tmp_path / "data", [path], "char", field=field)
+    assert loaded.tokenizer.decode(ids) == "\n".join(DOCUMENTS)
+    ids, loaded = run(tmp_path / "data", [path], "gpt2", field=field)
+    marks = [i for i, token in enumerate(ids) if token == GPT2.document_start[0]]
+    assert [loaded.tokenizer.decode(ids[i + 1 : j]) for i, j in zip(marks, [*marks[1:], None])] == DOCUMENTS
+
+
+def test_a_dataset(tmp_path):
+    (tmp_path / "dataset").mkdir()
+    for i in range(2):
+        write(tmp_path / "dataset" / f"train-{i}.parquet", DOCUMENTS[i::2])
+    parts = parts_of_dataset(str(tmp_path / "dataset"), rows=4)
+    assert [part.start for part in parts] == list(range(0, len(DOCUMENTS), 4))
+    prepare_corpus(tmp_path / "data", parts, "test", workers=1)
+    ids, loaded = tokens_of(tmp_path / "data")
+    assert loaded.tokenizer.decode(ids) == "\n".join(DOCUMENTS[0::2] + DOCUMENTS[1::2])
+
+
+def test_openwebtext_script(tmp_path):
+    (tmp_path / "dataset").mkdir()
+    write(tmp_path / "dataset" / "train.parquet", DOCUMENTS * 40)
+    script = copy_of("openwebtext", tmp_path / "repo")
+    options = [f"--dataset={tmp_path / 'dataset'}", "--tokenizer=char", "--val_fraction=0.25"]
+    result = subprocess.run([sys.executable, script, *options], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    ids, loaded = tokens_of(script.parent)
+    assert loaded.tokenizer.decode(ids) == "\n".join(DOCUMENTS * 40)
+    assert len(loaded.splits["val"]) / len(ids) == pytest.approx(0.25, abs=0.01)
+
+
+def test_splits_and_sizes(tmp_path):
+    text = "Ünglück, 瓶子 und mehr davon. " * 60
+    (tmp_path / "text.txt").write_bytes(text.encode())
+    for tokenizer in ("char", "bpe", "gpt2"):
+        ids, loaded = run(tmp_path / "data", [tmp_path / "text.txt"], tokenizer, None, 0.3)
+        assert loaded.tokenizer.decode(ids).removeprefix(data.END) == text
+        assert len(loaded.splits["train"]) == int(0.7 * len(ids))
+        for split, tokens in loaded.splits.items():
+            part = loaded.tokenizer.decode_bytes([i for i in tokens if i not in loaded.tokenizer.document_start])
+            assert loaded.meta["bytes"][split] == len(part)
+        loaded.check_content()
+
+
+def test_byte_pairs_are_learned_from_an_even_sample_of_what_is_trained_on(tmp_path, monkeypatch):
+    for i in range(10):
+        (tmp_path / f"{i}.txt").write_text(f"{i} {chr(97 + i) * 20} " * 40)
+    monkeypatch.setattr(corpus, "SAMPLE", 1000)
+    files = [tmp_path / f"{i}.txt" for i in range(10)]
+    sample = corpus.sample_of([part for path in files for part in parts_of_file(path)])
+    assert 900 < len(sample) <= 1000 and set(sample) >= set("abcdefghij")
+    monkeypatch.setattr(corpus, "SAMPLE", 10**6)
+    sample = corpus.sample_of([part for path in files for part in parts_of_file(path)])
+    assert sample == "\n".join(path.read_text() for path in files)
+    _, loaded = run(tmp_path / "data", files, "bpe", 280)
+    assert not any(b"jj" in token for token in loaded.tokenizer.ranks)
+
+
+# -- processes and interruptions -----------------------------------------------------------------------------
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def files(tmp_path):
+    paths = [write(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "b.txt"]
+    paths[1].write_text("the quick brown fox " * 30)
+    return paths
+
+
+def test_processes_do_what_one_does(tmp_path, files):
+    run(tmp_path / "one", files)
+    run(tmp_path / "two", files, workers=2)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_an_interrupted_run_goes_on(tmp_path, files, monkeypatch, capsys):
+    run(tmp_path / "whole", files, "bpe")
+    tokenize, calls = corpus.tokenize, []
+
+    def interrupted(*job):
+        calls.append(job)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return tokenize(*job)
+
+    monkeypatch.setattr(corpus, "tokenize", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "data", files, "bpe")
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["parts"]
+    (tmp_path / "data" / "parts" / "0.bin.1234.tmp").write_text("what a killed process leaves")
+    capsys.readouterr()
+    run(tmp_path / "data", files, "bpe")
+    count = len(parts_of_file(files[0]) + parts_of_file(files[1]))
+    assert f"5 of {count} parts are there already" in capsys.readouterr().out
+    assert len(calls) == count + 1
+    assert contents(tmp_path / "whole") == contents(tmp_path / "data")
+
+
+def test_parts_of_other_content_are_not_taken(tmp_path, files, monkeypatch):
+    tokenize = corpus.tokenize
+
+    def until_the_last(part, *job):
+        if part.path == str(files[1]):
+            raise KeyboardInterrupt
+        return tokenize(part, *job)
+
+    monkeypatch.setattr(corpus, "tokenize", until_the_last)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "data", files, "gpt2")
+    monkeypatch.setattr(corpus, "tokenize", tokenize)
+    write(files[0], [document.upper() for document in DOCUMENTS])
+    ids, loaded = run(tmp_path / "data", files, "gpt2")
+    assert DOCUMENTS[0].upper() in loaded.tokenizer.decode(ids) and DOCUMENTS[0] not in loaded.tokenizer.decode(ids)
+
+
+def test_a_killed_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.undo()  # parts of the usual size
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{i} green bottles, hanging on the wall\n" for i in range(240_000)))
+    script = copy_of("text", tmp_path / "repo")
+    command = [sys.executable, script, text, "--workers=2"]
+    process = subprocess.Popen(command)
+    while not list(script.parent.glob("parts/*.json")):
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert not (script.parent / "meta.json").exists()
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "of 3 parts are there already" in result.stdout
+    ids, loaded = tokens_of(script.parent)
+    assert loaded.tokenizer.decode(ids) == text.read_text()
+
+
+def end_itself(*job):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_is_ended_says_so():
+    with pytest.raises(ValueError, match="a process has been ended.*fewer --workers"):
+        list(corpus.each(end_itself, [(1,), (2,)], workers=2))
+
+
+def test_two_at_once_are_refused(tmp_path, files):
+    (tmp_path / "data" / "parts").mkdir(parents=True)
+    with open(tmp_path / "data" / "parts" / "lock", "w") as file:
+        data.lock(file)
+        with pytest.raises(ValueError, match="another prepare.py is at work there"):
+            run(tmp_path / "data", files)
+
+
+# -- bad input -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, content, named", [
+    ("a.jsonl", b'{"text": "good"}\n{"text": 3}', "a.jsonl: line at byte 17: no text in field 'text'; --field may be: none"),
+    ("a.jsonl", b'{"title": "good"}\n', "line at byte 0: no text in field 'text'; --field may be: title"),
+    ("a.jsonl", b'["text"]\n', "line at byte 0: no text in field 'text'"),
+    ("a.jsonl", b'{"text": "good"}\n{"text": "cut', "line at byte 17: not JSON"),
+    ("a.jsonl", b"\xff\xfe\n", "line at byte 0: not JSON"),
+    ("a.jsonl", b"[" * 100_000, "line at byte 0: not JSON"),
+    ("a.jsonl", b"\n\n", "fewer than two distinct characters"),
+    ("a.jsonl.gz", gzip.compress(b'{"text": 3}'), "a.jsonl.gz: line 1: no text in field 'text'"),
+    ("a.jsonl.gz", gzip.compress(b'{"text": "good"}\n' * 999)[:-9], "a.jsonl.gz: damaged"),
+    ("a.jsonl.gz", b"plain text", "a.jsonl.gz: damaged"),
+    ("a.parquet", b"plain text", "a.parquet: not a parquet file"),
+    ("a.txt", b"good text and then " + b"more of it " * 20 + b"\xff bad", "a.txt: not UTF-8 text at byte 239"),
+])  # fmt: skip
+def test_bad_files(tmp_path, name, content, named):
+    path = tmp_path / name
+    path.write_bytes(content)
+    for tokenizer in ("char", "bpe"):
+        with pytest.raises(ValueError) as error:
+            run(tmp_path / "data", [path], tokenizer)
+        assert named in str(error.value) and "\n" not in str(error.value)
+        assert not (tmp_path / "data" / "train.bin").exists()
+
+
+def test_other_bad_input(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", DOCUMENTS)
+    with pytest.raises(ValueError, match="a.parquet: no text in column 'body'; --field may be: text"):
+        run(tmp_path / "data", [path], field="body")
+    with pytest.raises(ValueError, match="workers=0"):
+        run(tmp_path / "data", [path], workers=0)
+    with pytest.raises(ValueError, match="missing: cannot be loaded"):
+        parts_of_dataset(str(tmp_path / "missing"))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match="a.parquet: parquet files need pyarrow: pip install pyarrow"):
+        parts_of_file(path)
+    corpus.rows_of.cache_clear()
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match="need datasets: pip install datasets"):
+        parts_of_dataset("some/where")
+
+
+def test_half_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "good \\ud800 text"}\n' * 9)
+    ids, loaded = run(tmp_path / "data", [tmp_path / "a.jsonl"], "gpt2")
+    assert loaded.tokenizer.decode(ids) == (data.END + "good ? text") * 9
