@@ -717,10 +717,7 @@ class GPT(nn.Module):
         override_args may set any field of the config that keeps the tensors' shapes, such as dropout,
         attention or residual. Raises ValueError for a model that is not a plain Llama.
         """
-        try:
-            from transformers import AutoConfig, LlamaForCausalLM
-        except ImportError as error:
-            raise ImportError("from_pretrained needs transformers: pip install 'transformers>=5'") from error
+        transformers = import_transformers()
 
         def read(kind):
             try:
@@ -729,7 +726,7 @@ class GPT(nn.Module):
                 reason = " ".join(str(error).split())[:200]
                 raise ValueError(f"{name_or_path}: not a model that transformers can read: {reason}") from error
 
-        theirs = read(AutoConfig)
+        theirs = read(transformers.AutoConfig)
         if theirs.model_type != "llama":
             raise ValueError(f"{name_or_path} is a {theirs.model_type!r} model; only 'llama' ones can be read")
         rope = theirs.rope_parameters
@@ -743,24 +740,50 @@ class GPT(nn.Module):
         for field, (value, needed) in plain.items():
             if value != needed:
                 raise ValueError(f"{name_or_path} has {field} = {value!r}; only {needed!r} can be represented here")
-        settings = dict(
-            block_size=theirs.max_position_embeddings,
-            vocab_size=theirs.vocab_size,
-            n_layer=theirs.num_hidden_layers,
-            n_head=theirs.num_attention_heads,
-            n_kv_head=theirs.num_key_value_heads,
-            n_embd=theirs.hidden_size,
-            n_inner=theirs.intermediate_size,
-            bias=theirs.attention_bias,
-            rope_theta=float(rope["rope_theta"]),
-            norm_eps=theirs.rms_norm_eps,
-            tie_weights=theirs.tie_word_embeddings,
-        )
+        settings = {ours: getattr(theirs, name) for ours, name in LLAMA_CONFIG.items()}
+        settings["rope_theta"] = float(rope["rope_theta"])
         unknown = set(override_args or ()) - set(GPTConfig.__dataclass_fields__)
         if unknown:
             raise ValueError(f"override_args has {min(unknown)!r}, which is not a field of GPTConfig")
         config = GPTConfig(**{**settings, **(override_args or {})})
-        return cls.from_llama(read(LlamaForCausalLM).state_dict(), config)
+        return cls.from_llama(read(transformers.LlamaForCausalLM).state_dict(), config)
+
+    def save_pretrained(self, folder):
+        """Writes a folder that transformers, and `from_pretrained`, read as a Llama (needs transformers 5).
+
+        Raises ValueError for an attention or a residual that a Llama does not have.
+        """
+        for field in ("attention", "residual"):
+            if getattr(self.config, field) != "standard":
+                raise ValueError(f"{field} = {getattr(self.config, field)!r} is nothing that a Llama has")
+        transformers = import_transformers()
+        config = {name: getattr(self.config, ours) for ours, name in LLAMA_CONFIG.items()}
+        rope = {"rope_type": "default", "rope_theta": self.config.rope_theta}
+        theirs = transformers.LlamaConfig(**config, mlp_bias=self.config.bias, rope_parameters=rope)
+        transformers.LlamaForCausalLM(theirs).save_pretrained(folder, state_dict=self.to_llama())
+
+
+# the fields of a Hugging Face LlamaConfig, by ours
+LLAMA_CONFIG = {
+    "block_size": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_kv_head": "num_key_value_heads",
+    "n_embd": "hidden_size",
+    "n_inner": "intermediate_size",
+    "bias": "attention_bias",
+    "norm_eps": "rms_norm_eps",
+    "tie_weights": "tie_word_embeddings",
+}
+
+
+def import_transformers():
+    try:
+        import transformers
+    except ImportError as error:
+        raise ImportError("Llama models are read and written by transformers: pip install 'transformers>=5'") from error
+    return transformers
 
 
 def pick(logits, temperature, top_k, top_p, generator):

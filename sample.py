@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from config import check_range, pick_device, quiet_pipe, read_settings, user_errors
-from data import first_tokens, read_text, tokenizer_from_state
+from data import HFTokenizer, first_tokens, read_text, tokenizer_from_state
 from model import GPT, GPTConfig
 
 # -----------------------------------------------------------------------------
@@ -28,6 +28,7 @@ top_k = 0  # draw from the k likeliest tokens only; 0: from all
 top_p = 1.0  # draw from the fewest tokens whose probabilities sum to p
 seed = 1337  # same seed, same text
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
+export = ""  # a new folder to write the model to, as a Llama that transformers reads; then nothing is sampled
 # -----------------------------------------------------------------------------
 
 CHECKPOINT_VERSION = 4
@@ -129,7 +130,8 @@ def restore_tokenizer(saved, path):
         tokenizer = tokenizer_from_state(saved["tokenizer"])
     except ValueError as error:
         raise ValueError(f"{path}: damaged: {error}") from None
-    if tokenizer.vocab_size != saved["config"]["vocab_size"]:
+    spare = saved["config"]["vocab_size"] - tokenizer.vocab_size  # which Hugging Face's models may have
+    if spare < 0 or spare > 0 and not isinstance(tokenizer, HFTokenizer):
         raise ValueError(f"{path}: damaged: its tokenizer has {tokenizer.vocab_size} tokens, its model does not")
     return tokenizer
 
@@ -150,6 +152,18 @@ def write_text(model, tokenizer, tokens, max_new_tokens, generator, **how):
     print()
 
 
+def export_llama(model, tokenizer, folder):
+    """Writes a folder that transformers reads; ValueError if the folder is there or the model is no Llama."""
+    if folder.exists():
+        raise ValueError(f"export = {folder} is there already: name a new folder")
+    model.save_pretrained(folder)
+    kind = "its own tokenizer, which stays in the checkpoint"
+    if isinstance(tokenizer, HFTokenizer):
+        tokenizer.save_pretrained(folder)
+        kind = "its tokenizer"
+    print(f"{folder}: a Llama of {model.get_num_params():,} parameters, with {kind}")
+
+
 def main():
     with user_errors():
         if checkpoint not in ("best", "latest"):
@@ -161,6 +175,8 @@ def main():
         saved = load_checkpoint(path)
         model = restore_model(saved, path).to(on).eval()
         tokenizer = restore_tokenizer(saved, path)
+        if export:
+            return export_llama(model, tokenizer, Path(export))
         text, tokens = read_start(start, tokenizer)
 
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")

@@ -26,14 +26,14 @@ import torch.distributed as dist
 
 from config import check_range, fail, pick_attention_kernel, pick_device, pick_dtype, read_settings, user_errors
 from config import meet, spread, spread_like, whole
-from data import clear_leftovers, first_tokens, load, lock, mix, replace_file
+from data import clear_leftovers, first_tokens, hf_tokenizer, load, lock, mix, replace_file
 from model import GPT, GPTConfig
 from sample import CHECKPOINT_VERSION, check_tensors, load_checkpoint, restore_model, write_text
 
 # -----------------------------------------------------------------------------
 # run
 out_dir = ""  # folder of the run; empty: out/ and the names of the config files
-init_from = "scratch"  # scratch, or resume: go on from the run's latest checkpoint
+init_from = "scratch"  # scratch; resume: go on from the run's latest checkpoint; hf:NAME: a Llama, by folder or hub name
 overwrite = False  # replace the run that the folder already holds
 seed = 1337  # same seed and machine, same run
 # data
@@ -94,6 +94,9 @@ MAY_CHANGE = {"out_dir", "init_from", "overwrite", "max_iters", "device", "compi
 MAY_CHANGE |= {"checkpoint_interval", "checkpoint_minutes", "skip_bad_steps"}
 MAY_CHANGE |= {"eval_interval", "eval_tokens", "log_interval", "sample_tokens", "tensorboard", "wandb"}
 
+# what a Llama to start from brings along
+SHAPE = ("n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "bias", "rope_theta", "norm_eps", "tie_weights")
+
 # which of how many processes this is; torchrun says so
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
@@ -104,7 +107,7 @@ rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1
 def check_settings():
     """Raises ValueError for a setting that cannot work, as far as the model and the data do not check it."""
     choices = {
-        "init_from": ("scratch", "resume"),
+        "init_from": ("scratch", "resume", init_from if init_from.startswith("hf:") else "hf:NAME"),
         "optimizer": ("adamw", "muon"),
         "lr_decay": ("cosine", "linear", "none"),
         "compile": ("auto", "true", "false"),
@@ -164,6 +167,9 @@ def load_resumable(path):
     except ValueError as error:
         way_out = f"; without it the run goes on from {best}" if path.exists() and best.exists() else ""
         raise ValueError(f"{error}{way_out}") from None
+    settings["init_from"] = str(saved["settings"].get("init_from"))  # how it began
+    if settings["init_from"].startswith("hf:"):
+        settings.update({name: saved["settings"].get(name) for name in SHAPE})
     for name, value in settings.items():
         before = saved["settings"].get(name)
         if name not in MAY_CHANGE and (type(value) is not type(before) or value != before):
@@ -174,6 +180,26 @@ def load_resumable(path):
     if saved["step"] >= max_iters:
         raise ValueError(f"max_iters = {max_iters}, but {path} has come to step {saved['step']}: give more to go on")
     return saved
+
+
+def make_config(vocab_size):
+    chosen = {field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings}
+    or_none = {name: settings[name] or None for name in ("n_kv_head", "n_inner")}
+    return GPTConfig(**chosen | or_none | {"vocab_size": vocab_size})
+
+
+def make_model():
+    """A new model, or the Llama to start from, under this run's attention and residual, and in whose tokens the data
+    must be."""
+    if init_from == "scratch":
+        return GPT(make_config(data.meta["vocab_size"]))
+    name = init_from.removeprefix("hf:")
+    if data.tokenizer.state() != hf_tokenizer(name).state():
+        raise ValueError(f"data/{dataset} is not in the tokens of {name}: prepare it with --tokenizer={init_from}")
+    of_run = {field.name for field in fields(GPTConfig)} & settings.keys() - set(SHAPE)
+    model = GPT.from_pretrained(name, {field: settings[field] for field in of_run})
+    settings.update({field: getattr(model.config, field) for field in SHAPE})
+    return model
 
 
 def make_optimizers():
@@ -260,16 +286,12 @@ with user_errors():
     data.check_content()
     data.batch(seed, 0, 0, batch_size, block_size)  # what would fail at the first step fails before anything is written
 
-    shape = {field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings}
-    shape |= {"vocab_size": data.meta["vocab_size"], "n_kv_head": n_kv_head or None, "n_inner": n_inner or None}
-    config = GPTConfig(**shape)
-
     step, bad_steps, val_loss, best_loss = 0, 0, math.inf, math.inf
     if init_from == "resume":
         resumed = best if best.exists() and not latest.exists() else latest
         saved = load_resumable(resumed)
         model = restore_model(saved, resumed)
-        if model.config != config:
+        if model.config != make_config(model.config.vocab_size):
             raise ValueError(f"{resumed}: damaged: its config and its settings are not of one model")
         step, bad_steps, val_loss = saved["step"], saved["bad_steps"], saved["val_loss"]
         if best.exists():  # asked itself, since it may be newer than the latest checkpoint
@@ -281,7 +303,10 @@ with user_errors():
         saved = None
         check_free()
         torch.manual_seed(seed)
-        model = GPT(config)
+        model = make_model()
+    config = model.config
+    if config.vocab_size < data.meta["vocab_size"]:
+        raise ValueError(f"data/{dataset} has {data.meta['vocab_size']} different tokens, the model {config.vocab_size}")
 
     model.to(on).train()
     compiling = compile == "true" or compile == "auto" and on.type == "cuda"
@@ -549,7 +574,8 @@ tokens_per_step = batch_size * grad_accum_steps * block_size
 tokens, in_bytes = data.meta["tokens"], data.meta["bytes"]
 method = f"{attention} attention" + {"w2": f" ({sigma} σ)", "summed_qk": f" ({qk_scale})"}.get(attention, "")
 method += f", {residual} residual" + (" + input" if keep_input and residual != "standard" else "")
-say(f"model   {method}: {n_layer} layers, width {n_embd}, {n_head} heads, {model.get_num_params():,} parameters")
+size = f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {model.get_num_params():,} parameters"
+say(f"model   {method}: {size}" + f", from {settings['init_from']}" * settings["init_from"].startswith("hf:"))
 counts = f"{tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on"
 say(f"data    {data.meta['source']} (data/{dataset}): {counts}")
 if data.meta["warning"]:

@@ -46,12 +46,13 @@ def fail(message) -> NoReturn:
 
 @contextmanager
 def user_errors():
-    """Turn what users can mend into `fail`: a ValueError or OSError raised inside, too little memory, and Ctrl-C."""
+    """Turn what users can mend into `fail`: a ValueError, an OSError or an ImportError raised inside, too little
+    memory, and Ctrl-C."""
     try:
         yield
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error)
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         fail(error)
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None

@@ -221,6 +221,12 @@ class HFTokenizer:
         """All there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
         return {"kind": "hf", "json": self.tokenizer.to_str()}
 
+    def save_pretrained(self, folder):
+        """Writes what transformers' AutoTokenizer reads."""
+        from transformers import PreTrainedTokenizerFast
+
+        PreTrainedTokenizerFast(tokenizer_object=self.tokenizer).save_pretrained(folder)
+
 
 def check_text(text):
     if not isinstance(text, str):

@@ -1,0 +1,222 @@
+"""From a Llama on disk to a run, and from a run to a Llama: --init_from=hf:, --tokenizer=hf:, --export."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+import data
+from conftest import TEXT, TINY, log_of, refused
+from model import GPT, GPTConfig
+
+RUN = f"{TINY} --dataset=shakespeare_bpe"
+SAMPLES = ["", "the dog", " a  b \n\n", "Ünglück, 瓶子 🦊!", "<s> and </s>"]
+
+
+def like_llama_3():
+    """Byte pairs, in the manner of Llama 3: every text begins with a special token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<s>", "</s>"]
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    return tokenizer
+
+
+def like_llama_2():
+    """In the manner of Llama 2: spaces are a visible character, bytes the last resort."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    in_bytes = [f"<0x{value:02X}>" for value in range(256)]
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=[*special, *in_bytes], show_progress=False)
+    tokenizer.train_from_iterator(TEXT.split("\n"), trainer)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    # learned as special tokens, the bytes are none
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] in special]
+    return Tokenizer.from_str(json.dumps(state))
+
+
+MAKERS = {"like Llama 3": like_llama_3, "like Llama 2": like_llama_2}
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def llama(request, tmp_path_factory):
+    """A folder of a small random Llama with its tokenizer, and more rows in its embedding than tokens."""
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=352, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, rope_parameters=dict(rope_type="default", rope_theta=500.0),
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=MAKERS[request.param](), bos_token="<s>").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def tuned(repo, llama):
+    """A run that has begun to fine-tune the Llama, its data prepared in the Llama's tokens."""
+    repo(["data/shakespeare_bpe/prepare.py", f"--tokenizer=hf:{llama}"])
+    repo(f"train.py {RUN} --out_dir=out/tuned --init_from=hf:{llama}")
+    return repo
+
+
+# -- the tokenizer -------------------------------------------------------------------------------------------
+
+
+def test_the_tokenizer_is_theirs(llama):
+    theirs = AutoTokenizer.from_pretrained(llama)
+    ours = data.hf_tokenizer(str(llama))
+    again = data.tokenizer_from_state(json.loads(json.dumps(ours.state())))
+    assert again.state() == ours.state()
+    for text in SAMPLES:
+        assert ours.encode(text) == again.encode(text) == theirs.encode(text)
+        ids = ours.encode_array(text)
+        assert ids.tolist() == theirs.encode(text, add_special_tokens=False)
+        assert ours.decode(ids.tolist()) == theirs.decode(ids.tolist(), clean_up_tokenization_spaces=False)
+    assert ours.vocab_size == len(theirs) and ours.document_start == [theirs.bos_token_id]
+    assert data.first_tokens(ours) == [theirs.bos_token_id]
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        ours.decode([ours.vocab_size])
+
+
+def test_text_comes_out_of_a_stream_as_it_does_at_once(llama):
+    tokenizer = data.hf_tokenizer(str(llama))
+    prompt = tokenizer.encode("the quick")
+    for text in SAMPLES[1:4]:
+        ids = tokenizer.encode_array("the quick " + text).tolist()
+        start = len(tokenizer.encode_array("the quick"))
+        pieces = list(tokenizer.decode_stream(ids[start:], prompt[: len(prompt) - start] + ids[:start]))
+        assert "".join(pieces) == tokenizer.decode(ids)[len("the quick") :]
+        assert len(pieces) == len(ids) - start
+    assert list(tokenizer.decode_stream([tokenizer.vocab_size + 5], prompt)) == [""]  # a spare row of the embedding
+
+
+def test_documents_begin_as_the_tokenizer_says(llama, tmp_path):
+    from data.corpus import parts_of_file, prepare_corpus
+
+    lines = ["the dog", "sleeps", "again"] * 5
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    prepare_corpus(tmp_path / "data", parts_of_file(tmp_path / "a.jsonl"), "test", f"hf:{llama}")
+    loaded = data.load(tmp_path / "data")
+    ids = np.concatenate([loaded.splits["train"], loaded.splits["val"]]).tolist()
+    assert ids == [i for line in lines for i in loaded.tokenizer.encode(line)]
+
+
+@pytest.mark.parametrize("content, named", [("{}", "not a tokenizer.json"), ("", "not a tokenizer.json"), (3, "missing")])
+def test_bad_tokenizers(content, named):
+    with pytest.raises(ValueError, match=named) as error:
+        data.tokenizer_from_state({"kind": "hf", "json": content})
+    assert "\n" not in str(error.value)
+
+
+# -- train.py and sample.py ----------------------------------------------------------------------------------
+
+
+def test_a_llama_is_fine_tuned_resumed_and_sampled(tuned, llama):
+    (start,) = [line for line in log_of("out/tuned") if line["event"] == "start"]
+    theirs = AutoConfig.from_pretrained(llama)
+    assert start["config"]["n_layer"] == theirs.num_hidden_layers and start["config"]["n_kv_head"] == 2
+    assert start["config"]["vocab_size"] == 352 and start["settings"]["rope_theta"] == 500
+    output = tuned(f"train.py {RUN} --out_dir=out/tuned --max_iters=6 --init_from=resume")
+    assert f"from hf:{llama}" in output
+    tuned(f"train.py {RUN} --out_dir=out/tuned --max_iters=8 --init_from=resume")
+    assert [line["event"] for line in log_of("out/tuned")].count("resume") == 2
+    text = tuned(["sample.py", "--num_samples=1", "--max_new_tokens=20", "--start=the dog"])
+    assert "the dog" in text
+
+
+def test_it_starts_where_the_llama_is(repo, llama):
+    repo(["data/shakespeare_bpe/prepare.py", f"--tokenizer=hf:{llama}"])
+    repo(f"train.py {RUN} --out_dir=out/tuned --init_from=hf:{llama} --max_iters=1 --dtype=float32")
+    (step,) = [line for line in log_of("out/tuned") if line["event"] == "step"]
+    x, y = data.load("data/shakespeare_bpe").batch(1337, 0, 0, 2, 16)
+    with torch.no_grad():
+        logits = LlamaForCausalLM.from_pretrained(llama)(x).logits
+    assert step["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten()).item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["--attention=w2 --residual=m1", "--attention=summed_qk --qk_scale=5.6 --residual=m4.2"])
+def test_under_any_method(repo, llama, method):
+    repo(["data/shakespeare_bpe/prepare.py", f"--tokenizer=hf:{llama}"])
+    run = f"train.py {RUN} {method} --dropout=0.1 --out_dir=out/tuned"
+    repo(f"{run} --init_from=hf:{llama} --max_iters=2")
+    repo(f"{run} --init_from=resume")
+    assert [line["event"] for line in log_of("out/tuned")].count("resume") == 1
+
+
+def test_an_exported_run_is_the_same_model(tuned, llama, capsys):
+    output = tuned("sample.py --export=out/exported")
+    assert "with its tokenizer" in output
+    saved = torch.load("out/tuned/best.pt", weights_only=True)
+    model = GPT(GPTConfig(**saved["config"])).eval()
+    model.load_state_dict(saved["model"])
+    theirs = LlamaForCausalLM.from_pretrained("out/exported")
+    idx = torch.randint(320, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(idx).logits, model(idx)[0], atol=1e-5, rtol=1e-5)
+    assert AutoTokenizer.from_pretrained("out/exported").encode("the dog") == AutoTokenizer.from_pretrained(llama).encode("the dog")
+    again = GPT.from_pretrained("out/exported")
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters()))
+    capsys.readouterr()
+    assert "out/exported is there already" in refused(tuned, "sample.py --export=out/exported", capsys)
+
+
+@pytest.mark.parametrize("options", ["--dropout=0.1", "--tie_weights=true --bias=true --n_kv_head=1 --rope_theta=99 --norm_eps=1e-3"])
+def test_a_run_of_our_own_is_exported(repo, capsys, options):
+    repo(f"train.py {TINY} {options} --out_dir=out/own")
+    assert "its own tokenizer, which stays in the checkpoint" in repo("sample.py --export=out/exported")
+    saved = torch.load("out/own/best.pt", weights_only=True)
+    model = GPT(GPTConfig(**saved["config"])).eval()
+    model.load_state_dict(saved["model"])
+    idx = torch.randint(saved["config"]["vocab_size"], (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        theirs = LlamaForCausalLM.from_pretrained("out/exported")
+        torch.testing.assert_close(theirs(idx).logits, model(idx)[0], atol=1e-5, rtol=1e-5)
+
+
+# -- bad input -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_llama_is_not_exported(repo, capsys):
+    repo(f"train.py {TINY} --residual=m1 --out_dir=out/m1")
+    assert "residual = 'm1' is nothing that a Llama has" in refused(repo, "sample.py --export=out/exported", capsys)
+
+
+def test_bad_starts(repo, llama, monkeypatch, capsys):
+    def train(name):
+        return refused(repo, f"train.py {RUN} --out_dir=out/tuned --init_from={name}", capsys)
+
+    repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
+    message = f"data/shakespeare_bpe is not in the tokens of {llama}: prepare it with --tokenizer=hf:{llama}"
+    assert message in train(f"hf:{llama}")
+    assert "init_from = 'llama' does not work: it must be one of scratch, resume, hf:NAME" in train("llama")
+    assert "nowhere: has no tokenizer that can be read here" in train("hf:nowhere")
+    (Path(repo.folder) / "empty").mkdir()
+    assert "empty: has no tokenizer that can be read here" in train("hf:empty")
+    error = refused(repo, ["data/shakespeare_bpe/prepare.py", "--tokenizer=hf:nowhere"], capsys)
+    assert "nowhere: has no tokenizer that can be read here" in error
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "a Hugging Face tokenizer needs transformers: pip install 'transformers>=5'" in train(f"hf:{llama}")
+
+
+def test_without_transformers(repo, monkeypatch, capsys):
+    repo(f"train.py {TINY} --out_dir=out/own")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "pip install 'transformers>=5'" in refused(repo, "sample.py --export=out/exported", capsys)
