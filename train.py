@@ -19,6 +19,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, fields
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -125,6 +126,9 @@ def check_settings():
     check_range(settings, "learning_rate min_lr_frac weight_decay grad_clip", 0)
     check_range(settings, "beta1 beta2", 0, 1)
     check_range(settings, "seed", 0, 2**63)
+    for package in ("tensorboard", "wandb"):
+        if settings[package] and not find_spec(package):
+            raise ValueError(f"{package} = True needs a package: pip install {package}")
     if not out_dir.isprintable():
         raise ValueError(f"out_dir = {out_dir!r} does not work: it must be a name that can be shown")
     if overwrite and init_from == "resume":
@@ -251,17 +255,13 @@ def open_trackers():
     """Functions that take the numbers of a line of log.jsonl and their step, for each tracker that is asked for."""
     trackers = []
     if tensorboard:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ValueError("tensorboard = True needs TensorBoard: pip install tensorboard") from None
+        from torch.utils.tensorboard import SummaryWriter
+
         writer = SummaryWriter(out, purge_step=step + 1)  # what came after the checkpoint will happen again
         trackers.append(lambda numbers, step: [writer.add_scalar(name, x, step) for name, x in numbers.items()])
     if wandb:
-        try:
-            from wandb import init
-        except ImportError:
-            raise ValueError("wandb = True needs Weights & Biases: pip install wandb") from None
+        from wandb import init
+
         run = init(name=out.name, id=out.name, resume="allow" if saved else None, config=settings, dir=out)
         trackers.append(lambda numbers, step: run.log(numbers, step=step))
     return trackers

@@ -12,15 +12,14 @@ from config import ArgumentParser, user_errors
 def read(path):
     """Of a run's log (steps, training losses) and (steps, validation losses)."""
     losses, evaluations = [], []
-    for line in path.read_text().splitlines():
-        try:
-            facts = json.loads(line)
+    try:
+        for facts in map(json.loads, path.read_text().splitlines()):
             if facts["event"] == "step" and facts["loss"] is not None:
                 losses.append((facts["step"], facts["loss"]))
             elif facts["event"] == "eval":
                 evaluations.append((facts["step"], facts["val_loss"]))
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(f"{path}: not a log of train.py") from None
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path}: not a log of train.py") from None
     if not losses:
         raise ValueError(f"{path}: no step has been logged yet")
     return losses, evaluations

@@ -1,0 +1,116 @@
+"""Where else the numbers of a run go: TensorBoard, Weights & Biases, a picture."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, TINY, log_of, refused
+
+WANDB = '''
+import json
+
+def init(**options):
+    with open("wandb.jsonl", "a") as file:
+        print(json.dumps({**options, "dir": str(options["dir"])}), file=file)
+    return Run()
+
+class Run:
+    def log(self, numbers, step):
+        with open("wandb.jsonl", "a") as file:
+            print(json.dumps({"step": step, **numbers}), file=file)
+'''
+
+
+def numbers_of(out):
+    """What log.jsonl has of numbers: {(event/name, step): number}."""
+    return {
+        (f"{line['event']}/{name}", line["step"]): number
+        for line in log_of(out)
+        for name, number in line.items()
+        if name != "step" and isinstance(number, (int, float))
+    }
+
+
+def test_tensorboard_has_what_the_log_has(repo):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = f"train.py {TINY} --out_dir=run --lr_decay=none --tensorboard"
+    repo(f"{run} --max_iters=3")
+    repo(f"{run} --max_iters=6 --init_from=resume")
+    events = event_accumulator.EventAccumulator("run")
+    events.Reload()
+    found = {(tag, event.step): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
+    assert found == pytest.approx(numbers_of("run"), rel=1e-6)
+
+
+def test_wandb_has_what_the_log_has(repo, monkeypatch):
+    Path("wandb.py").write_text(WANDB)
+    monkeypatch.syspath_prepend(repo.folder)
+    run = f"train.py {TINY} --out_dir=out/run --lr_decay=none --wandb"
+    repo(f"{run} --max_iters=3")
+    repo(f"{run} --max_iters=6 --init_from=resume")
+    del sys.modules["wandb"]
+    lines = [json.loads(line) for line in Path("wandb.jsonl").read_text().splitlines()]
+    starts = [line for line in lines if "name" in line]
+    assert [(start["name"], start["id"], start["resume"]) for start in starts] == [("run", "run", None), ("run", "run", "allow")]
+    assert starts[0]["config"]["n_layer"] == 2
+    found = {(name, line["step"]): number for line in lines if "name" not in line for name, number in line.items()}
+    assert {key: number for key, number in found.items() if key[0] != "step"} == numbers_of("out/run")
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
+def test_a_tracker_that_is_not_installed(repo, monkeypatch, capsys, tracker):
+    monkeypatch.setitem(sys.modules, tracker, None)
+    error = refused(repo, f"train.py {TINY} --out_dir=run --{tracker}", capsys)
+    assert f"{tracker} = True needs a package: pip install {tracker}" in error
+
+
+# -- the picture ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plot(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["plot.py", *arguments])
+        code = 0
+        try:
+            runpy.run_path(str(ROOT / "tests" / "bench" / "plot.py"), run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_runs_in_one_picture(plot, repo, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(repo.folder)
+    for out in ("out/a", "out/b"):
+        repo(f"train.py {TINY} --out_dir={out}")
+    assert plot("out/a/log.jsonl", "out/b/log.jsonl", "--out=both.png") == (0, "both.png\n", "")
+    assert Path("both.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("content, named", [
+    (None, "log.jsonl: No such file or directory"),
+    ("", "log.jsonl: no step has been logged yet"),
+    ("[]\n", "log.jsonl: not a log of train.py"),
+    ('{"event": "step"}\n', "log.jsonl: not a log of train.py"),
+    ("\udcff", "log.jsonl: not a log of train.py"),
+])  # fmt: skip
+def test_a_log_that_cannot_be_drawn(plot, monkeypatch, content, named):
+    if content is not None:
+        Path("log.jsonl").write_text(content, errors="surrogateescape")
+    monkeypatch.setitem(sys.modules, "matplotlib", sys)  # it is not come to
+    code, _, error = plot("log.jsonl")
+    assert code == 2 and error.count("\n") == 1 and named in error
+
+
+def test_without_matplotlib(plot, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    Path("log.jsonl").write_text('{"event": "step", "step": 1, "loss": 2.5}\n')
+    assert "plotting needs matplotlib: pip install matplotlib" in plot("log.jsonl")[2]
