@@ -136,6 +136,8 @@ class BPETokenizer:
         self.ranks, self.pattern, self.special_tokens = ranks, pattern, special_tokens
         self.vocab_size = len(ranks) + len(special_tokens)
         self.document_start = [special_tokens[END]] if END in special_tokens else []
+        # tiktoken takes twice the time if there are no special tokens; one that no text is encoded to mends that
+        special_tokens = special_tokens or {END: len(ranks)}
         self.encoding = tiktoken.Encoding(
             "bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens
         )
