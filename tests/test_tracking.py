@@ -35,7 +35,8 @@ def numbers_of(out):
 
 
 def test_tensorboard_has_what_the_log_has(repo):
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing import event_accumulator
+
     run = f"train.py {TINY} --out_dir=run --lr_decay=none --tensorboard"
     repo(f"{run} --max_iters=3")
     repo(f"{run} --max_iters=6 --init_from=resume")
@@ -87,7 +88,6 @@ def plot(tmp_path, monkeypatch, capsys):
 
 
 def test_runs_in_one_picture(plot, repo, monkeypatch):
-    pytest.importorskip("matplotlib")
     monkeypatch.chdir(repo.folder)
     for out in ("out/a", "out/b"):
         repo(f"train.py {TINY} --out_dir={out}")
