@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -19,8 +20,7 @@ import zlib
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from functools import cache
-from itertools import islice
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -194,7 +194,7 @@ def alphabet(part):
     return characters, documents
 
 
-def tokenize(part, tokenizer, is_first, path):
+def tokenize(tokenizer, part, is_first, path):
     """Writes the tokens of a part to `path`.bin, and then what is to be known of them to `path`.json.
 
     Documents are told apart by the tokens that the tokenizer has for that, or else by a line's end.
@@ -219,22 +219,31 @@ def tokenize(part, tokenizer, is_first, path):
     return facts
 
 
-def start_worker():
-    """Ends this process when the one that has started it ends."""
+def start_worker(work):
+    """Keeps `work`, which may hold a large tokenizer, for `do`, and ends this process when its parent ends."""
+    global task
+    task = work
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel enough
 
 
+def do(*job):
+    return task(*job)
+
+
 def each(work, jobs, workers):
     """Yields work(*job) for all jobs as they get done, by several processes if there are several jobs."""
-    if min(len(jobs), workers) == 1:
+    if min(len(jobs), workers) <= 1:
         yield from (work(*job) for job in jobs)
         return
     spawn = multiprocessing.get_context("spawn")  # what has threads cannot fork
-    with ProcessPoolExecutor(min(len(jobs), workers), spawn, start_worker) as pool:
+    with ProcessPoolExecutor(min(len(jobs), workers), spawn, start_worker, (work,)) as pool:
         try:
-            for future in as_completed([pool.submit(work, *job) for job in jobs]):
+            on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the workers, which finish their parts
+            futures = [pool.submit(do, *job) for job in jobs]
+            signal.signal(signal.SIGINT, on_interrupt)
+            for future in as_completed(futures):
                 yield future.result()
         except BrokenProcessPool:
             cure = "the same command goes on from here, with fewer --workers in less memory"
@@ -278,52 +287,52 @@ def prepare_corpus(folder, parts, source, tokenizer="char", vocab_size=None, val
         try:
             clear_leftovers(kept)
             facts = tokenize_all(parts, coder, kept, workers)
-            tokens = [fact["tokens"] for fact in facts.values()]
-            cut = int(sum(tokens) * (1 - val_fraction))
-            check_lengths({"train": cut, "val": sum(tokens) - cut}, source, val_fraction)
+            total = sum(fact["tokens"] for _, fact in facts)
+            cut = int(total * (1 - val_fraction))
+            check_lengths({"train": cut, "val": total - cut}, source, val_fraction)
             sizes = dict(zip(SPLITS, cut_bytes(facts, cut, coder)))
-            ends = {"train": (0, cut), "val": (cut, sum(tokens))}
-            arrays = {split: between(facts, start, stop, coder) for split, (start, stop) in ends.items()}
-            digest = sha256("".join(fact["sha256"] for fact in facts.values()).encode())
-            write_data(folder, coder, arrays, sizes, source, "", digest)
+            tokens = {"train": between(facts, 0, cut, coder), "val": between(facts, cut, total, coder)}
+            digest = sha256("".join(fact["sha256"] for _, fact in facts).encode())
+            write_data(folder, coder, tokens, sizes, source, "", digest)
         except BaseException:
-            if len(parts) == 1 or not any(kept.glob("*.json")):  # nothing worth to go on from
+            if len(parts) == 1 or not any(kept.glob("*.json")):  # nothing to go on from
                 shutil.rmtree(kept)
             raise
     shutil.rmtree(kept)
 
 
 def sample_of(parts):
-    """SAMPLE characters of text, spread evenly over the parts; all of it if it is not longer."""
-    texts, left = [], SAMPLE
-    for i, part in enumerate(parts):
-        share = left // (len(parts) - i)
-        text = ""
-        for begins, piece in islice(part.pieces(), share):
-            text += "\n" * (begins and bool(texts or text)) + piece
+    """SAMPLE characters of text from all over the parts, in their order; all of it if it is not longer."""
+    share, texts, left = max(2**16, SAMPLE // len(parts)), {}, SAMPLE
+    for i in np.random.default_rng(0).permutation(len(parts)).tolist():
+        share, text = min(share, left), ""
+        for begins, piece in parts[i].pieces():
+            text += "\n" * (begins and i + len(text) > 0) + piece
             if len(text) >= share:
                 break
-        texts.append(text[:share])
-        left -= len(texts[-1])
-    return "".join(texts)
+        texts[i] = text[:share]
+        left -= len(texts[i])
+        if not left:
+            break
+    return "".join(texts[i] for i in sorted(texts))
 
 
 def tokenize_all(parts, tokenizer, kept, workers):
-    """Tokenizes the parts that are not among the `kept`; {path: facts} of all, in their order."""
+    """Tokenizes the parts that are not among the `kept`; [(path, facts)] of all, in their order."""
     state = sha256(json.dumps(tokenizer.state()).encode())
-    paths = {}
-    for part in parts:
-        identity = json.dumps([asdict(part), part.version(), state, part is parts[0]])
-        paths[kept / sha256(identity.encode())[:32]] = part
-    facts = {path: json.loads(path.with_suffix(".json").read_bytes()) for path in paths if path.with_suffix(".json").exists()}
-    missing = [(part, tokenizer, part is parts[0], path) for path, part in paths.items() if path not in facts]
-    if facts:
-        print(f"{len(facts)} of {len(paths)} parts are there already")
+    paths = []
+    for i, part in enumerate(parts):
+        identity = json.dumps([asdict(part), part.version(), state, i == 0])
+        paths.append(kept / sha256(identity.encode())[:32])
+    there = {path for path in paths if path.with_suffix(".json").exists()}
+    if there:
+        print(f"{len(there)} of {len(set(paths))} parts are there already")
+    jobs = {path: (part, i == 0, path) for i, (part, path) in enumerate(zip(parts, paths)) if path not in there}
     began, size = time.time(), 0
-    for count, fact in enumerate(each(tokenize, missing, workers), 1):
+    for count, fact in enumerate(each(partial(tokenize, tokenizer), list(jobs.values()), workers), 1):
         size += fact["bytes"]
-        show_progress(count, len(missing), size / 1e6, time.time() - began)
-    return {path: facts.get(path) or json.loads(path.with_suffix(".json").read_bytes()) for path in paths}
+        show_progress(count, len(jobs), size / 1e6, time.time() - began)
+    return [(path, json.loads(path.with_suffix(".json").read_bytes())) for path in paths]
 
 
 def show_progress(count, total, megabytes, seconds):
@@ -339,7 +348,7 @@ def show_progress(count, total, megabytes, seconds):
 
 def between(facts, start, stop, tokenizer):
     """Yields the tokens from `start` to `stop` of all parts joined, as arrays."""
-    for path, fact in facts.items():
+    for path, fact in facts:
         low, high = max(start, 0), min(stop, fact["tokens"])
         if low < high:
             yield np.fromfile(path.with_suffix(".bin"), token_dtype(tokenizer))[low:high]
@@ -348,8 +357,8 @@ def between(facts, start, stop, tokenizer):
 
 def cut_bytes(facts, cut, tokenizer):
     """How many bytes of text are before and after the token `cut`; of Hugging Face's tokenizers about as many."""
-    before, total = 0, sum(fact["bytes"] for fact in facts.values())
-    for path, fact in facts.items():
+    before, total = 0, sum(fact["bytes"] for _, fact in facts)
+    for path, fact in facts:
         if cut < fact["tokens"]:
             ids = np.fromfile(path.with_suffix(".bin"), token_dtype(tokenizer), cut)
             text = tokenizer.decode_bytes(ids[~np.isin(ids, tokenizer.document_start)])

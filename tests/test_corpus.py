@@ -152,16 +152,25 @@ def test_splits_and_sizes(tmp_path):
         loaded.check_content()
 
 
-def test_byte_pairs_are_learned_from_an_even_sample_of_what_is_trained_on(tmp_path, monkeypatch):
-    for i in range(10):
-        (tmp_path / f"{i}.txt").write_text(f"{i} {chr(97 + i) * 20} " * 40)
-    monkeypatch.setattr(corpus, "SAMPLE", 1000)
+def test_a_file_may_be_given_twice(tmp_path):
+    for name in "ab":
+        (tmp_path / name).write_text(f"{name} text, {name * 70}")
+    ids, loaded = run(tmp_path / "data", [tmp_path / name for name in "baaba"])
+    assert loaded.tokenizer.decode(ids) == "\n".join(f"{name} text, {name * 70}" for name in "baaba")
+
+
+def test_byte_pairs_are_learned_from_all_over_what_is_trained_on(tmp_path, monkeypatch):
     files = [tmp_path / f"{i}.txt" for i in range(10)]
-    sample = corpus.sample_of([part for path in files for part in parts_of_file(path)])
-    assert 900 < len(sample) <= 1000 and set(sample) >= set("abcdefghij")
-    monkeypatch.setattr(corpus, "SAMPLE", 10**6)
-    sample = corpus.sample_of([part for path in files for part in parts_of_file(path)])
-    assert sample == "\n".join(path.read_text() for path in files)
+    for i, path in enumerate(files):
+        path.write_text(f"{i} {chr(97 + i) * 20} " * 6000)
+    monkeypatch.setattr(corpus, "PART", 10**6)
+    parts = [part for path in files for part in parts_of_file(path)]
+    assert corpus.sample_of(parts) == "\n".join(path.read_text() for path in files)
+    monkeypatch.setattr(corpus, "SAMPLE", 200_000)
+    sample = corpus.sample_of(parts)
+    assert len(sample) == 200_000 and len(set(sample) & set("abcdefghij")) == 4
+    assert sorted(set(sample) & set("abcdefghij")) == [letter for letter in dict.fromkeys(sample) if letter.isalpha()]
+    monkeypatch.undo()
     _, loaded = run(tmp_path / "data", files, "bpe", 280)
     assert not any(b"jj" in token for token in loaded.tokenizer.ranks)
 
@@ -209,13 +218,26 @@ def test_an_interrupted_run_goes_on(tmp_path, files, monkeypatch, capsys):
     assert contents(tmp_path / "whole") == contents(tmp_path / "data")
 
 
+def test_a_run_interrupted_at_the_very_end_goes_on(tmp_path, files, monkeypatch, capsys):
+    def interrupted(*how):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(corpus, "write_data", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "data", files, "gpt2")
+    monkeypatch.setattr(corpus, "write_data", data.write_data)
+    run(tmp_path / "data", files, "gpt2", workers=2)
+    count = len(parts_of_file(files[0]) + parts_of_file(files[1]))
+    assert f"{count} of {count} parts are there already" in capsys.readouterr().out
+
+
 def test_parts_of_other_content_are_not_taken(tmp_path, files, monkeypatch):
     tokenize = corpus.tokenize
 
-    def until_the_last(part, *job):
+    def until_the_last(tokenizer, part, *job):
         if part.path == str(files[1]):
             raise KeyboardInterrupt
-        return tokenize(part, *job)
+        return tokenize(tokenizer, part, *job)
 
     monkeypatch.setattr(corpus, "tokenize", until_the_last)
     with pytest.raises(KeyboardInterrupt):
