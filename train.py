@@ -187,14 +187,15 @@ def load_resumable(path):
 
 
 def make_config(vocab_size):
+    """The shape and the method that the settings describe."""
     chosen = {field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings}
     or_none = {name: settings[name] or None for name in ("n_kv_head", "n_inner")}
     return GPTConfig(**chosen | or_none | {"vocab_size": vocab_size})
 
 
 def make_model():
-    """A new model, or the Llama to start from, under this run's attention and residual, and in whose tokens the data
-    must be."""
+    """A model of random weights, or the Llama to start from under this run's attention and residual. Raises ValueError
+    if the data are not in that Llama's tokens."""
     if init_from == "scratch":
         return GPT(make_config(data.meta["vocab_size"]))
     name = init_from.removeprefix("hf:")
