@@ -328,7 +328,7 @@ def try_prepare(folder):
     char = repository / "data" / "shakespeare_char"
     tokens, meta = (char / "train.bin").stat().st_size, (char / "meta.json").stat().st_size
     expect(tokens < meta, "the text is too long for this test")
-    for room in (0, tokens // 2, tokens, meta - 1, ENOUGH):
+    for room in (8, tokens // 2, tokens, meta - 1, ENOUGH):
         limits = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
         command = [sys.executable, char / "prepare.py"]
         run = subprocess.run(command, env=ENVIRONMENT, preexec_fn=limits, capture_output=True, text=True)

@@ -375,7 +375,7 @@ def test_a_signal_saves_and_says_how_to_go_on(run, number):
 
 
 def test_a_second_signal_ends_the_program_at_once(run):
-    process = start("--max_iters=2", "--grad_accum_steps=600")  # steps of some seconds
+    process = start("--max_iters=2", "--grad_accum_steps=120")  # steps of a second or more
     process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
