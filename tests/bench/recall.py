@@ -85,8 +85,8 @@ def trial(run):
 
 def main(sweep):
     vocab_size, T, batch_size, steps = 1024, 128, 32, 500
-    mqar_vocab, mqar_width, mqar_batch_size, mqar_steps, lengths = 8192, 64, 256, 1200, {64: 4, 128: 8}
-    rates, mqar_rates, seeds = [1e-3, 2e-3, 5e-3, 1e-2], [5e-3, 1e-2, 2e-2], [1, 2, 3]
+    mqar_vocab, mqar_width, mqar_batch_size, mqar_steps, lengths = 8192, 64, 256, 1000, {64: 4, 128: 8}
+    rates, mqar_rates, seeds = [1e-3, 2e-3, 5e-3], [5e-3, 1e-2, 2e-2], [1, 2, 3]
     if sweep.quick:
         vocab_size, T, batch_size, steps, rates, mqar_rates, seeds = 16, 8, 4, 10, rates[:2], mqar_rates[:2], seeds[:2]
         mqar_vocab, mqar_width, mqar_batch_size, mqar_steps, lengths = 64, 32, 4, 10, {16: 2}
