@@ -699,8 +699,8 @@ class GPT(nn.Module):
             if given is None:
                 raise ValueError(f"the Llama checkpoint lacks {name}, which this config needs")
             dense = isinstance(given, torch.Tensor) and given.layout == torch.strided and not given.is_meta
-            if not dense or not given.is_floating_point():
-                raise ValueError(f"{name} is not a tensor of floating-point numbers")
+            if not dense or not given.is_floating_point() or not given.isfinite().all():
+                raise ValueError(f"{name} is not a tensor of finite floating-point numbers")
             if given.shape != tensor.shape:
                 raise ValueError(f"{name} has shape {tuple(given.shape)}, the config needs {tuple(tensor.shape)}")
             if name == "lm_head.weight" and config.tie_weights and not given.equal(model.embed.weight):
@@ -719,9 +719,9 @@ class GPT(nn.Module):
         """
         transformers = import_transformers()
 
-        def read(kind):
+        def read(kind, **options):
             try:
-                return kind.from_pretrained(name_or_path)
+                return kind.from_pretrained(name_or_path, **options)
             except Exception as error:  # of transformers, safetensors and the hub, each with types of its own
                 reason = " ".join(str(error).split())[:200]
                 raise ValueError(f"{name_or_path}: not a model that transformers can read: {reason}") from error
@@ -746,7 +746,12 @@ class GPT(nn.Module):
         if unknown:
             raise ValueError(f"override_args has {min(unknown)!r}, which is not a field of GPTConfig")
         config = GPTConfig(**{**settings, **(override_args or {})})
-        return cls.from_llama(read(transformers.LlamaForCausalLM).state_dict(), config)
+        llama, found = read(transformers.LlamaForCausalLM, output_loading_info=True)
+        for problem in ("missing", "unexpected", "mismatched"):  # for which transformers takes random numbers
+            names = sorted(map(str, found[f"{problem}_keys"]))
+            if names:
+                raise ValueError(f"{name_or_path}: its weights are not those of its config: {names[0]} is {problem}")
+        return cls.from_llama(llama.state_dict(), config)
 
     def save_pretrained(self, folder):
         """Writes a folder that transformers, and `from_pretrained`, read as a Llama (needs transformers 5).
@@ -759,7 +764,8 @@ class GPT(nn.Module):
         transformers = import_transformers()
         config = {name: getattr(self.config, ours) for ours, name in LLAMA_CONFIG.items()}
         rope = {"rope_type": "default", "rope_theta": self.config.rope_theta}
-        theirs = transformers.LlamaConfig(**config, mlp_bias=self.config.bias, rope_parameters=rope)
+        ends = {"bos_token_id": None, "eos_token_id": None}  # what they are is for the tokenizer to know
+        theirs = transformers.LlamaConfig(**config, **ends, mlp_bias=self.config.bias, rope_parameters=rope)
         transformers.LlamaForCausalLM(theirs).save_pretrained(folder, state_dict=self.to_llama())
 
 

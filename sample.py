@@ -6,7 +6,9 @@ that is needed; the data folder may be gone.
 """
 
 import math
+import os
 import pickletools
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -153,14 +155,23 @@ def write_text(model, tokenizer, tokens, max_new_tokens, generator, **how):
 
 
 def export_llama(model, tokenizer, folder):
-    """Writes a folder that transformers reads; ValueError if the folder is there or the model is no Llama."""
+    """Writes a folder that transformers reads, whole or not at all; ValueError if it is there or the model no Llama."""
     if folder.exists():
         raise ValueError(f"export = {folder} is there already: name a new folder")
-    model.save_pretrained(folder)
+    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     kind = "its own tokenizer, which stays in the checkpoint"
-    if isinstance(tokenizer, HFTokenizer):
-        tokenizer.save_pretrained(folder)
-        kind = "its tokenizer"
+    try:
+        model.save_pretrained(unfinished)
+        if isinstance(tokenizer, HFTokenizer):
+            tokenizer.save_pretrained(unfinished)
+            kind = "its tokenizer"
+        unfinished.rename(folder)
+    except (ImportError, OSError, ValueError):
+        raise
+    except Exception as error:  # safetensors has types of its own
+        raise ValueError(f"{folder}: could not be written: {error}") from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
     print(f"{folder}: a Llama of {model.get_num_params():,} parameters, with {kind}")
 
 

@@ -253,18 +253,18 @@ def open_log(step):
 
 
 def open_trackers():
-    """Functions that take the numbers of a line of log.jsonl and their step, for each tracker that is asked for."""
-    trackers = []
+    """What else takes the numbers of a line of log.jsonl and their step: functions, by name."""
+    trackers = {}
     if tensorboard:
         from torch.utils.tensorboard import SummaryWriter
 
         writer = SummaryWriter(out, purge_step=step + 1)  # what came after the checkpoint will happen again
-        trackers.append(lambda numbers, step: [writer.add_scalar(name, x, step) for name, x in numbers.items()])
+        trackers["TensorBoard"] = lambda numbers, step: [writer.add_scalar(name, x, step) for name, x in numbers.items()]
     if wandb:
         from wandb import init
 
         run = init(name=out.name, id=out.name, resume="allow" if saved else None, config=settings, dir=out)
-        trackers.append(lambda numbers, step: run.log(numbers, step=step))
+        trackers["Weights & Biases"] = lambda numbers, step: run.log(numbers, step=step)
     return trackers
 
 
@@ -328,7 +328,7 @@ with user_errors():
     if world > 1:
         dist.barrier()  # from here on the first process writes to the folder, which the others have now seen as it was
     log = open_log(step) if rank == 0 else open(os.devnull, "wb", buffering=0)
-    trackers = open_trackers() if rank == 0 else []
+    trackers = open_trackers() if rank == 0 else {}
     if rank == 0:
         clear_leftovers(out)
         if not saved:  # the run that was here goes, now that nothing is left that could be refused
@@ -523,8 +523,12 @@ def note(event, **facts):
     unwritten += json.dumps({"event": event, "step": step, **facts}).encode() + b"\n"
     write_log()
     numbers = {name: fact for name, fact in facts.items() if isinstance(fact, (int, float))}
-    for tracker in trackers:
-        tracker({f"{event}/{name}": number for name, number in numbers.items()}, step)
+    for tracker, track in list(trackers.items()):
+        try:
+            track({f"{event}/{name}": number for name, number in numbers.items()}, step)
+        except Exception as error:  # a full disk, a lost network: no reason to lose a run
+            del trackers[tracker]
+            say(f"NOT TRACKED from step {step} on: {tracker}: {error}; training goes on")
 
 
 def write_log():

@@ -41,8 +41,10 @@ def replace_file(path):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
         raise
     with suppress(OSError):  # the rename itself reaches the disk; not every system can sync a folder
         folder = os.open(path.parent, os.O_RDONLY)
@@ -189,19 +191,29 @@ class HFTokenizer:
             raise ValueError(f"not a tokenizer.json that `tokenizers` reads: {error}") from None
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        self.vocab_size = max(self.tokenizer.get_vocab().values()) + 1
-        self.document_start = self.encode("")
-        if not self.document_start and self.tokenizer.token_to_id(END) is not None:
-            self.document_start = [self.tokenizer.token_to_id(END)]
+        vocabulary = self.tokenizer.get_vocab()
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        # what it puts before every text, or what GPT-2 and its kin put between texts
+        plain, marked = self.encode_array("a").tolist(), self.run("a", add_special_tokens=True)
+        self.document_start = marked[: marked.index(plain[0])] if plain else []
+        if not self.document_start and END in vocabulary:
+            self.document_start = [vocabulary[END]]
+        self.prompt_start = self.document_start if marked[: len(self.document_start)] == self.document_start else []
+
+    def run(self, text, add_special_tokens) -> list[int]:
+        check_text(text)
+        check_unicode(text)
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # it has no type of its own
+            raise ValueError(f"the tokenizer cannot encode this text: {error}") from None
 
     def encode(self, text) -> list[int]:
         """The tokens of a text to continue, after those that the model expects first."""
-        check_text(text)
-        return self.tokenizer.encode(text).ids
+        return self.prompt_start + self.run(text, add_special_tokens=False)
 
     def encode_array(self, text) -> np.ndarray:
-        check_text(text)
-        return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
+        return np.array(self.run(text, add_special_tokens=False), np.uint32)
 
     def decode(self, ids) -> str:
         return self.tokenizer.decode(token_ids(ids, self.vocab_size), skip_special_tokens=False)
@@ -210,14 +222,22 @@ class HFTokenizer:
         return self.decode(ids).encode()
 
     def decode_stream(self, ids, prompt=()):
-        """Yields the text of `ids`, which follow the tokens of a `prompt`, as they come."""
-        from tokenizers.decoders import DecodeStream
+        """Yields the text of `ids`, which follow the tokens of a `prompt`, as they come: what a token reads as may
+        depend on those before it, and a character may take several."""
+        tokens, done, shown = list(prompt[-8:]), 0, len(prompt[-8:])  # all before `shown` is out, before `done` for long
 
-        stream = DecodeStream(skip_special_tokens=False)
-        for i in prompt:  # what a token reads as may depend on those before it
-            stream.step(self.tokenizer, i)
+        def text(stop=None):
+            return self.tokenizer.decode(tokens[done:stop], skip_special_tokens=False)
+
         for i in ids:
-            yield stream.step(self.tokenizer, i) or ""
+            tokens.append(i)
+            new = text()[len(text(shown)) :]
+            if new.endswith("\ufffd"):
+                yield ""
+            else:
+                yield new
+                done, shown = shown, len(tokens)
+        yield text()[len(text(shown)) :]
 
     def state(self) -> dict:
         """All there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
@@ -227,7 +247,8 @@ class HFTokenizer:
         """Writes what transformers' AutoTokenizer reads."""
         from transformers import PreTrainedTokenizerFast
 
-        PreTrainedTokenizerFast(tokenizer_object=self.tokenizer).save_pretrained(folder)
+        first = {"bos_token": self.tokenizer.id_to_token(self.prompt_start[0])} if self.prompt_start else {}
+        PreTrainedTokenizerFast(tokenizer_object=self.tokenizer, **first).save_pretrained(folder)
 
 
 def check_text(text):

@@ -2,7 +2,9 @@
 
 The texts are cut into parts of some megabytes before anything of them is read. Each part is tokenized by itself and
 kept in a file of its own, so that an interrupted run goes on with the parts that are missing; then they are joined.
-A text is cut only where no token could have spanned the cut: parts give the tokens that the whole would give.
+A text is cut where no token could have spanned the cut, so that its parts give the tokens that the whole would give:
+after a line's end or before a space. (Where a megabyte has none it is cut between any two characters, and a tokenizer
+that puts a space before every text, as Llama 2's does, puts one there too.)
 """
 
 import gzip
@@ -47,7 +49,9 @@ class Part:
 
     def pieces(self):
         """Yields (whether a document begins here, text)."""
-        return READERS[self.kind](self)
+        for begins, text in READERS[self.kind](self):
+            if text is not None:  # a table's way to say that there is none
+                yield begins, text.encode(errors="replace").decode()  # JSON can hold half a surrogate pair
 
     def version(self):
         """What changes with the content."""
@@ -129,7 +133,7 @@ def field_of(line, part, where):
         row = json.loads(line)
     except (ValueError, RecursionError):
         raise ValueError(f"{part.path}: {where}: not JSON") from None
-    if not isinstance(row, dict) or not isinstance(row.get(part.field), str):
+    if not isinstance(row, dict) or not isinstance(row.get(part.field, 0), str | None):
         has = ", ".join(name for name, value in row.items() if isinstance(value, str)) if isinstance(row, dict) else ""
         raise ValueError(f"{part.path}: {where}: no text in field {part.field!r}; --field may be: {has or 'none'}")
     yield True, row[part.field]
@@ -149,13 +153,18 @@ def parquet(path):
 
 def read_parquet(part):
     file = parquet(part.path)
-    columns = [column.name for column in file.schema_arrow if str(column.type) in ("string", "large_string")]
+    types = ("string", "large_string", "dictionary<values=string")
+    columns = [column.name for column in file.schema_arrow if str(column.type).startswith(types)]
     if part.field not in columns:
         has = ", ".join(columns) or "none"
         raise ValueError(f"{part.path}: no text in column {part.field!r}; --field may be: {has}")
-    for batch in file.iter_batches(batch_size=256, row_groups=range(part.start, part.stop), columns=[part.field]):
-        for value in batch.column(0):
-            yield True, value.as_py() or ""
+    batches = file.iter_batches(batch_size=256, row_groups=range(part.start, part.stop), columns=[part.field])
+    try:
+        for batch in batches:
+            for value in batch.column(0):
+                yield True, value.as_py()
+    except (OSError, UnicodeDecodeError) as error:  # pyarrow's errors about content are OSErrors
+        raise ValueError(f"{part.path}: damaged: {str(error).splitlines()[0]}") from None
 
 
 @cache
@@ -167,14 +176,16 @@ def rows_of(name):
     try:
         return load_dataset(name, split="train")
     except Exception as error:  # of the hub and of many formats, with types of their own
-        reason = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
         raise ValueError(f"{name}: cannot be loaded: {reason}") from None
 
 
 def read_rows(part):
     rows = rows_of(part.path)
-    if part.field not in rows.column_names:
-        raise ValueError(f"{part.path}: no column {part.field!r}; there is {', '.join(rows.column_names)}")
+    columns = [name for name, column in rows.features.items() if getattr(column, "dtype", "") in ("string", "large_string")]
+    if part.field not in columns:
+        has = ", ".join(columns) or "none"
+        raise ValueError(f"{part.path}: no text in column {part.field!r}; --field may be: {has}")
     for i in range(part.start, part.stop):
         yield True, rows[i][part.field]
 
@@ -205,8 +216,8 @@ def tokenize(tokenizer, part, is_first, path):
         for i, (begins, text) in enumerate(part.pieces()):
             if begins and not marks and not (is_first and i == 0):
                 text = "\n" + text
-            content = text.encode(errors="replace")  # JSON can hold half a surrogate pair
-            ids = tokenizer.encode_array(content.decode())
+            content = text.encode()
+            ids = tokenizer.encode_array(text)
             if begins and marks:
                 ids = np.concatenate((marks, ids))
             file.write(ids.astype(dtype).tobytes())
@@ -357,13 +368,14 @@ def between(facts, start, stop, tokenizer):
 
 def cut_bytes(facts, cut, tokenizer):
     """How many bytes of text are before and after the token `cut`; of Hugging Face's tokenizers about as many."""
-    before, total = 0, sum(fact["bytes"] for _, fact in facts)
+    before, total = 0, max(2, sum(fact["bytes"] for _, fact in facts))
     for path, fact in facts:
         if cut < fact["tokens"]:
             ids = np.fromfile(path.with_suffix(".bin"), token_dtype(tokenizer), cut)
             text = tokenizer.decode_bytes(ids[~np.isin(ids, tokenizer.document_start)])
-            before += min(len(text), fact["bytes"] - 1)
+            before += min(len(text), fact["bytes"])
             break
         before += fact["bytes"]
         cut -= fact["tokens"]
+    before = min(max(before, 1), total - 1)
     return before, total - before

@@ -328,7 +328,53 @@ def test_other_bad_input(tmp_path, monkeypatch):
         parts_of_dataset("some/where")
 
 
-def test_half_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path):
+@pytest.mark.parametrize("tokenizer", ["char", "bpe", "gpt2"])
+def test_half_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path, tokenizer):
     (tmp_path / "a.jsonl").write_text('{"text": "good \\ud800 text"}\n' * 9)
-    ids, loaded = run(tmp_path / "data", [tmp_path / "a.jsonl"], "gpt2")
-    assert loaded.tokenizer.decode(ids) == (data.END + "good ? text") * 9
+    ids, loaded = run(tmp_path / "data", [tmp_path / "a.jsonl"], tokenizer)
+    assert loaded.tokenizer.decode(ids).replace(data.END, "\n").strip() == "\n".join(["good ? text"] * 9)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet", "dataset"])
+def test_what_is_null_is_no_document(tmp_path, suffix):
+    documents = [None, *DOCUMENTS, None, "", *DOCUMENTS]
+    if suffix == "dataset":
+        (tmp_path / "dataset").mkdir()
+        write(tmp_path / "dataset" / "train.parquet", documents)
+        prepare_corpus(tmp_path / "data", parts_of_dataset(str(tmp_path / "dataset")), "test", "gpt2")
+        ids, loaded = tokens_of(tmp_path / "data")
+    else:
+        ids, loaded = run(tmp_path / "data", [write(tmp_path / f"a.{suffix}", documents)], "gpt2")
+    assert loaded.tokenizer.decode(ids).split(data.END)[1:] == [*DOCUMENTS, "", *DOCUMENTS]
+
+
+def test_columns_that_are_not_text_are_refused(tmp_path):
+    (tmp_path / "dataset").mkdir()
+    path = write(tmp_path / "dataset" / "train.parquet", DOCUMENTS)
+    with pytest.raises(ValueError, match="dataset: no text in column 'id'; --field may be: text"):
+        prepare_corpus(tmp_path / "data", parts_of_dataset(str(tmp_path / "dataset"), "id"), "test")
+    with pytest.raises(ValueError, match="train.parquet: no text in column 'id'; --field may be: text"):
+        run(tmp_path / "data", [path], field="id")
+
+
+def test_parquet_of_repeated_texts(tmp_path):
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    write_table(pyarrow.table({"text": pyarrow.array(DOCUMENTS).dictionary_encode()}), tmp_path / "a.parquet")
+    ids, loaded = run(tmp_path / "data", [tmp_path / "a.parquet"], "char")
+    assert loaded.tokenizer.decode(ids) == "\n".join(DOCUMENTS)
+
+
+def test_parquet_with_damaged_pages_is_named(tmp_path):
+    path = write(tmp_path / "a.parquet", [document * 50 for document in DOCUMENTS])
+    content = bytearray(path.read_bytes())
+    content[4:200] = b"\xff" * 196
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="a.parquet: damaged"):
+        run(tmp_path / "data", [path], "char")
+
+
+def test_sizes_are_never_empty(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n' * 10 + '{"text": "ab"}\n')
+    run(tmp_path / "data", [tmp_path / "a.jsonl"], "gpt2", None, 0.5)

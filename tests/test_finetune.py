@@ -5,12 +5,14 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -104,8 +106,25 @@ def test_text_comes_out_of_a_stream_as_it_does_at_once(llama):
         start = len(tokenizer.encode_array("the quick"))
         pieces = list(tokenizer.decode_stream(ids[start:], prompt[: len(prompt) - start] + ids[:start]))
         assert "".join(pieces) == tokenizer.decode(ids)[len("the quick") :]
-        assert len(pieces) == len(ids) - start
-    assert list(tokenizer.decode_stream([tokenizer.vocab_size + 5], prompt)) == [""]  # a spare row of the embedding
+        assert len(pieces) == len(ids) - start + 1
+    assert list(tokenizer.decode_stream([tokenizer.vocab_size + 5], prompt)) == ["", ""]  # a spare row of the embedding
+    random = np.random.default_rng(0)
+    for _ in range(200):  # a model may say anything
+        ids = random.integers(tokenizer.vocab_size, size=20).tolist()
+        "".join(tokenizer.decode_stream(ids, prompt)).encode()
+
+
+def test_the_end_that_some_tokenizers_put_is_not_part_of_a_prompt():
+    tokenizer = like_llama_3()
+    special = [("<s>", 0), ("</s>", 1)]
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=special)
+    ours = data.HFTokenizer(tokenizer.to_str())
+    assert tokenizer.encode("the dog").ids == [*ours.encode("the dog"), 1] and ours.document_start == [0]
+    tokenizer.post_processor = processors.TemplateProcessing("$A", special_tokens=[])
+    assert data.HFTokenizer(tokenizer.to_str()).document_start == []
+    tokenizer.add_special_tokens([data.END])
+    ours = data.HFTokenizer(tokenizer.to_str())
+    assert ours.document_start == [tokenizer.token_to_id(data.END)] and ours.encode("a") == tokenizer.encode("a").ids
 
 
 def test_documents_begin_as_the_tokenizer_says(llama, tmp_path):
@@ -117,6 +136,11 @@ def test_documents_begin_as_the_tokenizer_says(llama, tmp_path):
     loaded = data.load(tmp_path / "data")
     ids = np.concatenate([loaded.splits["train"], loaded.splits["val"]]).tolist()
     assert ids == [i for line in lines for i in loaded.tokenizer.encode(line)]
+
+
+def test_text_that_is_not_unicode_is_refused(llama):
+    with pytest.raises(ValueError, match="half a surrogate pair"):
+        data.hf_tokenizer(str(llama)).encode("a\udcffb")
 
 
 @pytest.mark.parametrize("content, named", [("{}", "not a tokenizer.json"), ("", "not a tokenizer.json"), (3, "missing")])
@@ -171,7 +195,10 @@ def test_an_exported_run_is_the_same_model(tuned, llama, capsys):
     idx = torch.randint(320, (2, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(theirs(idx).logits, model(idx)[0], atol=1e-5, rtol=1e-5)
-    assert AutoTokenizer.from_pretrained("out/exported").encode("the dog") == AutoTokenizer.from_pretrained(llama).encode("the dog")
+    tokenizers = [AutoTokenizer.from_pretrained(folder) for folder in (llama, "out/exported")]
+    assert tokenizers[0].encode("the dog") == tokenizers[1].encode("the dog")
+    assert tokenizers[0].bos_token == tokenizers[1].bos_token
+    assert theirs.generation_config.eos_token_id is None  # and not what another tokenizer would have there
     again = GPT.from_pretrained("out/exported")
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters()))
     capsys.readouterr()
@@ -189,6 +216,55 @@ def test_a_run_of_our_own_is_exported(repo, capsys, options):
     with torch.no_grad():
         theirs = LlamaForCausalLM.from_pretrained("out/exported")
         torch.testing.assert_close(theirs(idx).logits, model(idx)[0], atol=1e-5, rtol=1e-5)
+
+
+def change_weights(folder, change):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path, {"format": "pt"})
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+Q = "model.layers.0.self_attn.q_proj.weight"
+SPOILED = {
+    "a tensor gone": (lambda folder: change_weights(folder, lambda weights: weights.pop(Q)), f"{Q} is missing"),
+    "one too many": (lambda folder: change_weights(folder, lambda w: w.update({"x": w[Q].clone()})), "x is unexpected"),
+    "a layer too few": (lambda folder: change_config(folder, num_hidden_layers=3), "model.layers.2.* is missing"),
+    "a layer too many": (lambda folder: change_config(folder, num_hidden_layers=1), "model.layers.1.* is unexpected"),
+    "not a number": (lambda folder: change_weights(folder, lambda weights: weights[Q].fill_(np.nan)), f"{Q} .*finite"),
+    "cut off": (lambda folder: os.truncate(folder / "model.safetensors", 999), "not a model that transformers can read"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_a_llama_whose_weights_do_not_fit_is_refused(llama, tmp_path, how):
+    shutil.copytree(llama, tmp_path / "spoiled")
+    spoil, named = SPOILED[how]
+    spoil(tmp_path / "spoiled")
+    with pytest.raises(ValueError, match=named) as error:
+        GPT.from_pretrained(tmp_path / "spoiled")
+    assert "\n" not in str(error.value)
+
+
+def test_an_export_that_fails_leaves_nothing(repo, monkeypatch, capsys):
+    repo(f"train.py {TINY} --out_dir=out/own")
+    before = sorted(Path("out").iterdir())
+
+    class SafetensorError(Exception):
+        pass
+
+    def no_room(self, folder):
+        Path(folder).mkdir()
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(GPT, "save_pretrained", no_room)
+    assert "out/exported: could not be written: No space left" in refused(repo, "sample.py --export=out/exported", capsys)
+    assert sorted(Path("out").iterdir()) == before
 
 
 # -- bad input -----------------------------------------------------------------------------------------------

@@ -61,6 +61,15 @@ def test_wandb_has_what_the_log_has(repo, monkeypatch):
     assert {key: number for key, number in found.items() if key[0] != "step"} == numbers_of("out/run")
 
 
+def test_a_tracker_that_fails_does_not_end_the_run(repo, monkeypatch):
+    Path("wandb.py").write_text(WANDB.replace("numbers, step):", "numbers, step):\n        1 / 0"))
+    monkeypatch.syspath_prepend(repo.folder)
+    output = repo(f"train.py {TINY} --out_dir=out/run --wandb")
+    del sys.modules["wandb"]
+    assert output.count("NOT TRACKED") == 1 and "Weights & Biases: division by zero; training goes on" in output
+    assert log_of("out/run")[-1]["event"] == "end"
+
+
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
 def test_a_tracker_that_is_not_installed(repo, monkeypatch, capsys, tracker):
     monkeypatch.setitem(sys.modules, tracker, None)
@@ -89,10 +98,13 @@ def plot(tmp_path, monkeypatch, capsys):
 
 def test_runs_in_one_picture(plot, repo, monkeypatch):
     monkeypatch.chdir(repo.folder)
-    for out in ("out/a", "out/b"):
+    for out in ("out/a", "out/b$_{x$"):
         repo(f"train.py {TINY} --out_dir={out}")
-    assert plot("out/a/log.jsonl", "out/b/log.jsonl", "--out=both.png") == (0, "both.png\n", "")
-    assert Path("both.png").read_bytes().startswith(b"\x89PNG")
+    with open("out/a/log.jsonl", "a") as file:
+        file.write('{"event": "st')  # it is being written
+    for name in ("both.png", "both"):
+        assert plot("out/a/log.jsonl", "out/b$_{x$/log.jsonl", f"--out={name}") == (0, f"{name}\n", "")
+        assert Path(name).read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("content, named", [
@@ -100,6 +112,8 @@ def test_runs_in_one_picture(plot, repo, monkeypatch):
     ("", "log.jsonl: no step has been logged yet"),
     ("[]\n", "log.jsonl: not a log of train.py"),
     ('{"event": "step"}\n', "log.jsonl: not a log of train.py"),
+    ('{"event": "step", "step": 1, "loss": {}}\n', "log.jsonl: not a log of train.py"),
+    ("[" * 10**5 + "\n", "log.jsonl: not a log of train.py"),
     ("\udcff", "log.jsonl: not a log of train.py"),
 ])  # fmt: skip
 def test_a_log_that_cannot_be_drawn(plot, monkeypatch, content, named):

@@ -13,12 +13,13 @@ def read(path):
     """Of a run's log (steps, training losses) and (steps, validation losses)."""
     losses, evaluations = [], []
     try:
-        for facts in map(json.loads, path.read_text().splitlines()):
+        lines = path.read_text().splitlines(keepends=True)
+        for facts in (json.loads(line) for line in lines if line.endswith("\n")):  # a run may be at the last one
             if facts["event"] == "step" and facts["loss"] is not None:
-                losses.append((facts["step"], facts["loss"]))
+                losses.append((float(facts["step"]), float(facts["loss"])))
             elif facts["event"] == "eval":
-                evaluations.append((facts["step"], facts["val_loss"]))
-    except (KeyError, TypeError, ValueError):
+                evaluations.append((float(facts["step"]), float(facts["val_loss"])))
+    except (KeyError, OverflowError, RecursionError, TypeError, ValueError):
         raise ValueError(f"{path}: not a log of train.py") from None
     if not losses:
         raise ValueError(f"{path}: no step has been logged yet")
@@ -45,9 +46,9 @@ if __name__ == "__main__":
             axis.plot(*zip(*losses), color=f"C{i}", linewidth=0.5, alpha=0.5)
             if evaluations:
                 axis.plot(*zip(*evaluations), color=f"C{i}", marker=".")
-            axis.plot([], [], color=f"C{i}", label=path.parent.name)
+            axis.plot([], [], color=f"C{i}", label=path.resolve().parent.name.replace("$", r"\$"))
         axis.set_xlabel("steps")
         axis.set_ylabel("loss: training (thin), validation (dots)")
         axis.legend(fontsize=8)
-        figure.savefig(args.out, dpi=120)
+        figure.savefig(args.out, dpi=120, format=args.out.suffix.removeprefix(".") or "png")
         print(args.out)
