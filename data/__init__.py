@@ -193,12 +193,10 @@ class HFTokenizer:
         self.tokenizer.no_padding()
         vocabulary = self.tokenizer.get_vocab()
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        # what it puts before every text, or what GPT-2 and its kin put between texts
         plain, marked = self.encode_array("a").tolist(), self.run("a", add_special_tokens=True)
-        self.document_start = marked[: marked.index(plain[0])] if plain else []
-        if not self.document_start and END in vocabulary:
-            self.document_start = [vocabulary[END]]
-        self.prompt_start = self.document_start if marked[: len(self.document_start)] == self.document_start else []
+        # what it puts before every text, and what tells documents apart, in GPT-2 and its kin another token
+        self.prompt_start = marked[: marked.index(plain[0])] if plain and plain[0] in marked else []
+        self.document_start = self.prompt_start or [vocabulary[END]] * (END in vocabulary)
 
     def run(self, text, add_special_tokens) -> list[int]:
         check_text(text)
@@ -224,19 +222,20 @@ class HFTokenizer:
     def decode_stream(self, ids, prompt=()):
         """Yields the text of `ids`, which follow the tokens of a `prompt`, as they come: what a token reads as may
         depend on those before it, and a character may take several."""
-        tokens, done, shown = list(prompt[-8:]), 0, len(prompt[-8:])  # all before `shown` is out, before `done` for long
+        tokens = list(prompt[-8:])
+        start, shown = 0, len(tokens)  # the text of tokens[:shown] is out; tokens are decoded from `start` on
 
         def text(stop=None):
-            return self.tokenizer.decode(tokens[done:stop], skip_special_tokens=False)
+            return self.tokenizer.decode(tokens[start:stop], skip_special_tokens=False)
 
         for i in ids:
             tokens.append(i)
             new = text()[len(text(shown)) :]
-            if new.endswith("\ufffd"):
+            if new.endswith("\ufffd"):  # a part of a character
                 yield ""
             else:
                 yield new
-                done, shown = shown, len(tokens)
+                start, shown = shown, len(tokens)
         yield text()[len(text(shown)) :]
 
     def state(self) -> dict:
