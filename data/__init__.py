@@ -196,7 +196,7 @@ class HFTokenizer:
         plain, marked = self.encode_array("a").tolist(), self.run("a", add_special_tokens=True)
         # what it puts before every text, and what tells documents apart, in GPT-2 and its kin another token
         self.prompt_start = marked[: marked.index(plain[0])] if plain and plain[0] in marked else []
-        self.document_start = self.prompt_start or [vocabulary[END]] * (END in vocabulary)
+        self.document_start = self.prompt_start or ([vocabulary[END]] if END in vocabulary else [])
 
     def run(self, text, add_special_tokens) -> list[int]:
         check_text(text)
