@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import count
 
 import numpy as np
 import pytest
@@ -300,7 +301,7 @@ def test_two_at_once_are_refused(tmp_path, files):
     ("a.jsonl.gz", b"plain text", "a.jsonl.gz: damaged"),
     ("a.parquet", b"plain text", "a.parquet: not a parquet file"),
     ("a.txt", b"good text and then " + b"more of it " * 20 + b"\xff bad", "a.txt: not UTF-8 text at byte 239"),
-])  # fmt: skip
+], ids=count())  # fmt: skip
 def test_bad_files(tmp_path, name, content, named):
     path = tmp_path / name
     path.write_bytes(content)

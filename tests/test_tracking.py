@@ -3,6 +3,7 @@
 import json
 import runpy
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,7 @@ def test_runs_in_one_picture(plot, repo, monkeypatch):
     ('{"event": "step", "step": 1, "loss": {}}\n', "log.jsonl: not a log of train.py"),
     ("[" * 10**5 + "\n", "log.jsonl: not a log of train.py"),
     ("\udcff", "log.jsonl: not a log of train.py"),
-])  # fmt: skip
+], ids=count())  # fmt: skip
 def test_a_log_that_cannot_be_drawn(plot, monkeypatch, content, named):
     if content is not None:
         Path("log.jsonl").write_text(content, errors="surrogateescape")
