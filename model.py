@@ -699,8 +699,10 @@ class GPT(nn.Module):
             if given is None:
                 raise ValueError(f"the Llama checkpoint lacks {name}, which this config needs")
             dense = isinstance(given, torch.Tensor) and given.layout == torch.strided and not given.is_meta
-            if not dense or not given.is_floating_point() or not given.isfinite().all():
-                raise ValueError(f"{name} is not a tensor of finite floating-point numbers")
+            if not dense or not given.is_floating_point():
+                raise ValueError(f"{name} is not a tensor of floating-point numbers")
+            if not given.isfinite().all():
+                raise ValueError(f"{name} has numbers that are not finite")
             if given.shape != tensor.shape:
                 raise ValueError(f"{name} has shape {tuple(given.shape)}, the config needs {tuple(tensor.shape)}")
             if name == "lm_head.weight" and config.tie_weights and not given.equal(model.embed.weight):
