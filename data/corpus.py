@@ -133,10 +133,15 @@ def field_of(line, part, where):
         row = json.loads(line)
     except (ValueError, RecursionError):
         raise ValueError(f"{part.path}: {where}: not JSON") from None
-    if not isinstance(row, dict) or not isinstance(row.get(part.field, 0), str | None):
-        has = ", ".join(name for name, value in row.items() if isinstance(value, str)) if isinstance(row, dict) else ""
-        raise ValueError(f"{part.path}: {where}: no text in field {part.field!r}; --field may be: {has or 'none'}")
+    row = row if isinstance(row, dict) else {}
+    if not isinstance(row.get(part.field, 0), str | None):
+        texts = [name for name, value in row.items() if isinstance(value, str)]
+        raise no_text(f"{part.path}: {where}", f"field {part.field!r}", texts)
     yield True, row[part.field]
+
+
+def no_text(where, field, texts):
+    return ValueError(f"{where}: no text in {field}; --field may be: {', '.join(texts) or 'none'}")
 
 
 def parquet(path):
@@ -156,8 +161,7 @@ def read_parquet(part):
     types = ("string", "large_string", "dictionary<values=string")
     columns = [column.name for column in file.schema_arrow if str(column.type).startswith(types)]
     if part.field not in columns:
-        has = ", ".join(columns) or "none"
-        raise ValueError(f"{part.path}: no text in column {part.field!r}; --field may be: {has}")
+        raise no_text(part.path, f"column {part.field!r}", columns)
     batches = file.iter_batches(batch_size=256, row_groups=range(part.start, part.stop), columns=[part.field])
     try:
         for batch in batches:
@@ -184,8 +188,7 @@ def read_rows(part):
     rows = rows_of(part.path)
     columns = [name for name, column in rows.features.items() if getattr(column, "dtype", "") in ("string", "large_string")]
     if part.field not in columns:
-        has = ", ".join(columns) or "none"
-        raise ValueError(f"{part.path}: no text in column {part.field!r}; --field may be: {has}")
+        raise no_text(part.path, f"column {part.field!r}", columns)
     for i in range(part.start, part.stop):
         yield True, rows[i][part.field]
 
@@ -230,12 +233,17 @@ def tokenize(tokenizer, part, is_first, path):
     return facts
 
 
-def start_worker(work):
-    """Keeps `work`, which may hold a large tokenizer, for `do`, and ends this process when its parent ends."""
-    global task
-    task = work
+def end_with_parent():
+    """Ends this process, another's worker, when that one ends, however it does."""
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def start_worker(work):
+    """Keeps `work`, which may hold a large tokenizer, for `do`."""
+    global task
+    task = work
+    end_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel enough
 
 

@@ -13,7 +13,6 @@ import os
 import signal
 import statistics
 import sys
-import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
@@ -28,6 +27,7 @@ import torch
 
 from config import ArgumentParser, fail, pick_attention_kernel, pick_device, pick_dtype, user_errors
 from data import replace_file
+from data.corpus import end_with_parent
 from model import GPT, GPTConfig
 
 # -- one run -------------------------------------------------------------------------------------------------
@@ -83,8 +83,7 @@ def start_worker(name):
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
-    parent = multiprocessing.parent_process()
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    end_with_parent()
 
 
 def autocast(run):
