@@ -16,7 +16,7 @@ import os
 import re
 import urllib.request
 from collections import Counter, defaultdict
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -511,40 +511,45 @@ def write_data(folder, tokenizer, tokens, sizes, source, warning, text_sha256):
     large = LARGE.get(state["kind"])  # a part of the state that has a file of its own: its name in there, the file's
     content = state.pop(large[0]).encode() if large else b""
     if large:
-        state |= {"file": large[1], "sha256": sha256(content)}
+        state["sha256"] = sha256(content)
 
     folder.mkdir(parents=True, exist_ok=True)
     clear_leftovers(folder)
-    (folder / "meta.json").unlink(missing_ok=True)  # written last: a folder with one is whole
-    for _, name in LARGE.values():
-        (folder / name).unlink(missing_ok=True)
-    if large:
-        with replace_file(folder / large[1]) as file:
-            file.write(content)
-    counts, hashes = {}, {}
-    for split in SPLITS:
-        count, digest = 0, hashlib.sha256()
-        with replace_file(folder / f"{split}.bin") as file:
+    with ExitStack() as stack:  # at its end the files take their places, the last opened first
+        files = {"meta.json": stack.enter_context(replace_file(folder / "meta.json"))}
+        if large:
+            files[large[1]] = stack.enter_context(replace_file(folder / large[1]))
+            files[large[1]].write(content)
+        counts, hashes = {}, {}
+        for split in SPLITS:
+            files[f"{split}.bin"] = file = stack.enter_context(replace_file(folder / f"{split}.bin"))
+            count, digest = 0, hashlib.sha256()
             for ids in tokens[split]:
                 content = ids.astype(dtype).tobytes()
                 file.write(content)
                 digest.update(content)
                 count += len(ids)
-        counts[split], hashes[split] = count, digest.hexdigest()
-    meta = {
-        "version": VERSION,
-        "tokenizer": state,
-        "vocab_size": tokenizer.vocab_size,
-        "dtype": dtype.name,
-        "source": source,
-        "warning": warning,
-        "text_sha256": text_sha256,
-        "tokens": counts,
-        "bytes": sizes,
-        "sha256": hashes,  # of the .bin files
-    }
-    with replace_file(folder / "meta.json") as file:
-        file.write(json.dumps(meta, indent=1).encode())
+            counts[split], hashes[split] = count, digest.hexdigest()
+        meta = {
+            "version": VERSION,
+            "tokenizer": state,
+            "vocab_size": tokenizer.vocab_size,
+            "dtype": dtype.name,
+            "source": source,
+            "warning": warning,
+            "text_sha256": text_sha256,
+            "tokens": counts,
+            "bytes": sizes,
+            "sha256": hashes,  # of the .bin files
+        }
+        files["meta.json"].write(json.dumps(meta, indent=1).encode())
+        for file in files.values():
+            file.flush()
+        # until here what was in the folder is whole; from here on nothing is, until there is a meta.json again
+        (folder / "meta.json").unlink(missing_ok=True)
+    for _, name in LARGE.values():
+        if name not in files:
+            (folder / name).unlink(missing_ok=True)
 
     size = sum(sizes.values())
     print(f"{folder}: {source}, {size:,} bytes")

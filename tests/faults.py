@@ -176,6 +176,7 @@ def wait(process, folder, seconds, happened=lambda: False):
     end = time.monotonic() + seconds
     while time.monotonic() < end and not happened() and process.poll() is None:
         look(folder)
+        time.sleep(0.001)  # a checkpoint has its name for longer than that
 
 
 def kill(process, folder, log_before, moment):
@@ -323,22 +324,25 @@ def starve_to_the_end(repository, settings, whole):
 
 
 def try_prepare(folder):
-    """prepare.py without room for its files leaves nothing that is taken for data; with room it mends that."""
+    """prepare.py without room for its files leaves the data that were there, whole; with room it replaces them."""
     repository = copy_repository(folder, TEXT[:200])  # so short that meta.json is the largest file
     char = repository / "data" / "shakespeare_char"
+    before = load(char).meta
+    (char / "input.txt").write_text(TEXT[:200].upper())
     tokens, meta = (char / "train.bin").stat().st_size, (char / "meta.json").stat().st_size
     expect(tokens < meta, "the text is too long for this test")
-    for room in (8, tokens // 2, tokens, meta - 1, ENOUGH):
+    for room in (8, tokens, meta - 1, ENOUGH):
         limits = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
         command = [sys.executable, char / "prepare.py"]
         run = subprocess.run(command, env=ENVIRONMENT, preexec_fn=limits, capture_output=True, text=True)
+        data = load(char)
+        data.check_content()
         if room == ENOUGH:
-            expect(run.returncode == 0, run.stderr)
-            load(char).check_content()
+            expect(run.returncode == 0 and data.meta != before, run.stderr)
             return
         reason = f"with room for {room} bytes prepare.py gave exit code {run.returncode} and {run.stderr}"
         expect(run.returncode == 2 and run.stderr.count("\n") == 1, reason)
-        expect(not (char / "meta.json").exists(), f"{char}: half-written, but with a meta.json")
+        expect(data.meta == before, f"{char}: replaced, though there was no room")
         expect(not list(char.glob("*.tmp")), f"{char}: files are left over")
         counts["runs of prepare.py made to fail"] += 1
 

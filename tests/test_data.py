@@ -1,6 +1,7 @@
 """Tokenizers, prepared folders, batches: data/__init__.py and the prepare scripts."""
 
 import json
+import os
 import re
 import runpy
 import shutil
@@ -254,13 +255,30 @@ def test_bad_input_changes_nothing(folder, text, options, message):
     assert contents(folder) == before
 
 
-def test_half_prepared_folder_is_not_taken_for_whole(folder, monkeypatch):
+@pytest.mark.parametrize("name", ["meta.json", "tokenizer.tiktoken", "train.bin", "val.bin"])
+def test_on_a_full_disk_what_was_there_stays(folder, monkeypatch, name):
     def full_disk(path):
-        raise OSError(28, "No space left on device", str(path))
+        if path.name == name:
+            raise OSError(28, "No space left on device", str(path))
+        return replace_file(path)
 
+    before, replace_file = contents(folder), data.replace_file
     monkeypatch.setattr(data, "replace_file", full_disk)
     with pytest.raises(OSError):
-        prepare(folder, TEXT, "bottles")
+        prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
+    assert contents(folder) == before
+
+
+def test_half_replaced_folder_is_not_taken_for_whole(folder, monkeypatch):
+    def killed(old, new):
+        if new.name == "train.bin":
+            raise KeyboardInterrupt
+        replace(old, new)
+
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
     with pytest.raises(ValueError, match="meta.json.*prepare.py again"):
         load(folder)
 
@@ -334,7 +352,7 @@ def edit(**changes):
         (edit(dtype="float64"), "dtype"),
         (edit(source=None), "source"),
         (edit(tokenizer="char"), "tokenizer"),
-        (edit(tokenizer={"kind": "bpe", "file": "../../secret"}), "tokenizer.tiktoken"),
+        (edit(tokenizer={"kind": "bpe"}), "tokenizer.tiktoken"),
         (edit(tokens={"train": 1}), "tokens"),
         (edit(text_sha256="0"), "text_sha256"),
     ],
@@ -361,7 +379,7 @@ JSON = st.recursive(
     max_leaves=5,
 )
 KEYS = ["version", "tokenizer", "vocab_size", "dtype", "source", "warning", "text_sha256", "tokens", "bytes"]
-INNER = ["kind", "characters", "pattern", "special_tokens", "file", "sha256", "ranks", "train", "val"]
+INNER = ["kind", "characters", "pattern", "special_tokens", "sha256", "ranks", "train", "val"]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -114,7 +114,7 @@ def kill(folder, rank):
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_process_that_dies(repo, restarts):
-    run = f"{TINY} --grad_accum_steps=2 --max_iters=400 --checkpoint_interval=5 --log_interval=100 --eval_interval=1000"
+    run = f"{TINY} --grad_accum_steps=2 --max_iters=200 --checkpoint_interval=10 --log_interval=100 --eval_interval=1000"
     process = torchrun(repo.folder, f"{run} --out_dir=run", [f"--max_restarts={restarts}"])
     while not (repo.folder / "run" / "ckpt.pt").exists():
         time.sleep(0.05)
