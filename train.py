@@ -668,7 +668,8 @@ while step < max_iters:
 
 listen(signal.SIG_DFL)
 arguments = [argument for argument in sys.argv if not argument.startswith(("--init_from", "--overwrite"))]
-resume = shlex.join(["python", *arguments] + ["--init_from=resume"] * (latest.exists() or best.exists()))
+launcher = ["python"] if world == 1 else ["torchrun", "..."]
+resume = shlex.join([*launcher, *arguments] + ["--init_from=resume"] * (latest.exists() or best.exists()))
 if saved_step < step:
     give_up(f"step {step} could not be saved: make room, then {resume}")
 if unwritten:

@@ -21,6 +21,7 @@ import signal
 import sys
 import tokenize
 import traceback
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -324,6 +325,7 @@ def spread(model, how):
         return torch.nn.parallel.DistributedDataParallel(model)
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing is written into these views
     world, device = torch.distributed.get_world_size(), model.embed.weight.device
     mesh = torch.distributed.init_device_mesh(device.type, (world,))
     numbers = {p for p in model.parameters() if p.dim() == 0}

@@ -23,6 +23,17 @@ def test_files_it_names_exist():
         assert (root / name).exists() or name == "data/shakespeare_char/input.txt", name
 
 
+def test_its_runs_do_not_get_in_each_others_way():
+    lines = [line.split("#")[0].strip() for line in README.splitlines() if re.match(" {4}.*train.py ", line)]
+    commands = [line.split("train.py ")[1] for line in lines if not line.endswith("--help")]
+    folders = []
+    for command in commands:
+        settings = dict(argument.removeprefix("--").split("=") for argument in command.split() if "=" in argument)
+        configs = [Path(argument).stem for argument in command.split() if not argument.startswith("-")]
+        folders.append(settings.get("out_dir") or "-".join(configs) or settings["dataset"])
+    assert len(folders) > 10 and len(set(folders)) == len(folders), folders
+
+
 def test_list_of_what_a_resumed_run_may_change():
     program = (Path(__file__).resolve().parents[1] / "train.py").read_text(encoding="utf-8")
     sets = "".join(re.findall(r"^MAY_CHANGE \|?= \{(.*)\}$", program, re.MULTILINE))
