@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from config import check_range, fail, pick_attention_kernel, pick_device, pick_dtype, read_settings, user_errors
-from config import meet, spread, spread_like, whole
+from config import meet, spread, spread_like, whole, whole_state
 from data import clear_leftovers, first_tokens, hf_tokenizer, load, lock, mix, replace_file
 from model import GPT, GPTConfig
 from sample import CHECKPOINT_VERSION, check_tensors, load_checkpoint, restore_model, write_text
@@ -207,6 +207,15 @@ def make_model():
     return model
 
 
+@user_errors()
+def agree(*numbers):
+    """The largest that any process has of each number, as integers."""
+    numbers = torch.tensor(numbers, dtype=torch.int64)
+    if world > 1:
+        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+    return numbers.tolist()
+
+
 def make_optimizers():
     adamw = model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), on.type)
     if optimizer == "adamw":
@@ -263,7 +272,13 @@ def open_trackers():
     if wandb:
         from wandb import init
 
-        run = init(name=out.name, id=out.name, resume="allow" if saved else None, config=settings, dir=out)
+        id_file = out / "wandb.id"  # by which a resumed run finds itself again
+        known = id_file.read_text() if saved and id_file.exists() else None
+        try:
+            run = init(name=out.name, id=known, resume="allow" if known else None, config=settings, dir=out)
+        except Exception as error:  # of no account, no network, ... with types of their own
+            raise ValueError(f"Weights & Biases does not start: {error}") from None
+        id_file.write_text(run.id)
         trackers["Weights & Biases"] = lambda numbers, step: run.log(numbers, step=step)
     return trackers
 
@@ -273,11 +288,14 @@ with user_errors():
     config_names = [Path(argument).stem for argument in sys.argv[1:] if not argument.startswith("-")]
     out = Path(out_dir or "out/" + ("-".join(config_names) or dataset))
     latest, best, log_file = out / "ckpt.pt", out / "best.pt", out / "log.jsonl"
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) and (latest.exists() or best.exists()):
-        init_from, overwrite = "resume", False  # torchrun has started all processes again, since one had died
     on = pick_device(device)
     if world > 1:
         on = meet(on, rank, world)
+    # torchrun starts all processes again when one has died: then they go on with what they had begun
+    job = f"{os.environ.get('TORCHELASTIC_RUN_ID')}-{os.getppid()}"
+    begun = rank == 0 and log_file.exists() and json.dumps({"job": job})[1:-1].encode() in log_file.read_bytes()
+    if all(agree(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)), begun, latest.exists() or best.exists())):
+        init_from, overwrite = "resume", False
     precision = pick_dtype(dtype, on)
     settings["dtype"] = str(precision).removeprefix("torch.")  # what auto has come to: a resumed run must keep it
     machine = torch.cuda.get_device_name(on) if on.type == "cuda" else f"{torch.get_num_threads()} threads"
@@ -309,11 +327,10 @@ with user_errors():
     if config.vocab_size < data.meta["vocab_size"]:
         raise ValueError(f"data/{dataset} has {data.meta['vocab_size']} different tokens, the model {config.vocab_size}")
 
-    model.to(on).train()
     compiling = compile == "true" or compile == "auto" and on.type == "cuda"
     if compiling:
         model.compile()
-    trained = spread(model, parallel) if world > 1 else model
+    trained = spread(model, parallel, on) if world > 1 else model.to(on)
     optimizers = make_optimizers()
     scaler = torch.amp.GradScaler(on.type, enabled=precision == torch.float16)
     if saved:
@@ -393,6 +410,20 @@ def add_up(tensor):
 
 
 @user_errors()
+def update(loss):
+    """The optimizers' step, unless it may not be taken."""
+    for opt in optimizers:
+        scaler.unscale_(opt)
+    norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf))
+    usable = is_usable(loss, norm)
+    for opt in optimizers:
+        if usable:
+            scaler.step(opt)
+        opt.zero_grad()
+    scaler.update()
+
+
+@user_errors()
 def try_compiled():
     """Compiles the model by trying it; eager if that fails."""
     say("compiling ...")
@@ -469,9 +500,13 @@ def save(path):
         data.check_unchanged()
     except ValueError as error:
         give_up(f"{error}; go on with --init_from=resume and the data as it was")
-    weights, learned = whole(model.state_dict()), [whole(opt.state_dict()["state"]) for opt in optimizers]
-    if rank > 0:  # the first process writes
-        return True
+    weights = whole_state(model.state_dict(), keep=rank == 0)
+    learned = [whole_state(opt.state_dict()["state"], keep=rank == 0) for opt in optimizers]
+    written = rank > 0 or write(path, weights, learned)  # the first process writes for all
+    return not agree(not written)[0]
+
+
+def write(path, weights, learned):
     state = {
         "version": CHECKPOINT_VERSION,
         "config": asdict(config),
@@ -548,15 +583,6 @@ def stop(number, _):
     listen(signal.SIG_DFL if world == 1 else signal.SIG_IGN)
 
 
-@user_errors()
-def agree(*numbers):
-    """The largest that any process has of each number."""
-    numbers = torch.tensor(numbers)
-    if world > 1:
-        dist.all_reduce(numbers, dist.ReduceOp.MAX)
-    return numbers.tolist()
-
-
 def listen(handler):
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
@@ -590,7 +616,7 @@ say(f"steps   {step:,} to {max_iters:,} of {tokens_per_step:,} tokens, {epochs:.
 say(f"device  {machine}, {settings['dtype']}; run in {out}")
 if saved and saved["machine"] != machine:
     say(f"NOTE    so far it ran on {saved['machine']}: the same run from here, but not to the last bit")
-run = {"settings": settings, "config": asdict(config), "data": data.meta, "machine": machine}
+run = {"settings": settings, "config": asdict(config), "data": data.meta, "machine": machine, "job": job}
 note("resume" if saved else "start", parameters=model.get_num_params(), **run)
 
 if compiling:
@@ -611,15 +637,7 @@ while step < max_iters:
             group["lr"] = rate
 
     loss = add_gradients()
-    for opt in optimizers:
-        scaler.unscale_(opt)
-    norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf))
-    usable = is_usable(loss, norm)
-    for opt in optimizers:
-        if usable:
-            scaler.step(opt)
-        opt.zero_grad()
-    scaler.update()
+    update(loss)
     step += 1
 
     late = 0 < checkpoint_minutes < (time.time() - last_save) / 60
@@ -679,7 +697,7 @@ if step < max_iters:
     sys.exit(128 + stopped_by)
 
 elapsed, speed = time.time() - began, (step - first_step) * tokens_per_step / seconds
-note("end", seconds=elapsed, tokens_per_second=speed, best_loss=best_loss)
+note("end", seconds=elapsed, tokens_per_second=speed, best_loss=best_loss if best.exists() else None)
 say(f"{clock(elapsed)} for {step - first_step:,} steps, {speed:,.0f} tokens/s while training")
 if sample_tokens and rank == 0 and not (world > 1 and parallel == "fsdp"):
     say("-" * 80)
@@ -688,5 +706,6 @@ if sample_tokens and rank == 0 and not (world > 1 and parallel == "fsdp"):
     with torch.compiler.set_stance("force_eager"):  # each length of the context would be compiled anew
         write_text(model, tokenizer, first_tokens(tokenizer), sample_tokens, generator, temperature=0.8)
     say("-" * 80)
-say(f"lowest validation loss {best_loss:.4f}: {best}; latest: {latest}")
+lowest = f"lowest validation loss {best_loss:.4f}: {best}" if best.exists() else f"{best} could not be saved"
+say(f"{lowest}; latest: {latest}")
 say(f"more text: python sample.py --out_dir={shlex.quote(str(out))}")

@@ -58,8 +58,8 @@ def user_errors():
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
     except (MemoryError, RuntimeError, TypeError) as error:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
+        if torch.distributed.is_available():
+            if isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower():
                 fail("another process of this run has ended; --init_from=resume goes on from the last checkpoint")
         # torch.OutOfMemoryError is a GPU's; a CPU's, and sizes whose product overflows, have no type of their own
         of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
@@ -308,27 +308,29 @@ def meet(device, rank, world) -> torch.device:
         device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
         torch.cuda.set_device(device)
     store, _, _ = next(torch.distributed.rendezvous("env://"))
-    # without a prefix, processes started again would find the addresses of those that have died
-    store = torch.distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # which outlives the processes: started again, they would find the addresses of those that have died
+        store = torch.distributed.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
     return device
 
 
-def spread(model, how):
-    """The `model` as the processes train it together: what to call in its place. `how` is ddp or fsdp.
+def spread(model, how, device):
+    """The `model` as the processes train it together on `device`: what to call in its place. `how` is ddp or fsdp.
 
     With fsdp each process keeps a share of every parameter, except of those that are single numbers, whose
     gradients it is for the caller to add up.
     """
     if how == "ddp":
-        return torch.nn.parallel.DistributedDataParallel(model)
+        return torch.nn.parallel.DistributedDataParallel(model.to(device))
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing is written into these views
-    world, device = torch.distributed.get_world_size(), model.embed.weight.device
-    mesh = torch.distributed.init_device_mesh(device.type, (world,))
+    mesh = torch.distributed.init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     numbers = {p for p in model.parameters() if p.dim() == 0}
+    for p in numbers:
+        p.data = p.data.to(device)  # fully_shard moves the rest, block by block, since a device may not hold it whole
     for block in model.blocks:
         # a layer that later ones replay stays put together until then
         fully_shard(block, mesh=mesh, reshard_after_forward=block.recomputed is None, ignored_params=numbers)
@@ -343,11 +345,21 @@ def spread_like(parameter, tensor):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(tensor.to(parameter.device), parameter.device_mesh, parameter.placements)
+    tensor = tensor.to(parameter.device)
+    return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)  # all have it
 
 
-def whole(state):
-    """A tensor, or a dict of them, put together where `spread` has spread it; all processes must ask at once."""
+def whole(tensor):
+    """A tensor, put together where `spread` has spread it; all processes must ask at once."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def whole_state(state, keep):
+    """A dict of tensors, or of such dicts, put together: one tensor at a time, on the CPU, and only where `keep` is
+    True, since no device may hold them all; all processes must ask at once."""
     if isinstance(state, dict):
-        return {name: whole(value) for name, value in state.items()}
-    return state.full_tensor() if hasattr(state, "full_tensor") else state
+        return {name: whole_state(value, keep) for name, value in state.items()}
+    if not hasattr(state, "full_tensor"):
+        return state
+    tensor = whole(state)
+    return tensor.cpu() if keep else None

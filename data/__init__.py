@@ -178,7 +178,10 @@ class BPETokenizer:
 
 
 class HFTokenizer:
-    """A Hugging Face tokenizer: the text of its tokenizer.json, run by `tokenizers`, which comes with transformers."""
+    """A Hugging Face tokenizer: the text of its tokenizer.json, run by `tokenizers`, which comes with transformers.
+
+    Text that looks like a special token becomes that token, as it does with transformers.
+    """
 
     def __init__(self, json_text):
         try:

@@ -370,8 +370,15 @@ def between(facts, start, stop, tokenizer):
     for path, fact in facts:
         low, high = max(start, 0), min(stop, fact["tokens"])
         if low < high:
-            yield np.fromfile(path.with_suffix(".bin"), token_dtype(tokenizer))[low:high]
+            yield from slices(path, tokenizer, low, high)
         start, stop = start - fact["tokens"], stop - fact["tokens"]
+
+
+def slices(path, tokenizer, start, stop):
+    """Yields the tokens from `start` to `stop` of a part, which may be large, as arrays."""
+    ids = np.memmap(path.with_suffix(".bin"), token_dtype(tokenizer), "r")
+    for first in range(start, stop, 2**20):
+        yield ids[first : min(first + 2**20, stop)]
 
 
 def cut_bytes(facts, cut, tokenizer):
@@ -379,9 +386,8 @@ def cut_bytes(facts, cut, tokenizer):
     before, total = 0, max(2, sum(fact["bytes"] for _, fact in facts))
     for path, fact in facts:
         if cut < fact["tokens"]:
-            ids = np.fromfile(path.with_suffix(".bin"), token_dtype(tokenizer), cut)
-            text = tokenizer.decode_bytes(ids[~np.isin(ids, tokenizer.document_start)])
-            before += min(len(text), fact["bytes"])
+            texts = (ids[~np.isin(ids, tokenizer.document_start)] for ids in slices(path, tokenizer, 0, cut))
+            before += min(sum(len(tokenizer.decode_bytes(ids)) for ids in texts), fact["bytes"])
             break
         before += fact["bytes"]
         cut -= fact["tokens"]

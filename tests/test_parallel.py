@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def compare_gradients(rank, folder):
             model = copy.deepcopy(one)
             idx = torch.randint(19, (2, 12), generator=torch.Generator().manual_seed(0))
             one(idx, idx)[1].backward()
-            together = spread(model, how)
+            together = spread(model, how, torch.device("cpu"))
             together(idx[rank : rank + 1], idx[rank : rank + 1])[1].backward()
             for (name, p), q in zip(model.named_parameters(), one.parameters()):
                 gradient = whole(p.grad)
@@ -103,23 +104,26 @@ def test_a_run_moves_between_numbers_of_processes(repo):
         torch.testing.assert_close(moved["optimizers"][0][i], state, rtol=1e-3, atol=1e-6)
 
 
-def kill(folder, rank):
-    """SIGKILL for one of the processes that torchrun has started in a folder, found by their environments."""
+def processes(folder):
+    """The processes that torchrun has started in a folder, by rank, found by their environments."""
+    found = {}
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
-            environment = path.read_bytes().split(b"\0")
-            if {f"RANK={rank}".encode(), f"OF={folder}".encode()} <= set(environment):
-                os.kill(int(path.parent.name), signal.SIGKILL)
+            environment = dict(line.split("=", 1) for line in path.read_text(errors="replace").split("\0") if "=" in line)
+            if environment.get("OF") == str(folder) and "RANK" in environment:
+                found[int(environment["RANK"])] = int(path.parent.name)
+    return found
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_process_that_dies(repo, restarts):
     run = f"{TINY} --grad_accum_steps=2 --max_iters=200 --checkpoint_interval=10 --log_interval=100 --eval_interval=1000"
+    run += "" if restarts else " --parallel=fsdp --optimizer=muon"
     process = torchrun(repo.folder, f"{run} --out_dir=run", [f"--max_restarts={restarts}"])
     while not (repo.folder / "run" / "ckpt.pt").exists():
         time.sleep(0.05)
-    kill(repo.folder, rank=1)
+    os.kill(processes(repo.folder)[1], signal.SIGKILL)
     output, _ = process.communicate(timeout=60)
     (line,) = re.findall(r"^train.py: error.*", output, re.MULTILINE)
     assert "another process of this run has ended; --init_from=resume" in line
@@ -128,6 +132,29 @@ def test_a_process_that_dies(repo, restarts):
     assert [line["event"] for line in lines if line["event"] in ("start", "resume", "end")] == (
         ["start", "resume", "end"] if restarts else ["start"]
     )
+
+
+def test_a_restart_goes_on_with_what_its_job_has_begun_alone(repo, monkeypatch, capsys):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "first")
+    repo(f"train.py {TINY} --lr_decay=none --out_dir=run")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert "steps   4 to 6 " in repo(f"train.py {TINY} --lr_decay=none --out_dir=run --max_iters=6")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "second")
+    assert "already holds a run" in refused(repo, f"train.py {TINY} --lr_decay=none --out_dir=run --max_iters=8", capsys)
+    assert "steps   0 to 8 " in repo(f"train.py {TINY} --lr_decay=none --out_dir=run --max_iters=8 --overwrite")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
+def test_without_room_all_processes_go_on(repo):
+    run = f"{TINY} --grad_accum_steps=2 --learning_rate=0.3 --max_iters=20 --out_dir=run --parallel=fsdp --sample_tokens=0"
+    process = torchrun(repo.folder, run)
+    while not (repo.folder / "run" / "log.jsonl").exists():
+        time.sleep(0.05)
+    for pid in processes(repo.folder).values():
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    output, _ = process.communicate(timeout=60)
+    assert output.count("NOT SAVED") > 2 and "step 20 could not be saved" in output, output
+    assert process.returncode and "Traceback (most recent" not in output.split("could not be saved")[0]
 
 
 def test_steps_that_cannot_be_shared_out_are_refused(repo, monkeypatch, capsys):

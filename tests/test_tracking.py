@@ -19,6 +19,8 @@ def init(**options):
     return Run()
 
 class Run:
+    id = "drawn"
+
     def log(self, numbers, step):
         with open("wandb.jsonl", "a") as file:
             print(json.dumps({"step": step, **numbers}), file=file)
@@ -56,7 +58,7 @@ def test_wandb_has_what_the_log_has(repo, monkeypatch):
     del sys.modules["wandb"]
     lines = [json.loads(line) for line in Path("wandb.jsonl").read_text().splitlines()]
     starts = [line for line in lines if "name" in line]
-    assert [(start["name"], start["id"], start["resume"]) for start in starts] == [("run", "run", None), ("run", "run", "allow")]
+    assert [(start["name"], start["id"], start["resume"]) for start in starts] == [("run", None, None), ("run", "drawn", "allow")]
     assert starts[0]["config"]["n_layer"] == 2
     found = {(name, line["step"]): number for line in lines if "name" not in line for name, number in line.items()}
     assert {key: number for key, number in found.items() if key[0] != "step"} == numbers_of("out/run")
@@ -69,6 +71,16 @@ def test_a_tracker_that_fails_does_not_end_the_run(repo, monkeypatch):
     del sys.modules["wandb"]
     assert output.count("NOT TRACKED") == 1 and "Weights & Biases: division by zero; training goes on" in output
     assert log_of("out/run")[-1]["event"] == "end"
+
+
+def test_a_tracker_that_does_not_start(repo, monkeypatch, capsys):
+    Path("wandb.py").write_text("class UsageError(Exception):\n    pass\n\ndef init(**_):\n    raise UsageError('no account')\n")
+    monkeypatch.syspath_prepend(repo.folder)
+    with pytest.raises(SystemExit) as end:
+        repo(f"train.py {TINY} --out_dir=out/run --wandb")
+    del sys.modules["wandb"]
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "train.py: error: Weights & Biases does not start: no account\n"
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
