@@ -100,6 +100,7 @@ SHAPE = ("n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "bias", "rope_th
 
 # which of how many processes this is; torchrun says so
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+job = f"{os.environ.get('TORCHELASTIC_RUN_ID')}-{os.getppid()}"  # the same for those that it starts in place of dead ones
 
 # -----------------------------------------------------------------------------
 # set-up: where, on what, with which model
@@ -216,6 +217,14 @@ def agree(*numbers):
     return numbers.tolist()
 
 
+def is_restarted():
+    """Whether torchrun has started all processes again, one having died, and they have a run of theirs to go on with."""
+    if agree(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))) == [0]:
+        return False
+    begun = log_file.exists() and json.dumps({"job": job})[1:-1].encode() in log_file.read_bytes()
+    return agree(begun and (latest.exists() or best.exists())) == [1]
+
+
 def make_optimizers():
     adamw = model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), on.type)
     if optimizer == "adamw":
@@ -291,10 +300,7 @@ with user_errors():
     on = pick_device(device)
     if world > 1:
         on = meet(on, rank, world)
-    # torchrun starts all processes again when one has died: then they go on with what they had begun
-    job = f"{os.environ.get('TORCHELASTIC_RUN_ID')}-{os.getppid()}"
-    begun = rank == 0 and log_file.exists() and json.dumps({"job": job})[1:-1].encode() in log_file.read_bytes()
-    if all(agree(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)), begun, latest.exists() or best.exists())):
+    if is_restarted():
         init_from, overwrite = "resume", False
     precision = pick_dtype(dtype, on)
     settings["dtype"] = str(precision).removeprefix("torch.")  # what auto has come to: a resumed run must keep it
@@ -685,6 +691,9 @@ while step < max_iters:
         break
 
 listen(signal.SIG_DFL)
+if world > 1:  # the group's threads must end before Python does; DDP would keep them
+    del trained
+    dist.destroy_process_group()
 arguments = [argument for argument in sys.argv if not argument.startswith(("--init_from", "--overwrite"))]
 launcher = ["python"] if world == 1 else ["torchrun", "..."]
 resume = shlex.join([*launcher, *arguments] + ["--init_from=resume"] * (latest.exists() or best.exists()))

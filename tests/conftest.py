@@ -1,10 +1,13 @@
 """Lets the tests import the programs, wherever pytest is started from, and run them in a copy of the repository."""
 
 import json
+import os
 import runpy
 import shutil
 import sys
 from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests are parallel enough
 
 import pytest
 import torch

@@ -261,7 +261,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     process.kill()
     process.wait()
     assert not (script.parent / "meta.json").exists()
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run([*command, "--workers=1"], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "of 3 parts are there already" in result.stdout
     ids, loaded = tokens_of(script.parent)

@@ -2,9 +2,10 @@
 
 import json
 import math
+import runpy
 import subprocess
 import sys
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -35,49 +36,66 @@ def run_py(*arguments):
 # -- each of them --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["methods", "recall", "entailment", "micro"])
-def test_in_small(tmp_path, mode):
-    workers = 2 if mode == "recall" else 1
-    first = run_py(mode, "--quick", "--device=cpu", f"--workers={workers}", f"--out={tmp_path}")
-    assert first.returncode == 0, first.stderr
-    file = tmp_path / f"{mode}_quick.json"
-    results = json.loads(file.read_text())
-    for result in results:
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """A function run(experiment, arguments) -> what it printed, in this process."""
+    monkeypatch.setattr(sweep, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+
+    def run(experiment, *arguments):
+        monkeypatch.setattr(sys, "argv", [f"{experiment}.py", *arguments])
+        runpy.run_path(str(ROOT / "tests" / "bench" / f"{experiment}.py"), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.parametrize("experiment", ["methods", "entailment", "micro"])
+def test_in_small(tmp_path, here, experiment):
+    output = here(experiment, "--quick", "--device=cpu", f"--out={tmp_path}")
+    assert len(tables_of(output)) > 5
+    for result in json.loads((tmp_path / f"{experiment}_quick.json").read_text()):
         if result["run"].get("task") != "cost":
             assert result["parameters"] > 0 and result["flops"] > 0 and result["seconds"] > 0
             assert {"seed", "learning_rate", "steps", "batch_size", "model", "recipe"} <= result["run"].keys()
-    assert len(tables_of(first)) > 5
-    if mode != "recall":
-        return
 
+
+def test_an_interrupted_experiment_goes_on(tmp_path, here):
+    first = run_py("recall", "--quick", "--device=cpu", "--workers=2", f"--out={tmp_path}")
+    assert first.returncode == 0, first.stderr
+    file = tmp_path / "recall_quick.json"
+    results = json.loads(file.read_text())
     file.write_text(json.dumps(results[:-1]))  # as if it had been killed during the last run
-    second = run_py(mode, "--quick", "--device=cpu", f"--out={tmp_path}")
-    assert second.stdout.count(" left\n") == 1 and tables_of(second) == tables_of(first)
+    second = here("recall", "--quick", "--device=cpu", f"--out={tmp_path}")
+    assert second.count(" left\n") == 1 and tables_of(second) == tables_of(first.stdout)
     again = json.loads(file.read_text())
     assert all({**new, "seconds": 0} == {**old, "seconds": 0} for new, old in zip(again, results))
 
 
-def tables_of(run):
-    return [line for line in run.stdout.splitlines() if line.startswith("|")]
+def tables_of(output):
+    return [line for line in output.splitlines() if line.startswith("|")]
 
 
-@pytest.mark.parametrize("arguments, named", [
-    (["tempo"], "tempo"),
-    ([], "methods, recall"),
-    (["recall", "--quik"], "--quik"),
-    (["recall", "--workers=0"], "--workers=0"),
-    (["micro", "--quick", "--device=cuda:9"], "cuda:9"),
-])  # fmt: skip
-def test_what_cannot_be_run_is_refused(arguments, named):
+@pytest.mark.parametrize("arguments, named", [(["tempo"], "tempo"), ([], "methods, recall")])
+def test_what_is_no_experiment_is_refused(arguments, named):
     done = run_py(*arguments)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and named in done.stderr
 
 
-def test_a_damaged_file_of_results_is_refused(tmp_path):
-    (tmp_path / "recall_quick.json").write_text("[{]")
-    done = run_py("recall", "--quick", f"--out={tmp_path}")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "recall_quick.json" in done.stderr
-    assert (tmp_path / "recall_quick.json").read_text() == "[{]"
+@pytest.mark.parametrize("argument, named", [
+    ("--quik", "--quik"),
+    ("--workers=0", "--workers=0"),
+    ("--device=cuda:9", "cuda:9"),
+    ("--quick", "recall_quick.json"),
+])  # fmt: skip
+def test_what_cannot_be_run_is_refused(tmp_path, monkeypatch, capsys, argument, named):
+    damaged = tmp_path / "recall_quick.json"
+    damaged.write_text("[{]")
+    monkeypatch.setattr(sys, "argv", ["recall.py", argument, f"--out={tmp_path}"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / "tests" / "bench" / "recall.py"), run_name="__main__")
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count("\n") == 1 and named in error
+    assert damaged.read_text() == "[{]"
 
 
 def test_speed_is_among_them():

@@ -125,10 +125,11 @@ def test_every_kind_and_method_takes_llama_weights(kind, method):
     back = model.to_llama()
     assert back.keys() == weights.keys()
     assert all(torch.equal(back[name], weights[name]) for name in weights)
+    idx = tokens()[:, :6]
     with torch.no_grad():
-        found = model(tokens())[0]
+        found = model(idx)[0]
     assert torch.isfinite(found).all()
-    assert (found - reference_logits(model, tokens())).abs().max() < 1e-3
+    assert (found - reference_logits(model, idx)).abs().max() < 1e-3
 
 
 NAMES = ["model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight", "model.layers.2.self_attn.k_proj.bias",
