@@ -513,6 +513,7 @@ def save(path):
 
 
 def write(path, weights, learned):
+    """Writes the checkpoint of these; whether that worked."""
     state = {
         "version": CHECKPOINT_VERSION,
         "config": asdict(config),
