@@ -159,12 +159,12 @@ def export_llama(model, tokenizer, folder):
     if folder.exists():
         raise ValueError(f"export = {folder} is there already: name a new folder")
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
-    kind = "its own tokenizer, which stays in the checkpoint"
+    kind = "without its tokenizer, which is none of Hugging Face's and stays in the checkpoint"
     try:
         model.save_pretrained(unfinished)
         if isinstance(tokenizer, HFTokenizer):
             tokenizer.save_pretrained(unfinished)
-            kind = "its tokenizer"
+            kind = "with its tokenizer"
         unfinished.rename(folder)
     except (ImportError, OSError, ValueError):
         raise
@@ -172,7 +172,7 @@ def export_llama(model, tokenizer, folder):
         raise ValueError(f"{folder}: could not be written: {error}") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    print(f"{folder}: a Llama of {model.get_num_params():,} parameters, with {kind}")
+    print(f"{folder}: a Llama of {model.get_num_params():,} parameters, {kind}")
 
 
 def main():

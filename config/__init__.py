@@ -131,7 +131,7 @@ def declared_settings(program) -> dict[str, Setting]:
         if any(call.split(".")[-1] == "read_settings" for call in calls):
             break
         match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if not name.startswith("_"):
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name.islower() and not name.startswith("_"):
                 try:
                     default = ast.literal_eval(value)
                 except ValueError:  # computed, so not a setting
@@ -158,8 +158,12 @@ def parse_option(argument, declared):
 def find_file(path, program) -> Path:
     """A config file, looked for from the current folder and then from the program's, so that runs work anywhere."""
     home = Path(program).resolve().parent
+    if path.endswith(".pt") or Path(path).is_dir() and any(Path(path).glob("*.pt")):
+        raise ValueError(f"{path}: not a config file; a run is named by --out_dir=FOLDER")
     for candidate in (Path(path), home / path):
         if candidate.is_file():
+            if candidate.suffix != ".py":  # other files could be taken for programs too, such as a zip
+                raise ValueError(f"{path}: not a config file, whose name would end in .py")
             if candidate.samefile(program):
                 raise ValueError(f"{path}: is the program itself, not a config file")
             return candidate

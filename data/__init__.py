@@ -439,8 +439,9 @@ def hf_tokenizer(name) -> HFTokenizer:
     try:
         return HFTokenizer(AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str())
     except Exception as error:  # of transformers and the hub, with types of their own
+        where = "" if Path(name).is_dir() else "no folder here, and on the hub: "
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{name}: has no tokenizer that can be read here: {reason}") from None
+        raise ValueError(f"{name}: has no tokenizer that can be read: {where}{reason}") from None
 
 
 # -- preparing -----------------------------------------------------------------------------------------------

@@ -66,6 +66,8 @@ def parts_of_file(path, field="text"):
     name, size = str(path), os.stat(path).st_size
     if name.lower().endswith((".jsonl.gz", ".json.gz")):
         return [Part("gzip", name, 0, size, field)]
+    if name.lower().endswith(".gz"):
+        raise ValueError(f"{path}: of compressed files only .jsonl.gz can be read: gunzip it first")
     if name.lower().endswith(".parquet"):
         return [Part("parquet", name, i, i + 1, field) for i in range(parquet(name).num_row_groups)]
     kind = "jsonl" if name.lower().endswith(".jsonl") else "text"

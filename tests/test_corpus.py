@@ -299,6 +299,7 @@ def test_two_at_once_are_refused(tmp_path, files):
     ("a.jsonl.gz", gzip.compress(b'{"text": 3}'), "a.jsonl.gz: line 1: no text in field 'text'"),
     ("a.jsonl.gz", gzip.compress(b'{"text": "good"}\n' * 999)[:-9], "a.jsonl.gz: damaged"),
     ("a.jsonl.gz", b"plain text", "a.jsonl.gz: damaged"),
+    ("a.txt.gz", gzip.compress(b"plain text"), "a.txt.gz: of compressed files only .jsonl.gz can be read"),
     ("a.parquet", b"plain text", "a.parquet: not a parquet file"),
     ("a.txt", b"good text and then " + b"more of it " * 20 + b"\xff bad", "a.txt: not UTF-8 text at byte 239"),
 ], ids=count())  # fmt: skip

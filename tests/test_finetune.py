@@ -208,7 +208,7 @@ def test_an_exported_run_is_the_same_model(tuned, llama, capsys):
 @pytest.mark.parametrize("options", ["--dropout=0.1", "--tie_weights=true --bias=true --n_kv_head=1 --rope_theta=99 --norm_eps=1e-3"])
 def test_a_run_of_our_own_is_exported(repo, capsys, options):
     repo(f"train.py {TINY} {options} --out_dir=out/own")
-    assert "its own tokenizer, which stays in the checkpoint" in repo("sample.py --export=out/exported")
+    assert "without its tokenizer, which is none of Hugging Face's" in repo("sample.py --export=out/exported")
     saved = torch.load("out/own/best.pt", weights_only=True)
     model = GPT(GPTConfig(**saved["config"])).eval()
     model.load_state_dict(saved["model"])
@@ -283,11 +283,11 @@ def test_bad_starts(repo, llama, monkeypatch, capsys):
     message = f"data/shakespeare_bpe is not in the tokens of {llama}: prepare it with --tokenizer=hf:{llama}"
     assert message in train(f"hf:{llama}")
     assert "init_from = 'llama' does not work: it must be one of scratch, resume, hf:NAME" in train("llama")
-    assert "nowhere: has no tokenizer that can be read here" in train("hf:nowhere")
+    assert "nowhere: has no tokenizer that can be read: no folder here, and on the hub: " in train("hf:nowhere")
     (Path(repo.folder) / "empty").mkdir()
-    assert "empty: has no tokenizer that can be read here" in train("hf:empty")
+    assert "empty: has no tokenizer that can be read: " in train("hf:empty")
     error = refused(repo, ["data/shakespeare_bpe/prepare.py", "--tokenizer=hf:nowhere"], capsys)
-    assert "nowhere: has no tokenizer that can be read here" in error
+    assert "nowhere: has no tokenizer that can be read: no folder here, and on the hub: " in error
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "a Hugging Face tokenizer needs transformers: pip install 'transformers>=5'" in train(f"hf:{llama}")
 

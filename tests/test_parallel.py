@@ -4,17 +4,22 @@ import copy
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 from config import spread, whole
 from conftest import ROOT, TINY, log_of, refused
@@ -24,12 +29,13 @@ from reference import GRID, perturb, settings
 RUN = f"{TINY} --grad_accum_steps=4 --dropout=0.1 --max_iters=6 --seed=5"
 
 
-def torchrun(folder, arguments, options=()):
-    """train.py in `folder` with two processes."""
+def torchrun(folder, arguments, options=(), before=None):
+    """train.py in `folder` with two processes; `before` is called in the new process, for it and its children."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OF": str(folder)}
     return subprocess.Popen(
-        [*command, "train.py", *arguments.split()], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, "train.py", *arguments.split()], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=before,
     )  # fmt: skip
 
 
@@ -146,14 +152,11 @@ def test_a_restart_goes_on_with_what_its_job_has_begun_alone(repo, monkeypatch, 
     assert "steps   0 to 8 " in repo(f"train.py {TINY} --lr_decay=none --out_dir=run --max_iters=8 --overwrite")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
+@pytest.mark.skipif(resource is None, reason="needs limits on the size of files")
 def test_without_room_all_processes_go_on(repo):
     run = f"{TINY} --grad_accum_steps=2 --learning_rate=0.3 --max_iters=20 --out_dir=run --parallel=fsdp --sample_tokens=0"
-    process = torchrun(repo.folder, run)
-    while not (repo.folder / "run" / "log.jsonl").exists():
-        time.sleep(0.05)
-    for pid in processes(repo.folder).values():
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    too_little = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    process = torchrun(repo.folder, run, before=too_little)
     output, _ = process.communicate(timeout=60)
     assert output.count("NOT SAVED") > 2 and "step 20 could not be saved" in output, output
     assert process.returncode and "Traceback (most recent" not in output.split("could not be saved")[0]
