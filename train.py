@@ -692,9 +692,11 @@ while step < max_iters:
         break
 
 listen(signal.SIG_DFL)
-if world > 1:  # the group's threads must end before Python does; DDP would keep them
-    del trained
+if world > 1:
+    del trained  # DDP would keep the group
     dist.destroy_process_group()
+if rank > 0:  # the first process says how it went; a thread of gloo's still at work would abort an end by way of Python
+    os._exit(0)
 arguments = [argument for argument in sys.argv if not argument.startswith(("--init_from", "--overwrite"))]
 launcher = ["python"] if world == 1 else ["torchrun", "..."]
 resume = shlex.join([*launcher, *arguments] + ["--init_from=resume"] * (latest.exists() or best.exists()))

@@ -135,7 +135,7 @@ def test_a_process_that_dies(repo, restarts):
     output, _ = process.communicate(timeout=60)
     (line,) = re.findall(r"^train.py: error.*", output, re.MULTILINE)
     assert "another process of this run has ended; --init_from=resume" in line
-    assert (process.returncode == 0) == (restarts == 1)
+    assert (process.returncode == 0) == (restarts == 1), output
     lines = log_of("run")
     assert [line["event"] for line in lines if line["event"] in ("start", "resume", "end")] == (
         ["start", "resume", "end"] if restarts else ["start"]
