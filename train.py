@@ -711,7 +711,7 @@ if step < max_iters:
 elapsed, speed = time.time() - began, (step - first_step) * tokens_per_step / seconds
 note("end", seconds=elapsed, tokens_per_second=speed, best_loss=best_loss if best.exists() else None)
 say(f"{clock(elapsed)} for {step - first_step:,} steps, {speed:,.0f} tokens/s while training")
-if sample_tokens and rank == 0 and not (world > 1 and parallel == "fsdp"):
+if sample_tokens and not (world > 1 and parallel == "fsdp"):
     say("-" * 80)
     tokenizer, generator = data.tokenizer, torch.Generator(on).manual_seed(seed)
     model.eval()

@@ -507,6 +507,17 @@ def token_dtype(tokenizer):
     return np.dtype("uint16" if tokenizer.vocab_size < 65_536 else "uint32")
 
 
+def write_tokens(file, arrays, dtype):
+    """Write arrays of tokens, one after another; how many they are, and the SHA-256 of what is written."""
+    count, digest = 0, hashlib.sha256()
+    for ids in arrays:
+        content = ids.astype(dtype).tobytes()
+        file.write(content)
+        digest.update(content)
+        count += len(ids)
+    return count, digest.hexdigest()
+
+
 def write_data(folder, tokenizer, tokens, sizes, source, warning, text_sha256):
     """Write a data folder: for each split arrays of `tokens`, one after another, that come of `sizes` bytes of text."""
     folder = Path(folder)
@@ -527,13 +538,7 @@ def write_data(folder, tokenizer, tokens, sizes, source, warning, text_sha256):
         counts, hashes = {}, {}
         for split in SPLITS:
             files[f"{split}.bin"] = file = stack.enter_context(replace_file(folder / f"{split}.bin"))
-            count, digest = 0, hashlib.sha256()
-            for ids in tokens[split]:
-                content = ids.astype(dtype).tobytes()
-                file.write(content)
-                digest.update(content)
-                count += len(ids)
-            counts[split], hashes[split] = count, digest.hexdigest()
+            counts[split], hashes[split] = write_tokens(file, tokens[split], dtype)
         meta = {
             "version": VERSION,
             "tokenizer": state,

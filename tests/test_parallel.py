@@ -16,13 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
-
 from config import spread, whole
-from conftest import ROOT, TINY, log_of, refused
+from conftest import TINY, log_of, refused
 from model import GPT, GPTConfig
 from reference import GRID, perturb, settings
 
@@ -112,15 +107,13 @@ def test_a_run_moves_between_numbers_of_processes(repo):
         torch.testing.assert_close(moved["optimizers"][0][i], state, rtol=1e-3, atol=1e-6)
 
 
-def processes(folder):
-    """The processes that torchrun has started in a folder, by rank, found by their environments."""
-    found = {}
+def kill(folder, rank):
+    """SIGKILL for one of the processes that torchrun has started in a folder, found by their environments."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
-            environment = dict(line.split("=", 1) for line in path.read_text(errors="replace").split("\0") if "=" in line)
-            if environment.get("OF") == str(folder) and "RANK" in environment:
-                found[int(environment["RANK"])] = int(path.parent.name)
-    return found
+            environment = path.read_bytes().split(b"\0")
+            if {f"RANK={rank}".encode(), f"OF={folder}".encode()} <= set(environment):
+                os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
@@ -131,7 +124,7 @@ def test_a_process_that_dies(repo, restarts):
     process = torchrun(repo.folder, f"{run} --out_dir=run", [f"--max_restarts={restarts}"])
     while not (repo.folder / "run" / "ckpt.pt").exists():
         time.sleep(0.05)
-    os.kill(processes(repo.folder)[1], signal.SIGKILL)
+    kill(repo.folder, rank=1)
     output, _ = process.communicate(timeout=60)
     (line,) = re.findall(r"^train.py: error.*", output, re.MULTILINE)
     assert "another process of this run has ended; --init_from=resume" in line
@@ -152,8 +145,8 @@ def test_a_restart_goes_on_with_what_its_job_has_begun_alone(repo, monkeypatch, 
     assert "steps   0 to 8 " in repo(f"train.py {TINY} --lr_decay=none --out_dir=run --max_iters=8 --overwrite")
 
 
-@pytest.mark.skipif(resource is None, reason="needs limits on the size of files")
 def test_without_room_all_processes_go_on(repo):
+    resource = pytest.importorskip("resource")  # Windows has no limits on the size of files
     run = f"{TINY} --grad_accum_steps=2 --learning_rate=0.3 --max_iters=20 --out_dir=run --parallel=fsdp --sample_tokens=0"
     too_little = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
     process = torchrun(repo.folder, run, before=too_little)
