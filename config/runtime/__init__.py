@@ -1,0 +1,1 @@
+"""What stands between a run and its machine: errors, devices, processes, checkpoints, logs."""

@@ -1,0 +1,168 @@
+"""Errors for people, printing, signals, and what a run computes on and in."""
+
+import argparse
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+# -- errors for people ---------------------------------------------------------------------------------------
+
+
+def install_excepthook():
+    """From here on, what users can mend ends the program in one line on stderr and exit code 2, without a traceback.
+
+    That is a ValueError, an OSError, an ImportError, too little memory, and the death of another process of a run.
+    Ctrl-C ends it without a word. Whatever else is raised is a mistake of the program's, and keeps its traceback.
+    """
+    sys.excepthook = report_error
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # text is UTF-8, on any terminal and in any pipe
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def report_error(kind, error, traceback):
+    """Python's sys.excepthook."""
+    if issubclass(kind, KeyboardInterrupt):
+        code = 128 + signal.SIGINT
+    elif message := message_for_users(error):
+        line = " ".join(str(message).splitlines())
+        process = f" (process {os.environ['RANK']})" if os.environ.get("RANK", "0") != "0" else ""
+        print(f"{Path(sys.argv[0]).name}: error{process}: {line}", file=sys.stderr)
+        code = 2
+    else:
+        sys.__excepthook__(kind, error, traceback)
+        code = 1
+    exit_program(code)
+
+
+def message_for_users(error):
+    """The line that tells a user what to mend, or None if that is not for users to mend."""
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error
+    if isinstance(error, (ValueError, ImportError)):
+        return error
+    text = str(error)
+    if isinstance(error, getattr(dist, "DistError", ())) or isinstance(error, RuntimeError) and "gloo" in text.lower():
+        return "another process of this run has ended; --init_from=auto goes on from the last checkpoint"
+    # torch.OutOfMemoryError is a GPU's; a CPU's, and sizes whose product overflows, have no type of their own
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or isinstance(error, (RuntimeError, TypeError)) and (
+        "allocate memory" in text or "overflow" in text.lower()
+    ):
+        return f"more memory is needed than there is: use smaller sizes ({(text.splitlines() or [''])[0][:120]})"
+    return None
+
+
+def exit_program(code=0):
+    """Ends the program. One of several processes ends at once, without Python's clearing up, since a thread of gloo's
+    that then waits for the interpreter would abort it ("terminate called without an active exception")."""
+    if dist.is_available() and dist.is_initialized():
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    raise SystemExit(code)
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse with one-line errors and no abbreviated options, for programs that take other things than settings."""
+
+    def __init__(self, **options):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def error(self, message):
+        raise ValueError(message)
+
+
+# -- printing and signals ------------------------------------------------------------------------------------
+
+
+def print0(line):
+    """Prints a line, on the first of several processes. A full disk or a closed terminal is no reason to lose a run."""
+    if os.environ.get("RANK", "0") == "0":
+        with suppress(OSError):
+            print(line, flush=True)
+
+
+def quiet_pipe():
+    """Lets `| head` end the program without a word."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+class StopSignal:
+    """Remembers the `number` of a Ctrl-C, SIGTERM or SIGHUP, so that a run can finish its step, save and leave.
+
+    A second signal ends the program at once, except under torchrun, which passes on to all processes what a terminal
+    has sent to them already.
+    """
+
+    def __init__(self):
+        self.number = 0  # none so far
+        self.listen(self.remember)
+
+    def remember(self, number, frame):
+        self.number = number
+        self.listen(signal.SIG_IGN if "TORCHELASTIC_RUN_ID" in os.environ else signal.SIG_DFL)
+
+    def listen(self, handler):
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it, and means it
+                signal.signal(number, handler)
+
+
+# -- what a run computes on, and in --------------------------------------------------------------------------
+
+
+def pick_device(device) -> torch.device:
+    """The device of that name, or for "auto" the best one here: cuda, mps or cpu. ValueError if it is not here."""
+    here = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    here += ["mps"] * torch.backends.mps.is_available() + ["cpu"]
+    if device == "auto":
+        device = here[0]
+    name = "cuda:0" if device == "cuda" else device
+    if name not in here:
+        raise ValueError(f"device = {device!r} is not here: this machine has {', '.join(here)}")
+    return torch.device(name)
+
+
+def pick_dtype(dtype, device) -> torch.dtype:
+    """The type of that name to compute in, or for "auto" bfloat16 where `device` multiplies it fast, else float32."""
+    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype == "auto":
+        if device.type == "cuda":
+            fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            known = device.type == "cpu" and hasattr(torch.cpu, "get_capabilities")
+            fast = known and torch.cpu.get_capabilities().get("avx512_bf16")  # CPUs with AMX have it too
+        dtype = "bfloat16" if fast else "float32"
+    if dtype not in names:
+        raise ValueError(f"dtype = {dtype!r} does not work: it must be auto, {', '.join(names)}")
+    return names[dtype]
+
+
+def pick_attention_kernel(model, device, dtype):
+    """Selects, for this process, the faster of PyTorch's kernels for the attention of `model`.
+
+    On a CPU the fused kernel computes in float32. Plain products in bfloat16 are up to twice as fast at short
+    contexts, and gain the most where score vectors are wide, but hold T x T weights until the backward pass.
+    """
+    wide = model.blocks[-1].attn.score_width() > 3 * model.config.head_dim
+    short = model.config.block_size <= (1024 if wide else 512)
+    use_plain_attention(device.type == "cpu" and dtype == torch.bfloat16 and short)
+
+
+def use_plain_attention(plain):
+    """Both switches are about CPUs too, whatever their names say."""
+    torch.backends.cuda.enable_flash_sdp(not plain)
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(plain)
+
+
+def machine_name(device, world_size=1):
+    """What a run computes on: bit-exact resume needs the same again."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    return f"{world_size} x " * (world_size > 1) + f"{device} ({name}), torch {torch.__version__}"
