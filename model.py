@@ -31,9 +31,10 @@ V vocabulary. Layers count from 0.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn as nn
@@ -41,15 +42,32 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch.utils.checkpoint import checkpoint
 
-# the branch of the earlier layers that a residual method recomputes, and the weights of their sum
+
+@dataclass(frozen=True)
+class Residual:
+    """All there is to know about a residual method: what layer l adds up in the place of a residual."""
+
+    branch: str | None = None  # whose outputs are added up: "attention" (h) or "mlp" (x'); None: neither, as in Llama
+    weights: str = "one"  # w_i: "one", "mean" (1/m) or "learned" (softmax of the block's `mix`)
+    sources: Callable = range  # layer l -> the earlier layers that it recomputes: range(l), all of them
+
+    def keeps_input(self, config):
+        """Whether the residual itself stays in the sum: an identity path from the first layer to the last."""
+        return self.branch is None or config.keep_input
+
+    def branch_scale(self, config):
+        """The size that branches start at: 1/√(2L) where a stream adds up the outputs of 2L of them."""
+        return (2 * config.n_layer) ** -0.5 if self.keeps_input(config) else 1.0
+
+
 RESIDUALS = {
-    "standard": (None, None),
-    "m1": ("mlp", "one"),
-    "m2": ("attention", "one"),
-    "m3.1": ("mlp", "mean"),
-    "m3.2": ("mlp", "learned"),
-    "m4.1": ("attention", "mean"),
-    "m4.2": ("attention", "learned"),
+    "standard": Residual(),
+    "m1": Residual("mlp"),
+    "m2": Residual("attention"),
+    "m3.1": Residual("mlp", weights="mean"),
+    "m3.2": Residual("mlp", weights="learned"),
+    "m4.1": Residual("attention", weights="mean"),
+    "m4.2": Residual("attention", weights="learned"),
 }
 
 
@@ -109,8 +127,8 @@ class GPTConfig:
         return self.n_embd // self.n_head
 
 
-def is_count(value, least=1):
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+def is_count(value):
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**63
 
 
 def is_number(value):
@@ -119,21 +137,6 @@ def is_number(value):
 
 def round_up(n, multiple):
     return -(-n // multiple) * multiple
-
-
-def check_ids(name, ids, vocab_size, least=0):
-    """Raises ValueError unless ids is (B, T) of integers from `least` to vocab_size - 1.
-
-    Their range is looked at on the CPU only: a GPU, which has a check of its own, would have to be waited for.
-    """
-    if not isinstance(ids, torch.Tensor):
-        raise ValueError(f"{name} must be a tensor, got {type(ids).__name__}")
-    if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32) or ids.layout != torch.strided:
-        raise ValueError(f"{name} must be (B, T) of int64, got {tuple(ids.shape)} of {ids.dtype}, {ids.layout}")
-    if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
-        low, high = ids.aminmax()
-        if low < least or high >= vocab_size:
-            raise ValueError(f"{name} has tokens from {low} to {high}; they must be {least} to {vocab_size - 1}")
 
 
 # -----------------------------------------------------------------------------
@@ -195,11 +198,11 @@ class Attention(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
         self.H, self.G, self.D = config.n_head, config.n_kv_head, config.head_dim
-        self.dropout = config.dropout
-        self.q = nn.Linear(config.n_embd, self.H * self.D, bias=config.bias)
-        self.k = nn.Linear(config.n_embd, self.G * self.D, bias=config.bias)
-        self.v = nn.Linear(config.n_embd, self.G * self.D, bias=config.bias)
-        self.o = nn.Linear(self.H * self.D, config.n_embd, bias=config.bias)
+        self.q_proj = nn.Linear(config.n_embd, self.H * self.D, bias=config.bias)
+        self.k_proj = nn.Linear(config.n_embd, self.G * self.D, bias=config.bias)
+        self.v_proj = nn.Linear(config.n_embd, self.G * self.D, bias=config.bias)
+        self.o_proj = nn.Linear(self.H * self.D, config.n_embd, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
 
     def init_extra(self):
         """Gives the parameters that only this kind has their initial values."""
@@ -207,30 +210,30 @@ class Attention(nn.Module):
     def init_at_self(self):
         """Starts the queries as their keys, so that a token attends to itself first: where no identity path
         carries it past the attention (Methods 2 and 4 as written), deep models would average it away."""
-        per_group = self.q.weight.unflatten(0, (self.G, -1, self.D))
-        per_group.copy_(self.k.weight.unflatten(0, (self.G, 1, self.D)))
+        per_group = self.q_proj.weight.unflatten(0, (self.G, -1, self.D))
+        per_group.copy_(self.k_proj.weight.unflatten(0, (self.G, 1, self.D)))
 
     def project(self, x, rope):
         """x (B, T, C) -> q (B, H, T, D) and k (B, G, T, D), rotated."""
-        q = rearrange(self.q(x), "B T (H D) -> B H T D", D=self.D)
-        k = rearrange(self.k(x), "B T (G D) -> B G T D", D=self.D)
+        q = rearrange(self.q_proj(x), "B T (H D) -> B H T D", D=self.D)
+        k = rearrange(self.k_proj(x), "B T (G D) -> B G T D", D=self.D)
         return apply_rope(q, rope), apply_rope(k, rope)
 
-    def score_vectors(self, x, rope, history):
-        """The layer's (q̂, k̂), from its normed input x (B, T, C), and the history for the next layer.
+    def score_vectors(self, x, rope, earlier):
+        """The layer's (q̂, k̂), from its normed input x (B, T, C), and the (q, k) that later layers' scores need or None.
 
-        The tuple `history` carries from layer to layer whatever a kind puts there.
+        `earlier` has the layers before this one, each as what it has `Kept`.
         """
         q, k = self.project(x, rope)
-        return q * self.D**-0.5, k, history
+        return q * self.D**-0.5, k, None
 
-    def forward(self, x, q, k, extend=None):
-        """W_O softmax(q̂ k̂ᵀ) W_V x (B, T, C). When generating, `extend` adds the values of earlier tokens."""
-        v = rearrange(self.v(x), "B T (G D) -> B G T D", D=self.D)
-        if extend is not None:
-            v = extend(v)
-        y = causal_attention(q, k, v, self.dropout if self.training else 0.0)
-        return self.o(rearrange(y, "B H T D -> B T (H D)"))
+    def forward(self, x, q, k, cache=None, slot=None):
+        """W_O softmax(q̂ k̂ᵀ) W_V x (B, T, C). The cache has the values of earlier tokens in its slot."""
+        v = rearrange(self.v_proj(x), "B T (G D) -> B G T D", D=self.D)
+        if cache is not None:
+            v = cache.update(slot, v)
+        y = causal_attention(q, k, v, self.dropout.p if self.training else 0.0)
+        return self.dropout(self.o_proj(rearrange(y, "B H T D -> B T (H D)")))
 
     def score_width(self):
         """Numbers in a score vector, without padding."""
@@ -257,7 +260,7 @@ class W2Attention(Attention):
     def init_extra(self):
         nn.init.constant_(self.log_tau, math.log(2 * self.D**0.5))  # q·k enters with 1/√d_k
 
-    def score_vectors(self, x, rope, history):
+    def score_vectors(self, x, rope, earlier):
         mu_q, mu_k = self.project(x, rope)
         sigma = F.softplus(rearrange(self.sigma(x), "B T (H K) -> B H T K", K=self.K)).type_as(mu_q)
         sigma_q, sigma_k = sigma.split((self.H, self.G), dim=1)
@@ -274,7 +277,7 @@ class W2Attention(Attention):
 
         # a GPU's fused kernels want multiples of 8, the CPU's is fastest without padding
         pad = (0, 0 if x.device.type == "cpu" else -self.score_width() % 8)
-        return F.pad(q.type_as(mu_q), pad), F.pad(k, pad), history
+        return F.pad(q.type_as(mu_q), pad), F.pad(k, pad), None
 
     def score_width(self):
         return self.D + self.K + 2
@@ -322,13 +325,14 @@ class SummedQKAttention(Attention):
             case "5.6": return self.log_a.exp() * d**self.b
             case "5.7": return self.log_a.exp()
 
-    def score_vectors(self, x, rope, history):
-        history = *history, self.project(x, rope)
-        q = torch.stack([q for q, k in history], dim=-2)  # (B, H, T, m, D)
+    def score_vectors(self, x, rope, earlier):
+        own = self.project(x, rope)
+        layers = [*(kept.projections for kept in earlier), own]
+        q = torch.stack([q for q, k in layers], dim=-2)  # (B, H, T, m, D)
         scale = 1 / self.divisors()
         if isinstance(scale, torch.Tensor):
             scale = scale.view(-1, 1)
-        return (q * scale).flatten(-2), torch.cat([k for q, k in history], dim=-1), history
+        return (q * scale).flatten(-2), torch.cat([k for q, k in layers], dim=-1), own
 
     def score_width(self):
         return self.m * self.D
@@ -345,12 +349,22 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.gate = nn.Linear(config.n_embd, config.n_inner, bias=config.bias)
-        self.up = nn.Linear(config.n_embd, config.n_inner, bias=config.bias)
-        self.down = nn.Linear(config.n_inner, config.n_embd, bias=config.bias)
+        self.gate_proj = nn.Linear(config.n_embd, config.n_inner, bias=config.bias)
+        self.up_proj = nn.Linear(config.n_embd, config.n_inner, bias=config.bias)
+        self.down_proj = nn.Linear(config.n_inner, config.n_embd, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.dropout(self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
+
+
+class Kept(NamedTuple):
+    """What a layer that has run keeps for those after it."""
+
+    block: nn.Module  # itself, which they recompute
+    q: torch.Tensor  # q̂ and
+    k: torch.Tensor  # k̂, of which its attention weights are made again
+    projections: tuple | None  # (q, k), for summed scores
 
 
 class Block(nn.Module):
@@ -358,85 +372,90 @@ class Block(nn.Module):
 
     def __init__(self, config, layer):
         super().__init__()
-        self.layer, self.keep_input, self.checkpoint_replays = layer, config.keep_input, config.checkpoint_replays
+        self.layer, self.checkpoint_replays = layer, config.checkpoint_replays
         self.attn_norm = RMSNorm(config.n_embd, eps=config.norm_eps)
         self.attn = ATTENTIONS[config.attention](config, layer)
         self.mlp_norm = RMSNorm(config.n_embd, eps=config.norm_eps)
         self.mlp = MLP(config)
-        self.dropout = nn.Dropout(config.dropout)
-        self.recomputed, self.weighting = RESIDUALS[config.residual]
-        self.is_standard = self.recomputed is None or layer == 0  # layer 0 has nothing to recompute
-        if self.weighting == "learned" and not self.is_standard:
-            self.mix = nn.Parameter(torch.empty(layer + 1))
+        self.residual = RESIDUALS[config.residual]
+        self.keep_input = self.residual.keeps_input(config)
+        self.sources = self.residual.sources(layer) if self.residual.branch else ()  # none in the first layer
+        if self.residual.weights == "learned" and self.sources:
+            self.mix = nn.Parameter(torch.empty(len(self.sources) + 1))
+
+    def forward(self, x, rope, earlier=(), cache=None):
+        """x (B, T, C) -> x' (B, T, C), and what is Kept for later layers, or None where they need nothing.
+
+        `earlier` has what the layers before this one have kept; the cache, when generating, what they have read.
+        """
+        normed, q, k, projections = self.scores(x, rope, earlier)
+        if cache is not None:
+            k = cache.update((self.layer, "keys"), k)
+
+        attn = self.attn(normed, q, k, cache, (self.layer, self.layer))  # attn_l(x)
+        if self.residual.branch == "attention" and self.sources:  # h = Σ_i w_i attn_i(x), and x if it is kept
+            h = x if self.keep_input else torch.zeros_like(x)
+            *weights, own_weight = self.weights()
+            for attn_i in self.recomputed(weights, x, earlier, cache):
+                h = h + attn_i
+            h = h + own_weight * attn
+        else:
+            h = x + attn
+
+        mlp = self.mlp_branch(h)  # mlp_l(h)
+        if self.residual.branch == "mlp" and self.sources:  # x' = Σ_i w_i mlp_i(x + attn_i(x)), and h if it is kept
+            out = h if self.keep_input else torch.zeros_like(h)
+            *weights, own_weight = self.weights()
+            for mlp_i in self.recomputed(weights, x, earlier, cache):
+                out = out + mlp_i
+            out = out + own_weight * mlp
+        else:
+            out = h + mlp
+
+        needed = self.residual.branch is not None or projections is not None
+        return out, Kept(self, q, k, projections) if needed else None
+
+    def scores(self, x, rope, earlier):
+        """x (B, T, C) normed for the attention, and what `score_vectors` makes of it."""
+        normed = self.attn_norm(x)
+        return normed, *self.attn.score_vectors(normed, rope, earlier)
+
+    def mlp_branch(self, h):
+        """mlp_l(h)."""
+        return self.mlp(self.mlp_norm(h))
 
     def weights(self):
-        """w_0..w_l of the sum over the layers."""
-        m = self.layer + 1
-        match self.weighting:
+        """w_i of the layers summed, this one's own last."""
+        m = len(self.sources) + 1
+        match self.residual.weights:
             case "one": return [1.0] * m
             case "mean": return [1 / m] * m
             case "learned": return self.mix.softmax(dim=0).unbind()
 
-    def scores(self, x, rope, history):
-        """x (B, T, C) normed for the attention, the layer's (q̂, k̂), and the history for the next layer."""
-        normed = self.attn_norm(x)
-        return normed, *self.attn.score_vectors(normed, rope, history)
+    def recomputed(self, weights, x, earlier, cache):
+        """Yields what the earlier layers i add to this one's sum: w_i attn_i(x), or w_i mlp_i(x + attn_i(x))."""
+        unit = F.rms_norm(x, x.shape[-1:], eps=self.attn_norm.eps)  # what the layers' norms of x have in common
+        for w, i in zip(weights, self.sources):
+            block, q, k, _ = earlier[i]
+            recompute = block.recompute
+            if self.checkpoint_replays and torch.is_grad_enabled():  # forget activations until the backward pass
+                recompute = partial(checkpoint, recompute, use_reentrant=False)
+            yield recompute(w, x, unit, q, k, cache, (self.layer, i))
 
-    def attention_branch(self, normed, q, k, extend=None):
-        """attn_l of an input that is normed already."""
-        return self.dropout(self.attn(normed, q, k, extend))
-
-    def mlp_branch(self, h):
-        """mlp_l(h)."""
-        return self.dropout(self.mlp(self.mlp_norm(h)))
-
-    def standard(self, x, normed, q, k, extend=None):
-        """The layer without replays: h = x + attn_l(x), x' = h + mlp_l(h)."""
-        h = x + self.attention_branch(normed, q, k, extend)
-        return h + self.mlp_branch(h)
-
-    def replay(self, w, x, unit, q, k, extend=None):
-        """What a later layer adds up of this one, recomputed on its own x: w attn_i(x) or w mlp_i(x + attn_i(x)).
+    def recompute(self, w, x, unit, q, k, cache=None, slot=None):
+        """What a later layer adds up of this one, on its own x: w attn_i(x) or w mlp_i(x + attn_i(x)).
 
         unit is x / rms(x), (q̂, k̂) are those of this layer's first run; dropout is drawn anew.
         """
-        y = self.attention_branch(unit * self.attn_norm.weight, q, k, extend)
-        return w * (y if self.recomputed == "attention" else self.mlp_branch(x + y))
-
-    def forward(self, x, normed, q, k, earlier, cache=None):
-        """x (B, T, C) -> (B, T, C).
-
-        normed and (q̂, k̂) are what `scores` gave; `earlier` has the (block, q̂, k̂) of the layers before this one.
-        """
-
-        def extend(i):
-            return None if cache is None else partial(cache.extend, (self.layer, i))
-
-        def add_up(residual, own):
-            """Σ_i w_i · (the replays, then this layer's own output), in the place of the residual or added to it."""
-            total = residual if self.keep_input else torch.zeros_like(residual)
-            *weights, own_weight = self.weights()
-            unit = F.rms_norm(x, x.shape[-1:], eps=self.attn_norm.eps)  # what the layers' norms of x have in common
-            for i, (block, q, k) in enumerate(earlier):
-                replay = block.replay
-                if self.checkpoint_replays and torch.is_grad_enabled():  # forget activations until the backward pass
-                    replay = partial(checkpoint, replay, use_reentrant=False)
-                total = total + replay(weights[i], x, unit, q, k, extend(i))
-            return total + own_weight * own
-
-        if self.is_standard:
-            return self.standard(x, normed, q, k, extend(self.layer))
-        attn = self.attention_branch(normed, q, k, extend(self.layer))
-        h = add_up(x, attn) if self.recomputed == "attention" else x + attn
-        mlp = self.mlp_branch(h)
-        return add_up(h, mlp) if self.recomputed == "mlp" else h + mlp
+        y = self.attn(unit * self.attn_norm.weight, q, k, cache, slot)
+        return w * (y if self.residual.branch == "attention" else self.mlp_branch(x + y))
 
 
-class Cache:
+class KVCache:
     """What generation keeps of the tokens already read.
 
-    Per layer its keys k̂, and per pair (layer, source layer) the values, since a replay's values come
-    from the later layer's input. `size` is the number of tokens there is room for.
+    Per layer its keys k̂, and per pair (layer, source layer) the values, since what a layer recomputes of an earlier
+    one has values of its own. `size` is the number of tokens there is room for.
     """
 
     def __init__(self, size):
@@ -444,7 +463,7 @@ class Cache:
         self.length = 0  # tokens read by all layers
         self.slots = {}
 
-    def extend(self, slot, new):
+    def update(self, slot, new):
         """Puts new (B, H, T, D) behind what the slot holds -> (B, H, length + T, D)."""
         if slot not in self.slots:
             self.slots[slot] = new.new_empty(*new.shape[:2], self.size, new.size(-1))
@@ -486,14 +505,11 @@ class GPT(nn.Module):
                 module.init_extra()
             elif isinstance(module, Block) and hasattr(module, "mix"):
                 nn.init.zeros_(module.mix)
-        if self.config.residual == "standard" or self.config.keep_input:
-            for block in self.blocks:  # a stream that adds up the outputs of 2L branches
-                block.attn.o.weight.mul_((2 * self.config.n_layer) ** -0.5)
-                block.mlp.down.weight.mul_((2 * self.config.n_layer) ** -0.5)
-        else:
-            for block in self.blocks[1:]:
-                if block.recomputed == "attention":
-                    block.attn.init_at_self()
+        for block in self.blocks:
+            block.attn.o_proj.weight.mul_(block.residual.branch_scale(self.config))
+            block.mlp.down_proj.weight.mul_(block.residual.branch_scale(self.config))
+            if block.residual.branch == "attention" and block.sources and not block.keep_input:
+                block.attn.init_at_self()
 
     def features(self, idx, cache=None):
         """idx (B, T) -> (B, T, C), ready for the head. Raises ValueError for a T that does not fit.
@@ -507,13 +523,10 @@ class GPT(nn.Module):
 
         x = self.embed(idx)
         rope = rope_table(start, stop, self.config.head_dim, self.config.rope_theta, x)
-        history, layers = (), []
+        earlier = []  # what the layers so far have kept
         for block in self.blocks:
-            normed, q, k, history = block.scores(x, rope, history)
-            if cache is not None:
-                k = cache.extend(block.layer, k)
-            x = block(x, normed, q, k, layers, cache)
-            layers.append((block, q, k))
+            x, kept = block(x, rope, earlier, cache)
+            earlier.append(kept)
         if cache is not None:
             cache.length = stop
         return self.norm(x)
@@ -521,13 +534,11 @@ class GPT(nn.Module):
     def forward(self, idx, targets=None):
         """idx (B, T) -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy in nats.
 
-        A target of -1 is ignored. Without targets the loss is None. Raises ValueError for an idx or
-        targets of a wrong shape, type or range.
+        A target of -1 is ignored. Without targets the loss is None. Raises ValueError for a T that does not fit, and
+        for targets of another shape than idx.
         """
-        check_ids("idx", idx, self.config.vocab_size)
         if targets is None:
             return self.head(self.features(idx)), None
-        check_ids("targets", targets, self.config.vocab_size, least=-1)
         if targets.shape != idx.shape:
             raise ValueError(f"targets have shape {tuple(targets.shape)}, idx has {tuple(idx.shape)}: they must match")
         return self.loss(self.features(idx), targets)
@@ -558,48 +569,42 @@ class GPT(nn.Module):
         in steps of half a block. Every token is thus drawn from what `forward` gives for at
         least block_size/2 of the latest tokens, at the positions the model was trained on.
 
-        Raises ValueError for arguments that cannot work and for idx outside the vocabulary.
+        Raises ValueError for a temperature, top_k or top_p that cannot work.
         """
-        if not is_count(max_new_tokens, least=0):
-            raise ValueError(f"max_new_tokens = {max_new_tokens!r} does not work: it must be an integer, 0 or more")
-        if not (is_number(temperature) and temperature >= 0):
-            raise ValueError(f"temperature = {temperature!r} does not work: it must be a number, 0 or more")
-        if not (top_k is None or is_count(top_k)):
-            raise ValueError(f"top_k = {top_k!r} does not work: it must be a positive integer or None")
-        if not (top_p is None or is_number(top_p) and 0 < top_p <= 1):
-            raise ValueError(f"top_p = {top_p!r} does not work: it must be a number in (0, 1], or None")
-        check_ids("idx", idx, self.config.vocab_size)
+        if temperature < 0 or top_k is not None and top_k < 1 or top_p is not None and not 0 < top_p <= 1:
+            given = f"temperature = {temperature}, top_k = {top_k}, top_p = {top_p}"
+            raise ValueError(f"{given}: they must be 0 or more, 1 or more or None, and in (0, 1] or None")
 
         block_size = self.config.block_size
         window = idx[:, -block_size:]  # the context; the cache holds all of it but what `unread` has
         room = min(block_size, idx.size(1) + max_new_tokens)
-        unread, cache = window, Cache(room)
+        unread, cache = window, KVCache(room)
         for _ in range(max_new_tokens):
             logits = self.head(self.features(unread, cache)[:, -1])
-            token = pick(logits, temperature, top_k, top_p, generator)
+            token = sample_next_token(logits, temperature, top_k, top_p, generator)
             yield token
             if window.size(1) < block_size:
                 window, unread = torch.cat((window, token), dim=1), token
             else:
                 window = unread = torch.cat((window[:, block_size - block_size // 2 :], token), dim=1)
-                cache = Cache(room)
+                cache = KVCache(room)
 
     # -------------------------------------------------------------------------
     # Training
 
-    def compile(self):
-        """Compiles, in place, what all layers and replays have in common: once, and not L(L-1)/2 times."""
+    def compile_blocks(self):
+        """Compiles, in place, what all layers have in common, and what they recompute: once, not L(L-1)/2 times."""
         for block in self.blocks:
+            if self.config.residual == "standard" and self.config.attention != "summed_qk":
+                block.forward = torch.compile(block.forward)
+                continue
             if self.config.attention == "summed_qk":  # its score vectors have another width in each layer
                 block.attn.project = torch.compile(block.attn.project)
             else:
                 block.scores = torch.compile(block.scores)
-            if self.config.residual == "standard":
-                block.standard = torch.compile(block.standard)
-            else:
-                block.attention_branch = torch.compile(block.attention_branch)
-                block.mlp_branch = torch.compile(block.mlp_branch)
-                block.replay = torch.compile(block.replay)
+            block.attn.forward = torch.compile(block.attn.forward)
+            block.mlp_branch = torch.compile(block.mlp_branch)
+            block.recompute = torch.compile(block.recompute)
         self.loss = torch.compile(self.loss)
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
@@ -632,15 +637,13 @@ class GPT(nn.Module):
 
         def attention(block):  # W_V, scores, mixing of values, W_O
             widths = block.attn.score_width() + config.head_dim
-            return matrices(block.attn.v, block.attn.o) + config.block_size * config.n_head * widths
+            return matrices(block.attn.v_proj, block.attn.o_proj) + config.block_size * config.n_head * widths
 
-        for layer, block in enumerate(self.blocks):
-            projections = matrices(block.attn) - matrices(block.attn.v, block.attn.o)
+        for block in self.blocks:
+            projections = matrices(block.attn) - matrices(block.attn.v_proj, block.attn.o_proj)
             multiply_adds += projections + attention(block) + matrices(block.mlp)
-            if block.recomputed:
-                multiply_adds += sum(attention(earlier) for earlier in self.blocks[:layer])
-            if block.recomputed == "mlp":
-                multiply_adds += sum(matrices(earlier.mlp) for earlier in self.blocks[:layer])
+            for source in (self.blocks[i] for i in block.sources):
+                multiply_adds += attention(source) + (matrices(source.mlp) if block.residual.branch == "mlp" else 0)
         return 6 * multiply_adds
 
     def estimate_mfu(self, fwdbwd_per_iter, dt):
@@ -652,149 +655,60 @@ class GPT(nn.Module):
 
     def crop_block_size(self, block_size):
         """Makes the longest context shorter. RoPE has no table of positions to cut."""
-        if not (is_count(block_size) and block_size <= self.config.block_size):
-            longest = self.config.block_size
-            raise ValueError(f"block_size = {block_size} does not work: it must be an integer from 1 to {longest}")
+        if not 1 <= block_size <= self.config.block_size:
+            raise ValueError(f"block_size = {block_size} does not work: it must be 1 to {self.config.block_size}")
         self.config.block_size = block_size
 
     # -------------------------------------------------------------------------
     # Llama weights
 
-    def llama_tensors(self):
-        """Yields (name in a Hugging Face Llama checkpoint, the parameter that holds it)."""
-        yield "model.embed_tokens.weight", self.embed.weight
-        for layer, block in enumerate(self.blocks):
-            name, attn, mlp = f"model.layers.{layer}.", block.attn, block.mlp
-            yield name + "input_layernorm.weight", block.attn_norm.weight
-            yield name + "post_attention_layernorm.weight", block.mlp_norm.weight
-            for kind in ("weight", "bias") if self.config.bias else ("weight",):
-                for letter in "qkvo":
-                    yield f"{name}self_attn.{letter}_proj.{kind}", getattr(getattr(attn, letter), kind)
-                for part in ("gate", "up", "down"):
-                    yield f"{name}mlp.{part}_proj.{kind}", getattr(getattr(mlp, part), kind)
-        yield "model.norm.weight", self.norm.weight
-        yield "lm_head.weight", self.head.weight
+    def llama_names(self):
+        """{name in a Hugging Face Llama checkpoint: name here}, of all that a Llama has: projections, norms, tables."""
+        names = [name for name in self.state_dict() if name.split(".")[-2].endswith(("_proj", "norm", "embed", "head"))]
+        return {".".join(LLAMA_NAMES.get(part, part) for part in name.split(".")): name for name in names}
 
     def to_llama(self):
         """The tensors of a Hugging Face Llama checkpoint, copied. What Llama lacks (σ, τ, a, b and the
         mixing logits) is left out, so only standard attention and residuals compute the same there."""
-        return {name: tensor.detach().clone() for name, tensor in self.llama_tensors()}
+        tensors = self.state_dict()
+        return {llama: tensors[name].clone() for llama, name in self.llama_names().items()}
 
     @classmethod
-    @torch.no_grad()
     def from_llama(cls, state_dict, config):
         """A model with the tensors of a Hugging Face Llama checkpoint, under any attention and residual.
 
         What Llama lacks has its initial value. Raises ValueError for a tensor that is missing, unknown
         or of another shape than the config's. With tied weights `lm_head.weight` may be missing.
         """
-        model = cls(config)
-        if not isinstance(state_dict, Mapping):
-            raise ValueError(f"a table of names and tensors is needed, got {type(state_dict).__name__}")
-        unknown = dict(state_dict)
-        for name, tensor in model.llama_tensors():
-            given = unknown.pop(name, None)
-            if given is None and name == "lm_head.weight" and config.tie_weights:
-                continue
-            if given is None:
-                raise ValueError(f"the Llama checkpoint lacks {name}, which this config needs")
-            dense = isinstance(given, torch.Tensor) and given.layout == torch.strided and not given.is_meta
-            if not dense or not given.is_floating_point():
-                raise ValueError(f"{name} is not a tensor of floating-point numbers")
-            if not given.isfinite().all():
-                raise ValueError(f"{name} has numbers that are not finite")
-            if given.shape != tensor.shape:
-                raise ValueError(f"{name} has shape {tuple(given.shape)}, the config needs {tuple(tensor.shape)}")
-            if name == "lm_head.weight" and config.tie_weights and not given.equal(model.embed.weight):
+        model, given = cls(config), dict(state_dict)
+        if config.tie_weights:
+            embed = given.get("model.embed_tokens.weight")
+            if not torch.equal(given.setdefault("lm_head.weight", embed), embed):
                 raise ValueError("lm_head.weight differs from model.embed_tokens.weight: set tie_weights = False")
-            tensor.copy_(given)
-        if unknown:
-            raise ValueError(f"the Llama checkpoint has {min(unknown, key=str)}, for which this config has no place")
+        names, tensors = model.llama_names(), model.state_dict()
+        for name in sorted(names.keys() ^ given.keys()):
+            raise ValueError(f"the Llama checkpoint {'lacks' if name in names else 'has'} {name}, unlike this config")
+        for llama, name in names.items():
+            if given[llama].shape != tensors[name].shape:
+                shapes = f"{tuple(given[llama].shape)}, the config needs {tuple(tensors[name].shape)}"
+                raise ValueError(f"{llama} has shape {shapes}")
+            tensors[name].copy_(given[llama])
         return model
 
-    @classmethod
-    def from_pretrained(cls, name_or_path, override_args=None):
-        """Reads a Llama from a folder or the Hugging Face hub (needs transformers 5).
 
-        override_args may set any field of the config that keeps the tensors' shapes, such as dropout,
-        attention or residual. Raises ValueError for a model that is not a plain Llama.
-        """
-        transformers = import_transformers()
-
-        def read(kind, **options):
-            try:
-                return kind.from_pretrained(name_or_path, **options)
-            except Exception as error:  # of transformers, safetensors and the hub, each with types of its own
-                reason = " ".join(str(error).split())[:200]
-                raise ValueError(f"{name_or_path}: not a model that transformers can read: {reason}") from error
-
-        theirs = read(transformers.AutoConfig)
-        if theirs.model_type != "llama":
-            raise ValueError(f"{name_or_path} is a {theirs.model_type!r} model; only 'llama' ones can be read")
-        rope = theirs.rope_parameters
-        head_dim = theirs.hidden_size // theirs.num_attention_heads
-        plain = {
-            "rope_type": (rope["rope_type"], "default"),
-            "head_dim": (theirs.head_dim, head_dim),
-            "hidden_act": (theirs.hidden_act, "silu"),
-            "mlp_bias": (theirs.mlp_bias, theirs.attention_bias),
-        }
-        for field, (value, needed) in plain.items():
-            if value != needed:
-                raise ValueError(f"{name_or_path} has {field} = {value!r}; only {needed!r} can be represented here")
-        settings = {ours: getattr(theirs, name) for ours, name in LLAMA_CONFIG.items()}
-        settings["rope_theta"] = float(rope["rope_theta"])
-        unknown = set(override_args or ()) - set(GPTConfig.__dataclass_fields__)
-        if unknown:
-            raise ValueError(f"override_args has {min(unknown)!r}, which is not a field of GPTConfig")
-        config = GPTConfig(**{**settings, **(override_args or {})})
-        llama, found = read(transformers.LlamaForCausalLM, output_loading_info=True)
-        for problem in ("missing", "unexpected", "mismatched"):  # for which transformers takes random numbers
-            names = sorted(map(str, found[f"{problem}_keys"]))
-            if names:
-                raise ValueError(f"{name_or_path}: its weights are not those of its config: {names[0]} is {problem}")
-        return cls.from_llama(llama.state_dict(), config)
-
-    def save_pretrained(self, folder):
-        """Writes a folder that transformers, and `from_pretrained`, read as a Llama (needs transformers 5).
-
-        Raises ValueError for an attention or a residual that a Llama does not have.
-        """
-        for field in ("attention", "residual"):
-            if getattr(self.config, field) != "standard":
-                raise ValueError(f"{field} = {getattr(self.config, field)!r} is nothing that a Llama has")
-        transformers = import_transformers()
-        config = {name: getattr(self.config, ours) for ours, name in LLAMA_CONFIG.items()}
-        rope = {"rope_type": "default", "rope_theta": self.config.rope_theta}
-        ends = {"bos_token_id": None, "eos_token_id": None}  # what they are is for the tokenizer to know
-        theirs = transformers.LlamaConfig(**config, **ends, mlp_bias=self.config.bias, rope_parameters=rope)
-        transformers.LlamaForCausalLM(theirs).save_pretrained(folder, state_dict=self.to_llama())
-
-
-# the fields of a Hugging Face LlamaConfig, by ours
-LLAMA_CONFIG = {
-    "block_size": "max_position_embeddings",
-    "vocab_size": "vocab_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_kv_head": "num_key_value_heads",
-    "n_embd": "hidden_size",
-    "n_inner": "intermediate_size",
-    "bias": "attention_bias",
-    "norm_eps": "rms_norm_eps",
-    "tie_weights": "tie_word_embeddings",
+# our names in the place of which a Hugging Face Llama checkpoint has others
+LLAMA_NAMES = {
+    "embed": "model.embed_tokens",
+    "blocks": "model.layers",
+    "attn_norm": "input_layernorm",
+    "attn": "self_attn",
+    "mlp_norm": "post_attention_layernorm",
+    "norm": "model.norm",
+    "head": "lm_head",
 }
 
 
-def import_transformers():
-    try:
-        import transformers
-    except ImportError as error:
-        raise ImportError("Llama models are read and written by transformers: pip install 'transformers>=5'") from error
-    return transformers
-
-
-def pick(logits, temperature, top_k, top_p, generator):
+def sample_next_token(logits, temperature, top_k, top_p, generator):
     """Draws a token (B, 1) from logits (B, V)."""
     if temperature < 1e-6:
         return logits.argmax(dim=-1, keepdim=True)

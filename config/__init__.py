@@ -10,81 +10,19 @@ and is run as `python train.py config/m1_shakespeare.py --max_iters=200`. The ty
 type of its default (str, bool, int or float); a name or a value that does not fit is an error, never a guess.
 """
 
-import argparse
 import ast
 import difflib
 import io
 import math
-import os
 import runpy
-import signal
 import sys
 import tokenize
 import traceback
-import warnings
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
-
-import torch
 
 BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-
-
-# -- errors for people ---------------------------------------------------------------------------------------
-
-
-def fail(message) -> NoReturn:
-    """Print `<program>: error: <message>` as one line on stderr and exit with code 2."""
-    line = " ".join(str(message).splitlines())
-    rank = int(os.environ.get("RANK", 0))
-    process = f" (process {rank})" if rank else ""
-    print(f"{Path(sys.argv[0]).name}: error{process}: {line}", file=sys.stderr)
-    raise SystemExit(2)
-
-
-@contextmanager
-def user_errors():
-    """Turn what users can mend into `fail`: a ValueError, an OSError or an ImportError raised inside, too little
-    memory, and Ctrl-C."""
-    try:
-        yield
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error)
-    except (ValueError, ImportError) as error:
-        fail(error)
-    except KeyboardInterrupt:
-        raise SystemExit(128 + signal.SIGINT) from None
-    except (MemoryError, RuntimeError, TypeError) as error:
-        if torch.distributed.is_available():
-            if isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower():
-                fail("another process of this run has ended; --init_from=resume goes on from the last checkpoint")
-        # torch.OutOfMemoryError is a GPU's; a CPU's, and sizes whose product overflows, have no type of their own
-        of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
-        if not of_memory and "overflow" not in str(error).lower():
-            raise
-        fail(f"more memory is needed than there is: use smaller sizes ({shorten(str(error).splitlines()[0], 120)})")
-
-
-def quiet_pipe():
-    """Let `| head` end the program without a word."""
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-
-
-class ArgumentParser(argparse.ArgumentParser):
-    """argparse with one-line errors and no abbreviated options, for programs that take other things than settings."""
-
-    def __init__(self, **options):
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
-
-    def error(self, message):
-        fail(message)
-
-
-# -- settings ------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -93,7 +31,6 @@ class Setting:
     comment: str
 
 
-@user_errors()
 def read_settings(program, argv=None) -> dict:
     """The settings of `program` (its `__file__`): defaults <- config files, in order <- `--name=value` options.
 
@@ -102,7 +39,6 @@ def read_settings(program, argv=None) -> dict:
     argv = sys.argv[1:] if argv is None else argv
     declared = declared_settings(program)
     if "--help" in argv or "-h" in argv:
-        quiet_pipe()
         print(usage(program, declared))
         raise SystemExit(0)
 
@@ -233,14 +169,6 @@ def convert(value, default):
     raise ValueError(f"{wanted} is needed, not {shorten(repr(value))}")
 
 
-def check_range(settings, names, low, high=math.inf):
-    """ValueError for the first of the settings `names` (separated by spaces) that is not in [low, high)."""
-    for name in names.split():
-        if not low <= settings[name] < high:
-            below = f", below {high}" if high < math.inf else ""
-            raise ValueError(f"{name} = {settings[name]} does not work: it must be {low} or more{below}")
-
-
 def shorten(text, length=80):
     return text if len(text) <= length else text[:length] + "..."
 
@@ -252,118 +180,3 @@ def usage(program, declared) -> str:
     lines = [f"  {option:{width}}  {kind:5}  {comment}".rstrip() for option, kind, comment in rows]
     head = f"usage: python {Path(program).name} [config.py ...] [--name=value ...]"
     return "\n".join([head, "", "settings, their defaults and types:", *lines])
-
-
-# -- devices -------------------------------------------------------------------------------------------------
-
-
-def pick_device(device) -> torch.device:
-    """The device of that name, or for "auto" the best one here: cuda, mps or cpu. ValueError if it is not here."""
-    here = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    here += ["mps"] * torch.backends.mps.is_available() + ["cpu"]
-    if device == "auto":
-        device = here[0]
-    name = "cuda:0" if device == "cuda" else device
-    if name not in here:
-        raise ValueError(f"device = {device!r} is not here: this machine has {', '.join(here)}")
-    return torch.device(name)
-
-
-def pick_dtype(dtype, device) -> torch.dtype:
-    """The type of that name to compute in, or for "auto" bfloat16 where `device` multiplies it fast, else float32."""
-    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if dtype == "auto":
-        if device.type == "cuda":
-            fast = torch.cuda.is_bf16_supported(including_emulation=False)
-        else:
-            known = device.type == "cpu" and hasattr(torch.cpu, "get_capabilities")
-            fast = known and torch.cpu.get_capabilities().get("avx512_bf16")  # CPUs with AMX have it too
-        dtype = "bfloat16" if fast else "float32"
-    if dtype not in names:
-        raise ValueError(f"dtype = {dtype!r} does not work: it must be auto, {', '.join(names)}")
-    return names[dtype]
-
-
-def pick_attention_kernel(model, device, dtype):
-    """Select, for this process, the faster of PyTorch's kernels for the attention of `model`.
-
-    On a CPU the fused kernel computes in float32. Plain products in bfloat16 are up to twice as fast at short
-    contexts, and gain the most where score vectors are wide, but hold T x T weights until the backward pass.
-    """
-    wide = model.blocks[-1].attn.score_width() > 3 * model.config.head_dim
-    short = model.config.block_size <= (1024 if wide else 512)
-    use_plain_attention(device.type == "cpu" and dtype == torch.bfloat16 and short)
-
-
-def use_plain_attention(plain):
-    """Both switches are about CPUs too, whatever their names say."""
-    torch.backends.cuda.enable_flash_sdp(not plain)
-    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(plain)
-
-
-# -- processes -----------------------------------------------------------------------------------------------
-
-
-def meet(device, rank, world) -> torch.device:
-    """Join the other processes that torchrun has started; returns the device, of the kind of `device`, for this one."""
-    if device.type not in ("cuda", "cpu"):
-        raise ValueError(f"device = {device.type!r} does not work with {world} processes: it must be cuda or cpu")
-    if device.type == "cuda":
-        device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
-        torch.cuda.set_device(device)
-    store, _, _ = next(torch.distributed.rendezvous("env://"))
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # which outlives the processes: started again, they would find the addresses of those that have died
-        store = torch.distributed.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
-    return device
-
-
-def spread(model, how, device):
-    """The `model` as the processes train it together on `device`: what to call in its place. `how` is ddp or fsdp.
-
-    With fsdp each process keeps a share of every parameter, except of those that are single numbers, whose
-    gradients it is for the caller to add up.
-    """
-    if how == "ddp":
-        return torch.nn.parallel.DistributedDataParallel(model.to(device))
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing is written into these views
-    mesh = torch.distributed.init_device_mesh(device.type, (torch.distributed.get_world_size(),))
-    numbers = {p for p in model.parameters() if p.dim() == 0}
-    for p in numbers:
-        p.data = p.data.to(device)  # fully_shard moves the rest, block by block, since a device may not hold it whole
-    for block in model.blocks:
-        # a layer that later ones replay stays put together until then
-        fully_shard(block, mesh=mesh, reshard_after_forward=block.recomputed is None, ignored_params=numbers)
-        for method in ("scores", "replay"):  # what is called from outside of the block's own forward
-            register_fsdp_forward_method(block, method)
-    return fully_shard(model, mesh=mesh, ignored_params=numbers)
-
-
-def spread_like(parameter, tensor):
-    """A whole tensor, such as an optimizer keeps for a parameter, as `spread` has spread the parameter."""
-    if not hasattr(parameter, "full_tensor"):
-        return tensor
-    from torch.distributed.tensor import distribute_tensor
-
-    tensor = tensor.to(parameter.device)
-    return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)  # all have it
-
-
-def whole(tensor):
-    """A tensor, put together where `spread` has spread it; all processes must ask at once."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def whole_state(state, keep):
-    """A dict of tensors, or of such dicts, put together: one tensor at a time, on the CPU, and only where `keep` is
-    True, since no device may hold them all; all processes must ask at once."""
-    if isinstance(state, dict):
-        return {name: whole_state(value, keep) for name, value in state.items()}
-    if not hasattr(state, "full_tensor"):
-        return state
-    tensor = whole(state)
-    return tensor.cpu() if keep else None

@@ -1,6 +1,7 @@
 """Errors for people, printing, signals, and what a run computes on and in."""
 
 import argparse
+import atexit
 import os
 import signal
 import sys
@@ -57,9 +58,10 @@ def message_for_users(error):
 
 
 def exit_program(code=0):
-    """Ends the program. One of several processes ends at once, without Python's clearing up, since a thread of gloo's
-    that then waits for the interpreter would abort it ("terminate called without an active exception")."""
+    """Ends the program. One of several processes ends without the interpreter's clearing up, in which a thread of
+    gloo's that still waits for the interpreter would abort it ("terminate called without an active exception")."""
     if dist.is_available() and dist.is_initialized():
+        atexit._run_exitfuncs()  # such as those of trackers
         for stream in filter(None, (sys.stdout, sys.stderr)):
             with suppress(OSError):
                 stream.flush()
@@ -113,6 +115,12 @@ class StopSignal:
             number = getattr(signal, name, None)  # Windows has no SIGHUP
             if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it, and means it
                 signal.signal(number, handler)
+
+
+def clock(seconds):
+    """75 -> "1:15", 3700 -> "1:01:40"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
 
 
 # -- what a run computes on, and in --------------------------------------------------------------------------

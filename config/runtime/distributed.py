@@ -1,0 +1,88 @@
+"""Several processes that train one model: torchrun starts them, DDP or FSDP2 joins them."""
+
+import os
+import warnings
+
+import torch
+import torch.distributed as dist
+
+from config.runtime.common import pick_device, print0
+
+
+def init_distributed(device) -> torch.device:
+    """Joins the other processes, if torchrun has started several; this one's device, of the kind of `device`."""
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if world_size == 1:
+        return device
+    if device.type not in ("cuda", "cpu"):
+        raise ValueError(f"device = {device.type!r} does not work with {world_size} processes: it must be cuda or cpu")
+    if device.type == "cuda":
+        device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
+        torch.cuda.set_device(device)
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # which outlives the processes: started again, they would find the addresses of those that have died
+        store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    return device
+
+
+def parallelize_model(model, parallel, device):
+    """The `model` as the processes train it together on `device`: what to call in its place. `parallel` is ddp or fsdp.
+
+    With fsdp each process keeps a share of every parameter, except of those that are single numbers (a and b of 5.4).
+    """
+    if not dist.is_initialized():
+        return model.to(device)
+    if parallel == "ddp":
+        return torch.nn.parallel.DistributedDataParallel(model.to(device))
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing is written into these views
+    mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
+    numbers = {p for p in model.parameters() if p.dim() == 0}
+    for p in numbers:
+        p.data = p.data.to(device)  # fully_shard moves the rest, block by block, since a device may not hold it whole
+        p.register_hook(lambda grad: dist_sum(grad) / dist.get_world_size())  # and averages the rest's gradients
+    for block in model.blocks:
+        # a layer that later ones recompute stays put together until then
+        fully_shard(block, mesh=mesh, reshard_after_forward=block.residual.branch is None, ignored_params=numbers)
+        register_fsdp_forward_method(block, "recompute")  # which later blocks call from outside of this one's forward
+    return fully_shard(model, mesh=mesh, ignored_params=numbers)
+
+
+def compile_or_eager(trial):
+    """Runs trial(), which compiles. If that fails on any process, all of them go on eager."""
+    print0("compiling ...")
+    reason = ""
+    try:
+        trial()
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a missing C++ compiler, an old GPU: whatever it is, eager works
+        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    if dist_max(bool(reason)):
+        torch.compiler.set_stance("force_eager")
+        print0(f"not compiled, eager from here: {reason or 'another process could not'}")
+
+
+def dist_max(number) -> int:
+    """The largest that any process has of an integer."""
+    if not dist.is_initialized():
+        return int(number)
+    number = torch.tensor(int(number))
+    dist.all_reduce(number, dist.ReduceOp.MAX)
+    return number.item()
+
+
+def dist_sum(tensor):
+    """The sum of the processes' tensors, in place."""
+    if dist.is_initialized():
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def full_tensor(tensor):
+    """A tensor, put together where FSDP has sharded it; all processes must ask at once."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
