@@ -12,7 +12,8 @@ from functools import cache
 
 import torch
 
-from sweep import ROOT, W2_KINDS, autocast, average, compare, experiment, fit, mean_sd, table, with_parameters
+from sweep import ROOT, W2_KINDS, autocast, average, compare, difference, experiment, fit, mean_sd, pyplot, table
+from sweep import with_parameters
 from data import load
 from model import GPT, GPTConfig, QK_SCALES
 
@@ -23,12 +24,8 @@ METHODS |= {f"Method {name[1:]}, input kept": {"residual": name, "keep_input": T
 METHODS |= W2_KINDS
 METHODS |= {f"Method {scale}": {"attention": "summed_qk", "qk_scale": scale} for scale in QK_SCALES}
 
-FAMILIES = {
-    "Methods 1-4": lambda name: name[:8] in ("Method 1", "Method 2", "Method 3", "Method 4") and "kept" not in name,
-    "Methods 1-4, input kept": lambda name: "kept" in name,
-    "W2": lambda name: name.startswith("W2"),
-    "Method 5": lambda name: name.startswith("Method 5"),
-}
+DATA = {"shakespeare_char": "characters", "shakespeare_bpe": "BPE"}
+COLORS = {"shakespeare_char": "#1f5a92", "shakespeare_bpe": "#d9771e"}
 
 
 @cache
@@ -93,7 +90,8 @@ def main(sweep):
         names = ["standard", "Method 3.2", "W2, diagonal σ", "Method 5.4"]
     run = {"batch_size": batch_size, "steps": steps, "recipe": "fair", "dtype": "auto", "eval_tokens": eval_tokens}
 
-    for data in ("shakespeare_char", "shakespeare_bpe"):
+    compared = {}
+    for data in DATA:
         if not sweep.showing:
             dataset(data)  # prepared once here, not by all workers at the same time
         of = run | {"data": data}
@@ -134,11 +132,52 @@ def main(sweep):
                 for what in group[0]["learned"]
             ],
         )
-        panels = [
-            (family, {"standard": standard} | {name: group for name, group in results.items() if belongs(name)})
-            for family, belongs in FAMILIES.items()
-        ]
-        sweep.plot(panels, f"_{data}")
+        compared[data] = {
+            name: (cost[name], difference(group, standard), difference(group, longer[name]))
+            for name, group in results.items()
+            if name != "standard"
+        }
+    if sweep.plotting:
+        sweep.save_figure(draw(compared, steps))
+
+
+def draw(compared, steps):
+    """Each method's loss less the standard model's, at equal steps and at equal cost, and its operations.
+
+    `compared` holds, by dataset and method: operations over the standard model's, and two differences with errors.
+    """
+    names = sorted(next(iter(compared.values())), key=family_of)  # a family's rows stand together
+    rows = [i + 0.7 * len({family_of(name) for name in names[: i + 1]}) for i in range(len(names))]
+    figure, axes = pyplot().subplots(1, 2, sharey=True, sharex=True, figsize=(9.6, 2 + 0.2 * rows[-1]))
+    titles = f"at equal steps ({steps})", "at equal cost"
+    for i, (axis, title) in enumerate(zip(axes, titles), 1):
+        axis.axvline(0, color="black", linewidth=1)
+        axis.grid(axis="x", color="#e4e4e4", linewidth=0.7)
+        axis.set_axisbelow(True)
+        for data, nudge in zip(compared, (-0.16, 0.16)):
+            deltas, errors = zip(*(compared[data][name][i] for name in names))
+            places = [row + nudge for row in rows]
+            style = {"fmt": "o", "markersize": 4, "elinewidth": 1.3, "color": COLORS[data], "label": DATA[data]}
+            axis.errorbar(deltas, places, xerr=errors, **style)
+        axis.set_title(title, fontsize=11, loc="left", pad=12)
+        axis.tick_params(length=0, labelsize=9)
+        axis.spines[:].set_visible(False)
+    axes[0].set_yticks(rows, names)
+    axes[0].set_ylim(rows[-1] + 0.8, rows[0] - 0.8)
+    axes[0].legend(loc="lower right", frameon=False, fontsize=9.5, handletextpad=0.2)
+
+    beside = {"transform": axes[1].get_yaxis_transform(), "fontsize": 9, "ha": "right", "va": "center"}
+    axes[1].text(1.22, rows[0] - 1.25, "× FLOPs", **beside)
+    for x, data in zip((1.1, 1.22), compared):
+        for row, name in zip(rows, names):
+            axes[1].text(x, row, f"{compared[data][name][0]:.2f}", color=COLORS[data], **beside)
+    figure.supxlabel("validation loss less the standard model's, in nats per token (left of 0: better)", fontsize=9.5)
+    figure.tight_layout()
+    return figure
+
+
+def family_of(name):
+    return "5." in name, name.startswith("W2"), "kept" in name
 
 
 def layers_of(results, what, n_layer):

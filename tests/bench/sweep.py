@@ -148,7 +148,7 @@ class Sweep:
         parser.add_argument("--workers", type=int, default=min(os.cpu_count(), 8), help="runs at a time")
         parser.add_argument("--out", type=Path, default=ROOT / "out" / "bench", help="folder of the results")
         parser.add_argument("--show", action="store_true", help="show the results that are there; run nothing")
-        parser.add_argument("--plot", action="store_true", help="draw the curves, with matplotlib, beside the results")
+        parser.add_argument("--plot", action="store_true", help="draw a figure, with matplotlib, beside the results")
         args = parser.parse_args()
         if args.workers < 1:
             fail(f"--workers={args.workers}: at least one is needed")
@@ -213,18 +213,13 @@ class Sweep:
         with replace_file(self.path) as file:
             file.write(f"[\n{lines}\n]\n".encode())
 
-    def plot(self, panels, name=""):
+    def plot(self, panels):
         """With --plot, draws the training losses of the panels: (title, {label: results of some seeds})."""
         if not self.plotting:
             return
-        import matplotlib
-
-        matplotlib.use("agg")
-        from matplotlib import pyplot
-
         columns = min(4, len(panels))
         rows = -(-len(panels) // columns)
-        figure, axes = pyplot.subplots(rows, columns, figsize=(3.6 * columns, 3 * rows), squeeze=False)
+        figure, axes = pyplot().subplots(rows, columns, figsize=(3.6 * columns, 3 * rows), squeeze=False)
         for axis, (title, lines) in zip(axes.flat, panels):
             ends = []
             for i, (label, results) in enumerate(lines.items()):
@@ -241,9 +236,22 @@ class Sweep:
         figure.supxlabel("steps", fontsize=8)
         figure.supylabel("training loss", fontsize=8)
         figure.tight_layout()
-        path = self.path.with_name(f"{self.path.stem}{name}.png")
-        figure.savefig(path, dpi=80)
-        print(f"curves: {path}")
+        self.save_figure(figure)
+
+    def save_figure(self, figure):
+        path = self.path.with_suffix(".png")
+        figure.savefig(path, dpi=100, pil_kwargs={"optimize": True})
+        print(f"figure: {path}")
+
+
+def pyplot():
+    """matplotlib's, drawing into files."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def key(run):
