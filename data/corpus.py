@@ -5,9 +5,11 @@ kept in a file of its own, so that an interrupted run goes on with the parts tha
 A text is cut where no token could have spanned the cut, so that its parts give the tokens that the whole would give:
 after a line's end or before a space. (Where a megabyte has none it is cut between any two characters, and a tokenizer
 that puts a space before every text, as Llama 2's does, puts one there too.)
+
+Plain text and .jsonl are read here; whatever else has rows is for the package `datasets` to read.
 """
 
-import gzip
+import glob
 import hashlib
 import json
 import multiprocessing
@@ -18,20 +20,31 @@ import signal
 import sys
 import threading
 import time
-import zlib
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 
-from data import SPLITS, check_fraction, check_lengths, check_worth, clear_leftovers, is_count, lock, make_tokenizer
-from data import replace_file, sha256, token_dtype, write_data
+from data.files import atomic_write, clear_leftovers, file_lock, sha256
+from data.preprocess import SPLITS, check_fraction, check_lengths, check_worth, token_dtype, write_dataset
+from data.tokenizer import make_tokenizer
 
 PART = 4 * 2**20  # bytes of text, about
+ROWS = 1000  # of a dataset, in a part
 SAMPLE = 16 * 2**20  # characters to learn byte pairs from, at most
+
+# the arguments of `datasets.load_dataset` for files of rows, by suffix, after which there may be a compression's
+FORMATS = {
+    ".json": {"path": "json"},
+    ".jsonl": {"path": "json"},
+    ".parquet": {"path": "parquet"},
+    ".csv": {"path": "csv"},
+    ".tsv": {"path": "csv", "sep": "\t"},
+}
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
 # -- parts of texts ------------------------------------------------------------------------------------------
@@ -39,10 +52,10 @@ SAMPLE = 16 * 2**20  # characters to learn byte pairs from, at most
 
 @dataclass(frozen=True)
 class Part:
-    """What lies between two places of a file: bytes, or row groups of parquet, or rows of a dataset."""
+    """What lies between two places of a file, in bytes, or of a dataset, in rows."""
 
-    kind: str  # text, jsonl, gzip (of jsonl), parquet, dataset
-    path: str
+    kind: str  # text, jsonl, rows
+    path: str  # or the name of a dataset on the hub
     start: int
     stop: int
     field: str
@@ -55,29 +68,47 @@ class Part:
 
     def version(self):
         """What changes with the content."""
-        if self.kind == "dataset":
-            return rows_of(self.path)._fingerprint
+        if self.kind == "rows":
+            return load_rows(self.path)._fingerprint
         stat = os.stat(self.path)
         return stat.st_size, stat.st_mtime_ns
 
 
+def text_files(path):
+    """`path` itself, or all texts below it, in the order of their names, if it is a folder."""
+    path = Path(path)
+    if not path.is_dir():
+        return [path]
+    suffixes = (".txt", ".md", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".parquet")
+    files = sorted(file for file in path.rglob("*") if file.name.lower().endswith(suffixes) and file.is_file())
+    if not files:
+        raise ValueError(f"{path}: no {', '.join(suffixes)} files below this folder")
+    return files
+
+
 def parts_of_file(path, field="text"):
-    """The parts of a file; by its suffix it is .jsonl, .jsonl.gz, .parquet or else plain text."""
-    name, size = str(path), os.stat(path).st_size
-    if name.lower().endswith((".jsonl.gz", ".json.gz")):
-        return [Part("gzip", name, 0, size, field)]
-    if name.lower().endswith(".gz"):
-        raise ValueError(f"{path}: of compressed files only .jsonl.gz can be read: gunzip it first")
-    if name.lower().endswith(".parquet"):
-        return [Part("parquet", name, i, i + 1, field) for i in range(parquet(name).num_row_groups)]
-    kind = "jsonl" if name.lower().endswith(".jsonl") else "text"
-    return [Part(kind, name, start, min(start + PART, size), field) for start in range(0, size, PART)]
+    """The parts of a file; its suffix tells whether it has rows, of which `field` is the text, or is plain text."""
+    size = os.stat(path).st_size
+    suffix, compressed = suffix_of(path)
+    if suffix in FORMATS and (compressed or suffix != ".jsonl"):
+        return parts_of_dataset(path, field)
+    if compressed:
+        raise ValueError(f"{path}: only files of rows, such as .jsonl.gz, can be read compressed: decompress it first")
+    kind = "jsonl" if suffix == ".jsonl" else "text"
+    return [Part(kind, str(path), start, min(start + PART, size), field) for start in range(0, size, PART)]
 
 
-def parts_of_dataset(name, field="text", rows=1000):
-    """The parts of the train split of a Hugging Face dataset: a folder, or one of the hub by its name."""
-    count = len(rows_of(name))
-    return [Part("dataset", name, start, min(start + rows, count), field) for start in range(0, count, rows)]
+def suffix_of(path):
+    """The suffix of a file, but for a compression's, and whether there is one of those."""
+    path = Path(str(path).lower())
+    compressed = path.suffix in COMPRESSIONS
+    return Path(path.stem).suffix if compressed else path.suffix, compressed
+
+
+def parts_of_dataset(name, field="text"):
+    """The parts of a dataset's train split: of a file or a folder of rows, or of one on the Hugging Face hub."""
+    count = len(load_rows(str(name)))
+    return [Part("rows", str(name), start, min(start + ROWS, count), field) for start in range(0, count, ROWS)]
 
 
 def read_text(part):
@@ -116,86 +147,50 @@ def read_jsonl(part):
             file.seek(part.start - 1)
             file.readline()  # the line that begins in the part before
         while (place := file.tell()) < part.stop and (line := file.readline()):
-            yield from field_of(line, part, f"line at byte {place}")
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError:
+                raise ValueError(f"{part.path}: line at byte {place}: not JSON") from None
+            row = row if isinstance(row, dict) else {}
+            if not isinstance(row.get(part.field, 0), str | None):
+                texts = [name for name, value in row.items() if isinstance(value, str)]
+                raise no_text(f"{part.path}: line at byte {place}", part.field, texts)
+            yield True, row[part.field]
 
 
-def read_gzip(part):
-    try:
-        with gzip.open(part.path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                yield from field_of(line, part, f"line {number}")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{part.path}: damaged: {error}") from None
+def read_rows(part):
+    rows = load_rows(part.path)
+    texts = [name for name, value in rows.features.items() if getattr(value, "dtype", "") in ("string", "large_string")]
+    if part.field not in texts:
+        raise no_text(part.path, part.field, texts)
+    rows = rows.select_columns(part.field)
+    for i in range(part.start, part.stop):
+        yield True, rows[i][part.field]
 
 
-def field_of(line, part, where):
-    if not line.strip():
-        return
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ValueError(f"{part.path}: {where}: not JSON") from None
-    row = row if isinstance(row, dict) else {}
-    if not isinstance(row.get(part.field, 0), str | None):
-        texts = [name for name, value in row.items() if isinstance(value, str)]
-        raise no_text(f"{part.path}: {where}", f"field {part.field!r}", texts)
-    yield True, row[part.field]
+READERS = {"text": read_text, "jsonl": read_jsonl, "rows": read_rows}
 
 
-def no_text(where, field, texts):
-    return ValueError(f"{where}: no text in {field}; --field may be: {', '.join(texts) or 'none'}")
-
-
-def parquet(path):
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise ValueError(f"{path}: parquet files need pyarrow: pip install pyarrow") from None
-    try:
-        return ParquetFile(path)
-    except ArrowException as error:
-        raise ValueError(f"{path}: not a parquet file: {str(error).splitlines()[0]}") from None
-
-
-def read_parquet(part):
-    file = parquet(part.path)
-    types = ("string", "large_string", "dictionary<values=string")
-    columns = [column.name for column in file.schema_arrow if str(column.type).startswith(types)]
-    if part.field not in columns:
-        raise no_text(part.path, f"column {part.field!r}", columns)
-    batches = file.iter_batches(batch_size=256, row_groups=range(part.start, part.stop), columns=[part.field])
-    try:
-        for batch in batches:
-            for value in batch.column(0):
-                yield True, value.as_py()
-    except (OSError, UnicodeDecodeError) as error:  # pyarrow's errors about content are OSErrors
-        raise ValueError(f"{part.path}: damaged: {str(error).splitlines()[0]}") from None
-
-
-@cache
-def rows_of(name):
+@lru_cache(maxsize=4)
+def load_rows(name):
+    """The train split of a dataset. What it downloads or converts, `datasets` keeps in its own folder."""
     try:
         from datasets import load_dataset
     except ImportError:
-        raise ValueError(f"{name}: datasets of Hugging Face need datasets: pip install datasets") from None
+        raise ImportError(f"{name} is read by a package that is not here: pip install datasets") from None
     try:
+        if os.path.isfile(name) and suffix_of(name)[0] in FORMATS:
+            return load_dataset(**FORMATS[suffix_of(name)[0]], data_files=glob.escape(name), split="train")
         return load_dataset(name, split="train")
     except Exception as error:  # of the hub and of many formats, with types of their own
         reason = " ".join(str(error.__cause__ or error).split())[:200]
         raise ValueError(f"{name}: cannot be loaded: {reason}") from None
 
 
-def read_rows(part):
-    rows = rows_of(part.path)
-    columns = [name for name, column in rows.features.items() if getattr(column, "dtype", "") in ("string", "large_string")]
-    if part.field not in columns:
-        raise no_text(part.path, f"column {part.field!r}", columns)
-    for i in range(part.start, part.stop):
-        yield True, rows[i][part.field]
-
-
-READERS = {"text": read_text, "jsonl": read_jsonl, "gzip": read_gzip, "parquet": read_parquet, "dataset": read_rows}
+def no_text(where, field, texts):
+    return ValueError(f"{where}: no text in field {field!r}; --field may be: {', '.join(texts) or 'none'}")
 
 
 # -- what is done to a part ----------------------------------------------------------------------------------
@@ -217,7 +212,7 @@ def tokenize(tokenizer, part, is_first, path):
     """
     dtype, digest, tokens, size = token_dtype(tokenizer), hashlib.sha256(), 0, 0
     marks = tokenizer.document_start
-    with replace_file(path.with_suffix(".bin")) as file:
+    with atomic_write(path.with_suffix(".bin")) as file:
         for i, (begins, text) in enumerate(part.pieces()):
             if begins and not marks and not (is_first and i == 0):
                 text = "\n" + text
@@ -230,30 +225,12 @@ def tokenize(tokenizer, part, is_first, path):
             tokens += len(ids)
             size += len(content)
     facts = {"tokens": tokens, "bytes": size, "sha256": digest.hexdigest()}
-    with replace_file(path.with_suffix(".json")) as file:
+    with atomic_write(path.with_suffix(".json")) as file:
         file.write(json.dumps(facts).encode())
     return facts
 
 
-def end_with_parent():
-    """Ends this process, another's worker, when that one ends, however it does."""
-    parent = multiprocessing.parent_process()
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-
-
-def start_worker(work):
-    """Keeps `work`, which may hold a large tokenizer, for `do`."""
-    global task
-    task = work
-    end_with_parent()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel enough
-
-
-def do(*job):
-    return task(*job)
-
-
-def each(work, jobs, workers):
+def parallel_map(work, jobs, workers):
     """Yields work(*job) for all jobs as they get done, by several processes if there are several jobs."""
     if min(len(jobs), workers) <= 1:
         yield from (work(*job) for job in jobs)
@@ -262,7 +239,7 @@ def each(work, jobs, workers):
     with ProcessPoolExecutor(min(len(jobs), workers), spawn, start_worker, (work,)) as pool:
         try:
             on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the workers, which finish their parts
-            futures = [pool.submit(do, *job) for job in jobs]
+            futures = [pool.submit(do_job, *job) for job in jobs]
             signal.signal(signal.SIGINT, on_interrupt)
             for future in as_completed(futures):
                 yield future.result()
@@ -271,6 +248,24 @@ def each(work, jobs, workers):
             raise ValueError(f"a process has been ended, perhaps for want of memory: {cure}") from None
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def start_worker(work):
+    """Keeps `work` for `do_job`: it may hold a large tokenizer, which then is sent to a process once."""
+    global task
+    task = work
+    end_with_parent()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel enough
+
+
+def do_job(*job):
+    return task(*job)
+
+
+def end_with_parent():
+    """Ends this process, another's worker, when that one ends, however it does."""
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 # -- all of it -----------------------------------------------------------------------------------------------
@@ -282,12 +277,10 @@ def prepare_corpus(folder, parts, source, tokenizer="char", vocab_size=None, val
     Bad input is a ValueError. An interrupted run leaves `folder`/parts, and the same call goes on from there.
     """
     check_fraction(val_fraction)
-    workers = os.cpu_count() if workers is None else workers
-    if not is_count(workers, least=1):
-        raise ValueError(f"workers={workers!r} is not a whole number from 1 up")
+    workers = workers or os.cpu_count()
 
     def all_characters():
-        found, documents = zip(*each(alphabet, [(part,) for part in parts], workers))
+        found, documents = zip(*parallel_map(alphabet, [(part,) for part in parts], workers))
         characters = set().union(*found)
         check_worth(characters, source)
         return "".join(characters | set("\n" if sum(documents) > 1 else ""))
@@ -303,7 +296,7 @@ def prepare_corpus(folder, parts, source, tokenizer="char", vocab_size=None, val
     kept = Path(folder) / "parts"
     kept.mkdir(parents=True, exist_ok=True)
     with open(kept / "lock", "w") as file:
-        if not lock(file):
+        if not file_lock(file):
             raise ValueError(f"{folder}: another prepare.py is at work there: wait for it")
         try:
             clear_leftovers(kept)
@@ -311,10 +304,10 @@ def prepare_corpus(folder, parts, source, tokenizer="char", vocab_size=None, val
             total = sum(fact["tokens"] for _, fact in facts)
             cut = int(total * (1 - val_fraction))
             check_lengths({"train": cut, "val": total - cut}, source, val_fraction)
-            sizes = dict(zip(SPLITS, cut_bytes(facts, cut, coder)))
-            tokens = {"train": between(facts, 0, cut, coder), "val": between(facts, cut, total, coder)}
+            sizes = dict(zip(SPLITS, bytes_around(facts, cut, coder)))
+            tokens = {"train": tokens_between(facts, 0, cut, coder), "val": tokens_between(facts, cut, total, coder)}
             digest = sha256("".join(fact["sha256"] for _, fact in facts).encode())
-            write_data(folder, coder, tokens, sizes, source, "", digest)
+            write_dataset(folder, coder, tokens, sizes, source, digest)
         except BaseException:
             if len(parts) == 1 or not any(kept.glob("*.json")):  # nothing to go on from
                 shutil.rmtree(kept)
@@ -350,46 +343,38 @@ def tokenize_all(parts, tokenizer, kept, workers):
         print(f"{len(there)} of {len(set(paths))} parts are there already")
     jobs = {path: (part, i == 0, path) for i, (part, path) in enumerate(zip(parts, paths)) if path not in there}
     began, size = time.time(), 0
-    for count, fact in enumerate(each(partial(tokenize, tokenizer), list(jobs.values()), workers), 1):
+    for count, fact in enumerate(parallel_map(partial(tokenize, tokenizer), list(jobs.values()), workers), 1):
         size += fact["bytes"]
         show_progress(count, len(jobs), size / 1e6, time.time() - began)
     return [(path, json.loads(path.with_suffix(".json").read_bytes())) for path in paths]
 
 
 def show_progress(count, total, megabytes, seconds):
-    """A bar on a terminal, elsewhere ten lines; nothing for a text of one part."""
-    last = count == total
-    if total == 1 or not sys.stdout.isatty() and count * 10 // total == (count - 1) * 10 // total:
-        return
-    bar = "=" * (count * 40 // total)
-    left = seconds / count * (total - count)
-    line = f"[{bar:40}] {count}/{total} parts, {megabytes:,.0f} MB, {megabytes / seconds:.1f} MB/s, {left:,.0f} s left"
-    print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, end="\n" if last or not sys.stdout.isatty() else "", flush=True)
+    """A line that changes on a terminal, elsewhere ten lines; nothing for a text of one part."""
+    terminal = sys.stdout.isatty()
+    if total > 1 and (terminal or count * 10 // total > (count - 1) * 10 // total):
+        left = seconds / count * (total - count)
+        line = f"{count}/{total} parts, {megabytes:,.0f} MB, {megabytes / seconds:.1f} MB/s, {left:,.0f} s left"
+        print(f"\r\x1b[K{line}" if terminal else line, end="" if terminal and count < total else "\n", flush=True)
 
 
-def between(facts, start, stop, tokenizer):
+def tokens_between(facts, start, stop, tokenizer):
     """Yields the tokens from `start` to `stop` of all parts joined, as arrays."""
     for path, fact in facts:
         low, high = max(start, 0), min(stop, fact["tokens"])
         if low < high:
-            yield from slices(path, tokenizer, low, high)
+            yield np.memmap(path.with_suffix(".bin"), token_dtype(tokenizer), "r")[low:high]
         start, stop = start - fact["tokens"], stop - fact["tokens"]
 
 
-def slices(path, tokenizer, start, stop):
-    """Yields the tokens from `start` to `stop` of a part, which may be large, as arrays."""
-    ids = np.memmap(path.with_suffix(".bin"), token_dtype(tokenizer), "r")
-    for first in range(start, stop, 2**20):
-        yield ids[first : min(first + 2**20, stop)]
-
-
-def cut_bytes(facts, cut, tokenizer):
+def bytes_around(facts, cut, tokenizer):
     """How many bytes of text are before and after the token `cut`; of Hugging Face's tokenizers about as many."""
     before, total = 0, max(2, sum(fact["bytes"] for _, fact in facts))
     for path, fact in facts:
         if cut < fact["tokens"]:
-            texts = (ids[~np.isin(ids, tokenizer.document_start)] for ids in slices(path, tokenizer, 0, cut))
-            before += min(sum(len(tokenizer.decode_bytes(ids)) for ids in texts), fact["bytes"])
+            for ids in tokens_between([(path, fact)], 0, cut, tokenizer):
+                text = tokenizer.decode_bytes(ids[~np.isin(ids, tokenizer.document_start)])
+                before += min(len(text), fact["bytes"])
             break
         before += fact["bytes"]
         cut -= fact["tokens"]

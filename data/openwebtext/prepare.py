@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
-from config import ArgumentParser, user_errors
+from config.runtime.common import ArgumentParser, install_excepthook
 from data.corpus import parts_of_dataset, prepare_corpus
 
 if __name__ == "__main__":
+    install_excepthook()
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", default="Skylion007/openwebtext", help="name on the hub, or a folder")
     parser.add_argument("--field", default="text", help="column with the text (default: text)")
@@ -21,7 +22,6 @@ if __name__ == "__main__":
     parser.add_argument("--val_fraction", type=float, default=0.0005, help="share kept for validation (default: 0.0005)")
     parser.add_argument("--workers", type=int, help="processes at work (default: one for each core)")
     options = parser.parse_args()
-    with user_errors():
-        parts = parts_of_dataset(options.dataset, options.field)
-        folder, how = Path(__file__).resolve().parent, (options.tokenizer, options.vocab_size, options.val_fraction)
-        prepare_corpus(folder, parts, options.dataset, *how, options.workers)
+    parts = parts_of_dataset(options.dataset, options.field)
+    folder, how = Path(__file__).resolve().parent, (options.tokenizer, options.vocab_size, options.val_fraction)
+    prepare_corpus(folder, parts, options.dataset, *how, options.workers)

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
-from config import ArgumentParser, user_errors
+from config.runtime.common import ArgumentParser, install_excepthook
 from data import prepare, tiny_shakespeare
 
 if __name__ == "__main__":
+    install_excepthook()
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", default="bpe", help="bpe, gpt2 or hf:NAME (default: bpe)")
     parser.add_argument("--vocab_size", type=int, help="tokens to learn for bpe (default: 1024)")
     options = parser.parse_args()
     folder = Path(__file__).resolve().parent
-    with user_errors():
-        text, source, warning = tiny_shakespeare(folder)
-        prepare(folder, text, source, options.tokenizer, options.vocab_size, warning=warning)
+    text, source = tiny_shakespeare(folder)
+    prepare(folder, text, source, options.tokenizer, options.vocab_size)

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
-from config import ArgumentParser, user_errors
+from config.runtime.common import ArgumentParser, install_excepthook
 from data import prepare, tiny_shakespeare
 
 if __name__ == "__main__":
+    install_excepthook()
     ArgumentParser(description=__doc__).parse_args()
     folder = Path(__file__).resolve().parent
-    with user_errors():
-        text, source, warning = tiny_shakespeare(folder)
-        prepare(folder, text, source, tokenizer="char", warning=warning)
+    text, source = tiny_shakespeare(folder)
+    prepare(folder, text, source, tokenizer="char")

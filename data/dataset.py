@@ -1,0 +1,156 @@
+"""A prepared folder -> batches: which windows a step trains on, and which ones it is evaluated on."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from data.files import sha256
+from data.tokenizer import BPETokenizer, CharTokenizer, HFTokenizer, tokenizer_from_state
+
+VERSION = 1  # of the layout of a data folder
+SPLITS = ("train", "val")
+# kinds of tokenizers of whose state one part, by its name, is too large for meta.json: the file that holds it
+TOKENIZER_FILES = {"bpe": ("ranks", "tokenizer.tiktoken"), "hf": ("json", "tokenizer.json")}
+
+
+def load_dataset(folder) -> "Dataset":
+    """The data that `prepare` wrote to `folder`; ValueError, naming file and cure, if it is not whole."""
+    folder = Path(folder)
+    path = folder / "meta.json"
+    try:
+        meta = json.loads(path.read_bytes())
+        if meta["version"] != VERSION:
+            raise ValueError(f"version {meta['version']!r} is not {VERSION}, the one this program reads")
+        state = dict(meta["tokenizer"])
+        if state.get("kind") in TOKENIZER_FILES:
+            part, name = TOKENIZER_FILES[state["kind"]]
+            path = folder / name
+            content = path.read_bytes()
+            if sha256(content) != state["sha256"]:
+                raise ValueError("not the file that meta.json was written with")
+            state[part] = content.decode()
+        tokenizer = tokenizer_from_state(state)
+        splits = {}
+        for split in SPLITS:
+            path = folder / f"{split}.bin"
+            if path.stat().st_size != meta["tokens"][split] * np.dtype(meta["dtype"]).itemsize:
+                raise ValueError("not of the size that meta.json says")
+            splits[split] = np.memmap(path, dtype=meta["dtype"], mode="r")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = getattr(error, "strerror", None) or (f"{error} is missing" if isinstance(error, KeyError) else error)
+        raise ValueError(f"{path}: {what}; run python data/{folder.name}/prepare.py again") from None
+    return Dataset(meta, tokenizer, splits, folder)
+
+
+@dataclass
+class Dataset:
+    """Token ids of two splits, "train" and "val", with what it takes to read them."""
+
+    meta: dict
+    tokenizer: CharTokenizer | BPETokenizer | HFTokenizer
+    splits: dict[str, np.ndarray]
+    folder: Path
+
+    def check_block_size(self, block_size):
+        """ValueError unless there are windows of `block_size` tokens, and the token after, in both splits."""
+        split = min(SPLITS, key=lambda name: len(self.splits[name]))
+        tokens = len(self.splits[split])
+        if block_size >= tokens:
+            raise ValueError(
+                f"block_size={block_size} is too long for the {split} split of {tokens} tokens; "
+                f"the largest that works is {tokens - 1}"
+            )
+
+    def check_ids(self, ids, split):
+        """ValueError for a token outside the vocabulary, which only a damaged file has; a GPU would just crash."""
+        if ids.max() >= self.meta["vocab_size"]:
+            outside = f"token {ids.max()}, outside the vocabulary of {self.meta['vocab_size']}"
+            raise ValueError(f"{self.folder / split}.bin has {outside}: damaged; run its prepare.py again")
+
+    def batch(self, seed, step, shard, batch_size, block_size, shards=1):
+        """Windows of the train split: x and, one token on, y, both (batch_size, block_size) int64.
+
+        A pure function: the same arguments give the same windows, whatever was drawn before. That makes a resumed
+        run continue as if it had never stopped. A step has `shards` parts (of processes and their micro-steps), of
+        which `shard` is one. An epoch visits each of its windows once, in an order of its own; they lie side by
+        side, from a first place that is its own too. Nothing is kept for that: the memory is that of the batch.
+        """
+        self.check_block_size(block_size)
+        assert 0 <= shard < shards
+        data, seed = self.splits["train"], seed % 2**64
+        per_epoch = max(len(data) - block_size, block_size) // block_size
+        rows = np.empty((batch_size, block_size + 1), np.int64)
+        done, first = 0, (step * shards + shard) * batch_size  # in the sequence of all windows of all epochs
+        while done < batch_size:
+            epoch, place = divmod(first + done, per_epoch)
+            places = np.arange(place, min(place + batch_size - done, per_epoch))
+            start = derive_seed(seed, epoch) % (len(data) - block_size * per_epoch)
+            starts = start + block_size * feistel_permutation(places, per_epoch, seed, epoch)
+            rows[done : done + len(places)] = data[starts[:, None] + np.arange(block_size + 1)]
+            done += len(places)
+        rows = torch.from_numpy(rows)
+        self.check_ids(rows, "train")
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+    def windows(self, split, batch_size, block_size, max_tokens, rank=0, world_size=1):
+        """Fixed windows to evaluate on, as (x, y): at most `max_tokens` targets, spread evenly over the split.
+
+        A split of no more targets than that is walked from end to end, each target counted once. Positions to leave
+        out have target -1 (and token 0); they also fill the last batch, so that all batches have one shape. The
+        targets are the same for every batch_size: add their losses up and divide by their number. Each process gets,
+        by its rank, a share of them in as many batches as any other, one of which may have none.
+        """
+        self.check_block_size(block_size)
+        data = self.splits[split]
+        targets = len(data) - 1
+        if targets <= max_tokens:
+            starts = np.arange(0, targets, block_size)
+            ends = np.minimum(starts + block_size, targets)
+        else:
+            length = min(block_size, max_tokens)
+            count = max_tokens // length
+            starts = np.arange(count) * (targets - length) // max(count - 1, 1)
+            ends = starts + length
+
+        batch_size = min(batch_size, -(-len(starts) // world_size))
+        missing = -len(starts) % (batch_size * world_size)
+        starts, ends = (np.pad(places, (0, missing))[rank::world_size] for places in (starts, ends))
+        for first in range(0, len(starts), batch_size):
+            rows = slice(first, first + batch_size)
+            positions = starts[rows, None] + np.arange(block_size)
+            wanted = positions < ends[rows, None]
+            positions = np.where(wanted, positions, 0)
+            x = np.where(wanted, data[positions], 0).astype(np.int64)
+            y = np.where(wanted, data[positions + 1].astype(np.int64), -1)
+            x, y = torch.from_numpy(x), torch.from_numpy(y)
+            self.check_ids(x, split)
+            self.check_ids(y, split)
+            yield x, y
+
+
+def derive_seed(*numbers) -> int:
+    """One seed out of several numbers, 0 or more: 32 bits that differ, but for chance, wherever a number does."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
+def feistel_permutation(places, size, *key):
+    """Which numbers stand at some `places` (an array) of a seeded order of 0..size-1, found without making it.
+
+    A Feistel network, which permutes the numbers of 2h bits, is walked until it comes to one below `size`.
+    """
+    h = np.uint64(max((size - 1).bit_length() + 1, 2) // 2)
+    round_keys = np.random.SeedSequence(key).generate_state(4, np.uint64)
+    numbers = places.astype(np.uint64)
+    outside = np.ones(len(numbers), bool)
+    while outside.any():
+        left, right = numbers[outside] >> h, numbers[outside] & (np.uint64(1) << h) - np.uint64(1)
+        for round_key in round_keys:
+            x = (right + round_key) * np.uint64(0xBF58476D1CE4E5B9)  # of a product, the high bits are the mixed ones
+            x = (x ^ x >> np.uint64(32)) * np.uint64(0x94D049BB133111EB)
+            left, right = right, left ^ x >> np.uint64(64) - h
+        numbers[outside] = left << h | right
+        outside = numbers >= size
+    return numbers.astype(np.int64)

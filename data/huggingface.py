@@ -1,0 +1,103 @@
+"""Llama models of Hugging Face, in and out: a folder, or a name on the hub -> GPT, and GPT -> a folder.
+
+Needs transformers, which is imported at first use.
+"""
+
+from pathlib import Path
+
+from data.tokenizer import HFTokenizer
+from model import GPT, GPTConfig
+
+# the fields of a Hugging Face LlamaConfig, by those of GPTConfig
+LLAMA_CONFIG = {
+    "block_size": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_kv_head": "num_key_value_heads",
+    "n_embd": "hidden_size",
+    "n_inner": "intermediate_size",
+    "bias": "attention_bias",
+    "norm_eps": "rms_norm_eps",
+    "tie_weights": "tie_word_embeddings",
+}
+
+
+def import_transformers():
+    try:
+        import transformers
+    except ImportError:
+        raise ImportError("Hugging Face's models and tokenizers need transformers: pip install 'transformers>=5'") from None
+    return transformers
+
+
+def from_pretrained(name_or_path, **override) -> GPT:
+    """Reads a Llama from a folder or the Hugging Face hub.
+
+    `override` may set any field of the config that keeps the tensors' shapes, such as dropout, attention or residual.
+    Raises ValueError for a model that is not a plain Llama.
+    """
+    transformers = import_transformers()
+
+    def read(kind, **options):
+        try:
+            return kind.from_pretrained(name_or_path, **options)
+        except Exception as error:  # of transformers, safetensors and the hub, each with types of its own
+            raise ValueError(f"{name_or_path}: not a model that transformers can read: {reason(error)}") from error
+
+    theirs = read(transformers.AutoConfig)
+    if theirs.model_type != "llama":
+        raise ValueError(f"{name_or_path} is a {theirs.model_type!r} model; only 'llama' ones can be read")
+    rope = theirs.rope_parameters
+    plain = {
+        "rope_type": (rope["rope_type"], "default"),
+        "head_dim": (theirs.head_dim, theirs.hidden_size // theirs.num_attention_heads),
+        "hidden_act": (theirs.hidden_act, "silu"),
+        "mlp_bias": (theirs.mlp_bias, theirs.attention_bias),
+    }
+    for field, (value, needed) in plain.items():
+        if value != needed:
+            raise ValueError(f"{name_or_path} has {field} = {value!r}; only {needed!r} can be represented here")
+    fields = {ours: getattr(theirs, name) for ours, name in LLAMA_CONFIG.items()}
+    config = GPTConfig(**{**fields, "rope_theta": float(rope["rope_theta"]), **override})
+    llama, found = read(transformers.LlamaForCausalLM, output_loading_info=True)
+    for problem in ("missing", "unexpected", "mismatched"):  # for which transformers takes random numbers
+        names = sorted(map(str, found[f"{problem}_keys"]))
+        if names:
+            raise ValueError(f"{name_or_path}: its weights are not those of its config: {names[0]} is {problem}")
+    return GPT.from_llama(llama.state_dict(), config)
+
+
+def save_pretrained(model, folder, tokenizer=None):
+    """Writes a folder that transformers, and `from_pretrained`, read as a Llama, and the HFTokenizer with it, if any.
+
+    Raises ValueError for an attention or a residual that a Llama does not have.
+    """
+    for field in ("attention", "residual"):
+        if getattr(model.config, field) != "standard":
+            raise ValueError(f"{field} = {getattr(model.config, field)!r} is nothing that a Llama has")
+    transformers = import_transformers()
+    fields = {name: getattr(model.config, ours) for ours, name in LLAMA_CONFIG.items()}
+    rope = {"rope_type": "default", "rope_theta": model.config.rope_theta}
+    ends = {"bos_token_id": None, "eos_token_id": None}  # what they are is for the tokenizer to know
+    config = transformers.LlamaConfig(**fields, **ends, mlp_bias=model.config.bias, rope_parameters=rope)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder, state_dict=model.to_llama())
+    if tokenizer:
+        theirs, start = tokenizer.tokenizer, tokenizer.prompt_start
+        first = {"bos_token": theirs.id_to_token(start[0])} if start else {}
+        transformers.PreTrainedTokenizerFast(tokenizer_object=theirs, **first).save_pretrained(folder)
+
+
+def hf_tokenizer(name) -> HFTokenizer:
+    """The tokenizer of a Hugging Face model: of a folder or, by its name, of the hub."""
+    transformers = import_transformers()
+    try:
+        return HFTokenizer(transformers.AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str())
+    except Exception as error:  # of transformers and the hub, with types of their own
+        where = "" if Path(name).is_dir() else "no folder here, and on the hub: "
+        raise ValueError(f"{name}: has no tokenizer that can be read: {where}{reason(error)}") from None
+
+
+def reason(error):
+    """What an error says, in one short line."""
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,51 @@
+"""Tiny Shakespeare: one megabyte of his plays, and what stands in for it without a network."""
+
+import http.client
+import urllib.request
+from pathlib import Path
+
+from data.files import atomic_write, read_text, sha256
+
+SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+
+
+def tiny_shakespeare(folder) -> tuple[str, str]:
+    """The text and its source: `folder`/input.txt, else a download, else Python's own English.
+
+    The last needs no network, so that everything runs everywhere, but it is another text: its losses compare with
+    no one else's, which is what its source says.
+    """
+    path = Path(folder) / "input.txt"
+    if not path.exists():
+        try:
+            content = download(SHAKESPEARE_URL)
+        except (OSError, http.client.HTTPException) as error:
+            return fallback_text(path, f"could not be downloaded ({error})")
+        if sha256(content) != SHAKESPEARE_SHA256:
+            return fallback_text(path, "came over the network damaged")
+        with atomic_write(path) as file:
+            file.write(content)
+    text = read_text(path)
+    genuine = sha256(text.encode()) == SHAKESPEARE_SHA256
+    return text, "Tiny Shakespeare" if genuine else f"your own {path.parent.name}/input.txt"
+
+
+def download(url) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return response.read()
+
+
+def fallback_text(path, why) -> tuple[str, str]:
+    """What `tiny_shakespeare` gives without Shakespeare. It is not kept: a later run may have a network."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:  # left out of some small installations
+        raise ValueError(f"Tiny Shakespeare {why}; put a text of your own at {path}") from None
+    source = "NOT Tiny Shakespeare but English of Python's built-in help (pydoc_data.topics)"
+    print("!" * 80)
+    print(f"Tiny Shakespeare {why}.")
+    print(f"THE TEXT IS {source}.")
+    print(f"LOSSES DO NOT COMPARE with Tiny Shakespeare's: put that text at {path} to get them.")
+    print("!" * 80)
+    return "\n".join(topics[name] for name in sorted(topics)), source
