@@ -107,7 +107,7 @@ if device.type == "cuda":
     torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
 
 data = load_dataset(ensure_prepared(dataset))
-data.check_sizes(batch_size, block_size)
+data.check_block_size(block_size)
 
 # the model
 if init_from.startswith("auto"):  # the first start and every restart, by one command
