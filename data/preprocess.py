@@ -46,13 +46,14 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=None, val_fractio
     """
     check_fraction(val_fraction)
     check_worth(text, source)
+    text_sha256 = sha256(text.encode())
     cut = int(len(text) * (1 - val_fraction))
     parts = dict(zip(SPLITS, (text[:cut], text[cut:])))
     sizes = {split: len(part.encode()) for split, part in parts.items()}
     coder = make_tokenizer(tokenizer, vocab_size, alphabet=lambda: text, sample=lambda: parts["train"])
     ids = {split: coder.encode_array(part) for split, part in parts.items()}
     check_lengths({split: len(ids[split]) for split in SPLITS}, source, val_fraction)
-    write_dataset(folder, coder, {split: [ids[split]] for split in SPLITS}, sizes, source, sha256(text.encode()))
+    write_dataset(folder, coder, {split: [ids[split]] for split in SPLITS}, sizes, source, text_sha256)
 
 
 def check_fraction(val_fraction):

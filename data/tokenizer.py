@@ -110,7 +110,7 @@ class BPETokenizer:
 
 
 class HFTokenizer:
-    """A Hugging Face tokenizer: the text of its tokenizer.json, run by `tokenizers`, which comes with transformers.
+    """A Hugging Face tokenizer: the text of its tokenizer.json, run by its package `tokenizers`.
 
     Text that looks like a special token becomes that token, as it does with transformers.
     """
@@ -119,7 +119,7 @@ class HFTokenizer:
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            raise ImportError("a Hugging Face tokenizer needs transformers: pip install 'transformers>=5'") from None
+            raise ImportError("a Hugging Face tokenizer needs tokenizers: pip install tokenizers") from None
         try:
             self.tokenizer = Tokenizer.from_str(json_text)
         except Exception as error:  # it has no type of its own

@@ -25,14 +25,11 @@ TEXT = "the quick brown fox jumps over the lazy dog.\nand again, the dog sleeps!
 
 def copy_repository(folder, text=TEXT):
     """A copy of the programs, with a short text in the place of Shakespeare, prepared by characters."""
-    shutil.copytree(ROOT / "config", folder / "config")
+    shutil.copytree(ROOT / "config", folder / "config", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("train.py", "sample.py", "model.py"):
         shutil.copy(ROOT / name, folder)
-    for script in (ROOT / "data").glob("*/prepare.py"):
-        (folder / "data" / script.parent.name).mkdir(parents=True)
-        shutil.copy(script, folder / "data" / script.parent.name)
-    for name in ("__init__.py", "corpus.py"):
-        shutil.copy(ROOT / "data" / name, folder / "data")
+    made = shutil.ignore_patterns("*.bin", "*.json", "*.tiktoken", "input.txt", "parts", "__pycache__")
+    shutil.copytree(ROOT / "data", folder / "data", ignore=made)
     (folder / "data" / "shakespeare_char" / "input.txt").write_text(text)
     (folder / "data" / "shakespeare_bpe" / "input.txt").write_text(text)
     data.prepare(folder / "data" / "shakespeare_char", text, "test")
@@ -50,15 +47,24 @@ def repo(original, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "repo"
     shutil.copytree(original, folder)
     monkeypatch.chdir(folder)
-    locked, lock = [], data.lock
-    monkeypatch.setattr(data, "lock", lambda file, wait=False: locked.append(file) or lock(file, wait))
+    monkeypatch.setattr(data.preprocess, "DATA", folder / "data")
+    locked, file_lock = [], data.file_lock
+    for module in (data, data.files):
+        monkeypatch.setattr(module, "file_lock", lambda file, wait=False: locked.append(file) or file_lock(file, wait))
 
     def run(command):
         program, *arguments = command.split(" ") if isinstance(command, str) else command
         monkeypatch.setattr(sys, "argv", [program, *arguments])
+        path, excepthook = sys.path[:], sys.excepthook
         try:
             runpy.run_path(program, run_name="__main__")
+        except SystemExit:
+            raise
+        except BaseException:  # as Python would; the programs' own excepthook raises a SystemExit
+            sys.excepthook(*sys.exc_info())
+            raise
         finally:  # as the end of a process would
+            sys.path, sys.excepthook = path, excepthook
             for file in locked:
                 file.close()
             use_plain_attention(False)

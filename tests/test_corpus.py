@@ -3,21 +3,22 @@
 import gzip
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from itertools import count
 
+import datasets
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-import data
-from conftest import ROOT
-from data import BPETokenizer, corpus, load, train_bpe
-from data.corpus import parts_of_dataset, parts_of_file, prepare_corpus
+import data.tokenizer
+from data import BPETokenizer, corpus, file_lock, load_dataset, train_bpe
+from data.corpus import parts_of_dataset, parts_of_file, prepare_corpus, text_files
+from data.preprocess import write_dataset
+from data.tokenizer import END, SPLIT
 
 WORDS = ["the", "quick", "Fuchs", "läuft", "über", "瓶子", "12345", "don't", "...", "!?", "🦊", "x" * 40, "\u00a0", "\x7f"]
 GAPS = [" ", " ", " ", "\n", "\n\n", "  ", " \n", "\r\n", "\t", "\x01\n"]
@@ -31,18 +32,20 @@ def trained(pattern, special_tokens={}):
     return BPETokenizer(ranks, pattern, tokens)
 
 
-OURS = trained(data.SPLIT)
-GPT2 = trained(r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", [data.END])
+OURS = trained(SPLIT)
+GPT2 = trained(r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", [END])
 
 
 @pytest.fixture(autouse=True)
-def small_parts(monkeypatch):
+def small_parts(monkeypatch, tmp_path):
     monkeypatch.setattr(corpus, "PART", 64)
-    monkeypatch.setattr(data, "gpt2_tokenizer", lambda: GPT2)
+    monkeypatch.setattr(corpus, "ROWS", 4)
+    monkeypatch.setattr(data.tokenizer, "gpt2_tokenizer", lambda: GPT2)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def tokens_of(folder):
-    loaded = load(folder)
+    loaded = load_dataset(folder)
     return np.concatenate([loaded.splits["train"], loaded.splits["val"]]).tolist(), loaded
 
 
@@ -82,14 +85,6 @@ def test_no_character_is_lost_wherever_a_text_is_cut(tmp_path, text):
 # -- formats -------------------------------------------------------------------------------------------------
 
 
-def copy_of(dataset, folder):
-    """A prepare.py in a copy of what it needs of the repository."""
-    for name in ("config/__init__.py", "data/__init__.py", "data/corpus.py", f"data/{dataset}/prepare.py"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, folder / name)
-    return folder / "data" / dataset / "prepare.py"
-
-
 def write(path, documents, field="text"):
     rows = [{"id": i, field: document} for i, document in enumerate(documents)]
     lines = "\n\n".join(json.dumps(row) for row in rows)
@@ -98,16 +93,19 @@ def write(path, documents, field="text"):
             path.write_text(lines)
         case "jsonl.gz":
             path.write_bytes(gzip.compress(lines.encode()))
+        case "json":
+            path.write_text(json.dumps(rows))
         case "parquet":
-            import pyarrow
-            from pyarrow.parquet import write_table
-
-            write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=3)
+            datasets.Dataset.from_list(rows).to_parquet(path)
+        case "csv":
+            datasets.Dataset.from_list(rows).to_csv(path)
+        case "tsv":
+            datasets.Dataset.from_list(rows).to_csv(path, sep="\t")
     return path
 
 
 @pytest.mark.parametrize("field", ["text", "body"])
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet"])
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "json", "parquet", "csv", "tsv"])
 def test_formats(tmp_path, suffix, field):
     path = write(tmp_path / f"documents.{suffix}", DOCUMENTS, field)
     ids, loaded = run(tmp_path / "data", [path], "char", field=field)
@@ -117,26 +115,37 @@ def test_formats(tmp_path, suffix, field):
     assert [loaded.tokenizer.decode(ids[i + 1 : j]) for i, j in zip(marks, [*marks[1:], None])] == DOCUMENTS
 
 
+def test_files_and_folders_of_all_formats_may_be_mixed(tmp_path):
+    folder = tmp_path / "texts"
+    (folder / "sub").mkdir(parents=True)
+    names = ["a.txt", "b.jsonl", "sub/c[1*].parquet", "sub/d.jsonl.gz", "sub/E.MD", "sub/ignored.csv", "z.csv"]
+    for name in names:
+        path = folder / name
+        path.write_text(f"in {name}") if path.suffix.lower() in (".txt", ".md") else write(path, [f"in {name}"])
+    files = [file for path in (folder / "z.csv", folder, folder / "b.jsonl") for file in text_files(path)]
+    ids, loaded = run(tmp_path / "data", files)
+    order = ["z.csv", "a.txt", "b.jsonl", "sub/E.MD", "sub/c[1*].parquet", "sub/d.jsonl.gz", "b.jsonl"]
+    assert loaded.tokenizer.decode(ids).splitlines() == [f"in {name}" for name in order]
+
+
 def test_a_dataset(tmp_path):
     (tmp_path / "dataset").mkdir()
     for i in range(2):
         write(tmp_path / "dataset" / f"train-{i}.parquet", DOCUMENTS[i::2])
-    parts = parts_of_dataset(str(tmp_path / "dataset"), rows=4)
+    parts = parts_of_dataset(str(tmp_path / "dataset"))
     assert [part.start for part in parts] == list(range(0, len(DOCUMENTS), 4))
     prepare_corpus(tmp_path / "data", parts, "test", workers=1)
     ids, loaded = tokens_of(tmp_path / "data")
     assert loaded.tokenizer.decode(ids) == "\n".join(DOCUMENTS[0::2] + DOCUMENTS[1::2])
 
 
-def test_openwebtext_script(tmp_path):
+def test_openwebtext_script(repo, tmp_path):
     (tmp_path / "dataset").mkdir()
-    write(tmp_path / "dataset" / "train.parquet", DOCUMENTS * 40)
-    script = copy_of("openwebtext", tmp_path / "repo")
-    options = [f"--dataset={tmp_path / 'dataset'}", "--tokenizer=char", "--val_fraction=0.25"]
-    result = subprocess.run([sys.executable, script, *options], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    ids, loaded = tokens_of(script.parent)
-    assert loaded.tokenizer.decode(ids) == "\n".join(DOCUMENTS * 40)
+    write(tmp_path / "dataset" / "train.parquet", DOCUMENTS * 4)
+    options = [f"--dataset={tmp_path / 'dataset'}", "--tokenizer=char", "--val_fraction=0.25", "--workers=1"]
+    repo(["data/openwebtext/prepare.py", *options])
+    ids, loaded = tokens_of("data/openwebtext")
+    assert loaded.tokenizer.decode(ids) == "\n".join(DOCUMENTS * 4)
     assert len(loaded.splits["val"]) / len(ids) == pytest.approx(0.25, abs=0.01)
 
 
@@ -145,12 +154,11 @@ def test_splits_and_sizes(tmp_path):
     (tmp_path / "text.txt").write_bytes(text.encode())
     for tokenizer in ("char", "bpe", "gpt2"):
         ids, loaded = run(tmp_path / "data", [tmp_path / "text.txt"], tokenizer, None, 0.3)
-        assert loaded.tokenizer.decode(ids).removeprefix(data.END) == text
+        assert loaded.tokenizer.decode(ids).removeprefix(END) == text
         assert len(loaded.splits["train"]) == int(0.7 * len(ids))
         for split, tokens in loaded.splits.items():
             part = loaded.tokenizer.decode_bytes([i for i in tokens if i not in loaded.tokenizer.document_start])
             assert loaded.meta["bytes"][split] == len(part)
-        loaded.check_content()
 
 
 def test_a_file_may_be_given_twice(tmp_path):
@@ -191,8 +199,8 @@ def files(tmp_path):
 
 
 def test_processes_do_what_one_does(tmp_path, files):
-    run(tmp_path / "one", files)
-    run(tmp_path / "two", files, workers=2)
+    run(tmp_path / "one", files, "gpt2")
+    run(tmp_path / "two", files, "gpt2", workers=2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
@@ -223,10 +231,10 @@ def test_a_run_interrupted_at_the_very_end_goes_on(tmp_path, files, monkeypatch,
     def interrupted(*how):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(corpus, "write_data", interrupted)
+    monkeypatch.setattr(corpus, "write_dataset", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "data", files, "gpt2")
-    monkeypatch.setattr(corpus, "write_data", data.write_data)
+    monkeypatch.setattr(corpus, "write_dataset", write_dataset)
     run(tmp_path / "data", files, "gpt2", workers=2)
     count = len(parts_of_file(files[0]) + parts_of_file(files[1]))
     assert f"{count} of {count} parts are there already" in capsys.readouterr().out
@@ -249,22 +257,20 @@ def test_parts_of_other_content_are_not_taken(tmp_path, files, monkeypatch):
     assert DOCUMENTS[0].upper() in loaded.tokenizer.decode(ids) and DOCUMENTS[0] not in loaded.tokenizer.decode(ids)
 
 
-def test_a_killed_run_goes_on(tmp_path, monkeypatch):
-    monkeypatch.undo()  # parts of the usual size
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"{i} green bottles, hanging on the wall\n" for i in range(240_000)))
-    script = copy_of("text", tmp_path / "repo")
-    command = [sys.executable, script, text, "--workers=2"]
+def test_a_killed_run_goes_on(repo, tmp_path, monkeypatch):
+    text, kept = tmp_path / "text.txt", repo.folder / "data" / "text" / "parts"
+    text.write_text("".join(f"{i} green bottles, hanging on the wall\n" for i in range(240_000)))  # three parts
+    command = [sys.executable, "data/text/prepare.py", text, "--tokenizer=bpe", "--vocab_size=260", "--workers=2"]
     process = subprocess.Popen(command)
-    while not list(script.parent.glob("parts/*.json")):
+    while not list(kept.glob("*.json")):
         time.sleep(0.01)
     process.kill()
     process.wait()
-    assert not (script.parent / "meta.json").exists()
+    assert not (kept.parent / "meta.json").exists()
     result = subprocess.run([*command, "--workers=1"], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "of 3 parts are there already" in result.stdout
-    ids, loaded = tokens_of(script.parent)
+    ids, loaded = tokens_of(kept.parent)
     assert loaded.tokenizer.decode(ids) == text.read_text()
 
 
@@ -274,13 +280,13 @@ def end_itself(*job):
 
 def test_a_process_that_is_ended_says_so():
     with pytest.raises(ValueError, match="a process has been ended.*fewer --workers"):
-        list(corpus.each(end_itself, [(1,), (2,)], workers=2))
+        list(corpus.parallel_map(end_itself, [(1,), (2,)], workers=2))
 
 
 def test_two_at_once_are_refused(tmp_path, files):
     (tmp_path / "data" / "parts").mkdir(parents=True)
     with open(tmp_path / "data" / "parts" / "lock", "w") as file:
-        data.lock(file)
+        file_lock(file)
         with pytest.raises(ValueError, match="another prepare.py is at work there"):
             run(tmp_path / "data", files)
 
@@ -294,13 +300,13 @@ def test_two_at_once_are_refused(tmp_path, files):
     ("a.jsonl", b'["text"]\n', "line at byte 0: no text in field 'text'"),
     ("a.jsonl", b'{"text": "good"}\n{"text": "cut', "line at byte 17: not JSON"),
     ("a.jsonl", b"\xff\xfe\n", "line at byte 0: not JSON"),
-    ("a.jsonl", b"[" * 100_000, "line at byte 0: not JSON"),
     ("a.jsonl", b"\n\n", "fewer than two distinct characters"),
-    ("a.jsonl.gz", gzip.compress(b'{"text": 3}'), "a.jsonl.gz: line 1: no text in field 'text'"),
-    ("a.jsonl.gz", gzip.compress(b'{"text": "good"}\n' * 999)[:-9], "a.jsonl.gz: damaged"),
-    ("a.jsonl.gz", b"plain text", "a.jsonl.gz: damaged"),
-    ("a.txt.gz", gzip.compress(b"plain text"), "a.txt.gz: of compressed files only .jsonl.gz can be read"),
-    ("a.parquet", b"plain text", "a.parquet: not a parquet file"),
+    ("a.jsonl.gz", gzip.compress(b'{"title": "good"}\n{"title": "x"}'), "no text in field 'text'; --field may be: title"),
+    ("a.jsonl.gz", gzip.compress(b'{"text": "good"}\n' * 999)[:-9], "a.jsonl.gz: cannot be loaded"),
+    ("a.jsonl.gz", b"plain text", "a.jsonl.gz: cannot be loaded"),
+    ("a.txt.gz", gzip.compress(b"plain text"), "a.txt.gz: only files of rows, such as .jsonl.gz, can be read compressed"),
+    ("a.parquet", b"plain text", "a.parquet: cannot be loaded"),
+    ("a.csv", b"id,title\n1,good", "a.csv: no text in field 'text'; --field may be: title"),
     ("a.txt", b"good text and then " + b"more of it " * 20 + b"\xff bad", "a.txt: not UTF-8 text at byte 239"),
 ], ids=count())  # fmt: skip
 def test_bad_files(tmp_path, name, content, named):
@@ -313,70 +319,40 @@ def test_bad_files(tmp_path, name, content, named):
         assert not (tmp_path / "data" / "train.bin").exists()
 
 
-def test_other_bad_input(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.parquet", DOCUMENTS)
-    with pytest.raises(ValueError, match="a.parquet: no text in column 'body'; --field may be: text"):
-        run(tmp_path / "data", [path], field="body")
-    with pytest.raises(ValueError, match="workers=0"):
-        run(tmp_path / "data", [path], workers=0)
+def test_a_dataset_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match="missing: cannot be loaded"):
         parts_of_dataset(str(tmp_path / "missing"))
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ValueError, match="a.parquet: parquet files need pyarrow: pip install pyarrow"):
-        parts_of_file(path)
-    corpus.rows_of.cache_clear()
+
+
+def test_what_needs_datasets_says_so(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", DOCUMENTS)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match="need datasets: pip install datasets"):
-        parts_of_dataset("some/where")
+    for parts_of, name in ((parts_of_file, path), (parts_of_dataset, "some/where")):
+        with pytest.raises(ImportError, match=f"{name} is read by a package that is not here: pip install datasets"):
+            parts_of(name)
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "bpe", "gpt2"])
 def test_half_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path, tokenizer):
     (tmp_path / "a.jsonl").write_text('{"text": "good \\ud800 text"}\n' * 9)
     ids, loaded = run(tmp_path / "data", [tmp_path / "a.jsonl"], tokenizer)
-    assert loaded.tokenizer.decode(ids).replace(data.END, "\n").strip() == "\n".join(["good ? text"] * 9)
+    assert loaded.tokenizer.decode(ids).replace(END, "\n").strip() == "\n".join(["good ? text"] * 9)
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet", "dataset"])
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet"])
 def test_what_is_null_is_no_document(tmp_path, suffix):
     documents = [None, *DOCUMENTS, None, "", *DOCUMENTS]
-    if suffix == "dataset":
-        (tmp_path / "dataset").mkdir()
-        write(tmp_path / "dataset" / "train.parquet", documents)
-        prepare_corpus(tmp_path / "data", parts_of_dataset(str(tmp_path / "dataset")), "test", "gpt2")
-        ids, loaded = tokens_of(tmp_path / "data")
-    else:
-        ids, loaded = run(tmp_path / "data", [write(tmp_path / f"a.{suffix}", documents)], "gpt2")
-    assert loaded.tokenizer.decode(ids).split(data.END)[1:] == [*DOCUMENTS, "", *DOCUMENTS]
+    ids, loaded = run(tmp_path / "data", [write(tmp_path / f"a.{suffix}", documents)], "gpt2")
+    assert loaded.tokenizer.decode(ids).split(END)[1:] == [*DOCUMENTS, "", *DOCUMENTS]
 
 
 def test_columns_that_are_not_text_are_refused(tmp_path):
-    (tmp_path / "dataset").mkdir()
-    path = write(tmp_path / "dataset" / "train.parquet", DOCUMENTS)
-    with pytest.raises(ValueError, match="dataset: no text in column 'id'; --field may be: text"):
-        prepare_corpus(tmp_path / "data", parts_of_dataset(str(tmp_path / "dataset"), "id"), "test")
-    with pytest.raises(ValueError, match="train.parquet: no text in column 'id'; --field may be: text"):
+    path = write(tmp_path / "train.parquet", DOCUMENTS)
+    with pytest.raises(ValueError, match="train.parquet: no text in field 'id'; --field may be: text"):
         run(tmp_path / "data", [path], field="id")
-
-
-def test_parquet_of_repeated_texts(tmp_path):
-    import pyarrow
-    from pyarrow.parquet import write_table
-
-    write_table(pyarrow.table({"text": pyarrow.array(DOCUMENTS).dictionary_encode()}), tmp_path / "a.parquet")
-    ids, loaded = run(tmp_path / "data", [tmp_path / "a.parquet"], "char")
-    assert loaded.tokenizer.decode(ids) == "\n".join(DOCUMENTS)
-
-
-def test_parquet_with_damaged_pages_is_named(tmp_path):
-    path = write(tmp_path / "a.parquet", [document * 50 for document in DOCUMENTS])
-    content = bytearray(path.read_bytes())
-    content[4:200] = b"\xff" * 196
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="a.parquet: damaged"):
-        run(tmp_path / "data", [path], "char")
 
 
 def test_sizes_are_never_empty(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n' * 10 + '{"text": "ab"}\n')
-    run(tmp_path / "data", [tmp_path / "a.jsonl"], "gpt2", None, 0.5)
+    _, loaded = run(tmp_path / "data", [tmp_path / "a.jsonl"], "gpt2", None, 0.5)
+    assert min(loaded.meta["bytes"].values()) == 1

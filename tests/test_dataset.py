@@ -1,0 +1,229 @@
+"""Reading what was prepared, batches and windows: data/dataset.py."""
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from data import Dataset, load_dataset, prepare
+from data.dataset import derive_seed, feistel_permutation
+
+TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
+
+
+def dataset(train, val):
+    splits = {"train": np.array(train, dtype=np.uint16), "val": np.array(val, dtype=np.uint16)}
+    return Dataset({"vocab_size": 65_536}, None, splits, Path("unused"))
+
+
+# -- reading -------------------------------------------------------------------------------------------------
+
+
+def write(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def remove(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def edit(**changes):
+    def apply(folder):
+        meta = json.loads((folder / "meta.json").read_bytes()) | changes
+        meta = {name: value for name, value in meta.items() if value is not None}
+        (folder / "meta.json").write_text(json.dumps(meta))
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    "harm, named",
+    [
+        (remove("meta.json"), "meta.json: No such file"),
+        (write("meta.json", b"{"), "meta.json: "),
+        (write("meta.json", b"[]"), "meta.json: "),
+        (write("meta.json", b"\xff"), "meta.json: "),
+        (edit(version=2), "meta.json: version 2 is not 1"),
+        (edit(tokenizer=None), "meta.json: 'tokenizer' is missing"),
+        (edit(tokenizer={"kind": "word"}), "meta.json: unknown kind of tokenizer 'word'"),
+        (edit(dtype=None), "train.bin: 'dtype' is missing"),
+        (edit(tokens={"train": 1}), "train.bin: not of the size that meta.json says"),
+        (remove("val.bin"), "val.bin: No such file"),
+        (write("train.bin", b""), "train.bin: not of the size that meta.json says"),
+        (write("val.bin", b"\0\0\0"), "val.bin: not of the size that meta.json says"),
+        (remove("tokenizer.tiktoken"), "tokenizer.tiktoken: No such file"),
+        (write("tokenizer.tiktoken", b"YQ== 0\n"), "tokenizer.tiktoken: not the file that meta.json was written with"),
+    ],
+)
+def test_damaged_data_is_refused_with_file_and_cure(tmp_path, harm, named):
+    folder = tmp_path / "words"
+    prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
+    harm(folder)
+    with pytest.raises(ValueError) as error:
+        load_dataset(folder)
+    message = str(error.value)
+    assert str(folder) in message and named in message and "\n" not in message
+    assert message.endswith("; run python data/words/prepare.py again")
+
+
+def test_a_folder_of_earlier_programs_reads(tmp_path):
+    prepare(tmp_path, TEXT, "bottles")
+    edit(warning="losses do not compare")(tmp_path)
+    assert load_dataset(tmp_path).meta["source"] == "bottles"
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_tokens_outside_the_vocabulary_are_refused(tmp_path, split):
+    prepare(tmp_path, TEXT, "bottles")
+    path = tmp_path / f"{split}.bin"
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    words = load_dataset(tmp_path)
+    with pytest.raises(ValueError, match=f"{split}.bin has token 65535, outside the vocabulary .*: damaged"):
+        words.batch(0, 0, 0, 4, 8) if split == "train" else next(words.windows("val", 4, 8, 100))
+
+
+# -- batches -------------------------------------------------------------------------------------------------
+
+
+def test_batch_is_a_pure_function_of_its_arguments():
+    words = dataset(range(1000), range(100))
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    x, y = words.batch(seed=1, step=2, shard=3, batch_size=8, block_size=16, shards=5)
+    words.batch(9, 9, 0, 4, 4)
+    again = words.batch(1, 2, 3, 8, 16, 5)
+    assert torch.equal(x, again[0]) and torch.equal(y, again[1])
+    assert torch.equal(torch.get_rng_state(), before[0]) and np.random.get_state()[1].tolist() == before[1]
+    assert x.shape == y.shape == (8, 16) and x.dtype == y.dtype == torch.int64
+    assert x.is_contiguous() and y.is_contiguous()
+    assert torch.equal(y, x + 1) and torch.equal(x[:, 1:], y[:, :-1])
+    for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4), (-1, 2, 3)):
+        assert not torch.equal(x, words.batch(*other, 8, 16, 5)[0])
+
+
+def test_the_shards_of_a_step_are_its_batch():
+    words = dataset(range(1000), range(100))
+    whole = words.batch(seed=1, step=2, shard=0, batch_size=12, block_size=16)
+    for shards in (2, 3, 12):
+        parts = [words.batch(1, 2, shard, 12 // shards, 16, shards) for shard in range(shards)]
+        for x, of_parts in zip(whole, zip(*parts)):
+            assert torch.equal(x, torch.cat(of_parts))
+
+
+def firsts(words, batches, batch_size, block_size, seed=0):
+    """The first tokens, which are their places, of the windows of the first batches."""
+    return torch.cat([words.batch(seed, step, 0, batch_size, block_size)[0][:, 0] for step in range(batches)]).tolist()
+
+
+def test_an_epoch_visits_every_window_once():
+    places = firsts(dataset(range(1012), range(100)), batches=30, batch_size=10, block_size=10)
+    epochs = [places[i : i + 100] for i in range(0, 300, 100)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(min(epoch), 1000 + min(epoch), 10))
+    assert len({tuple(epoch) for epoch in epochs}) == len({min(epoch) for epoch in epochs}) == 3
+    # a batch may end one epoch and begin the next
+    assert firsts(dataset(range(1012), range(100)), batches=43, batch_size=7, block_size=10)[:300] == places
+
+
+@pytest.mark.parametrize("tokens, block_size", [(6, 3), (6, 5), (40, 9), (41, 2)])
+def test_batches_reach_both_ends(tokens, block_size):
+    places = firsts(dataset(range(tokens), range(tokens)), 100, 50, block_size)
+    assert set(places) == set(range(tokens - block_size))
+
+
+def test_seeds_are_the_same_for_ever():
+    """A run that is resumed must draw what it would have drawn."""
+    assert derive_seed(1, 2, 3) == 3822189696
+    assert feistel_permutation(np.arange(9), 9, 1337, 0).tolist() == [5, 3, 4, 0, 6, 8, 7, 2, 1]
+
+
+@given(count=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
+def test_an_order_holds_every_number_once(count, key):
+    order = feistel_permutation(np.arange(count), count, key, 1)
+    assert sorted(order.tolist()) == list(range(count))
+
+
+def test_orders_are_random():
+    n = 20_000
+    order = feistel_permutation(np.arange(n), n, 3, 4)
+    for a, b, cells in ((np.arange(n), order, 20), (order[:-1] % 32, order[1:] % 32, 32)):
+        counts, expected = np.histogram2d(a, b, bins=cells)[0], n / cells**2
+        freedom = cells**2 - 1
+        assert abs(((counts - expected) ** 2 / expected).sum() - freedom) < 4 * (2 * freedom) ** 0.5
+    fixed = [(feistel_permutation(np.arange(100), 100, 5, epoch) == np.arange(100)).sum() for epoch in range(1000)]
+    assert 0.85 < np.mean(fixed) < 1.15 and 0.75 < np.var(fixed) < 1.3  # a random permutation has one on average
+
+
+def test_a_corpus_of_ten_billion_tokens_costs_no_memory(tmp_path):
+    tokens = 10**10
+    with open(tmp_path / "train.bin", "wb") as file:
+        file.truncate(2 * tokens)  # zeros that take no disk
+    train = np.memmap(tmp_path / "train.bin", dtype=np.uint16, mode="r")
+    huge = Dataset({"vocab_size": 1}, None, {"train": train, "val": train[:1000]}, tmp_path)
+    tracemalloc.start()
+    x, _ = huge.batch(0, 123_456, 0, 4, 64)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert x.shape == (4, 64) and peak < 1e6
+
+
+def windows(words, *arguments):
+    batches = list(words.windows(*arguments))
+    return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+
+
+@given(tokens=st.integers(2, 60), block=st.integers(1, 59), batch=st.integers(1, 9))
+def test_windows_count_every_target_of_a_small_split_once(tokens, block, batch):
+    words = dataset(range(100), range(tokens))
+    if block >= tokens:
+        with pytest.raises(ValueError):
+            next(words.windows("val", batch, block, tokens))
+        return
+    x, y = windows(words, "val", batch, block, tokens - 1)
+    wanted = y >= 0
+    assert y[wanted].tolist() == list(range(1, tokens))
+    assert x[wanted].tolist() == list(range(tokens - 1))
+    assert (x[~wanted] == 0).all() and (y[~wanted] == -1).all()
+
+
+@given(tokens=st.integers(30, 200), block=st.integers(1, 20), limit=st.integers(1, 28), batch=st.integers(1, 9))
+def test_windows_spread_over_a_large_split(tokens, block, limit, batch):
+    words = dataset(range(300), range(tokens))
+    x, y = windows(words, "val", batch, block, limit)
+    targets = y[y >= 0].tolist()
+    assert limit - block < len(targets) <= limit and len(set(targets)) == len(targets)
+    assert torch.equal(y[y >= 0], x[y >= 0] + 1)
+    if limit >= 2 * block:
+        assert targets[0] == 1 and targets[-1] == tokens - 1
+    _, one_by_one = windows(words, "val", 1, block, limit)
+    assert targets == one_by_one[one_by_one >= 0].tolist()
+
+
+@pytest.mark.parametrize("tokens, block, limit, world", [(30, 4, 99, 2), (30, 4, 99, 3), (10, 8, 99, 4), (200, 8, 64, 3)])
+def test_processes_share_the_windows(tokens, block, limit, world):
+    words = dataset(range(100), range(tokens))
+    _, whole = windows(words, "val", 2, block, limit)
+    shares = [list(words.windows("val", 2, block, limit, rank, world)) for rank in range(world)]
+    assert len({len(share) for share in shares}) == 1
+    parts = torch.cat([y for share in shares for _, y in share])
+    assert sorted(parts[parts >= 0].tolist()) == sorted(whole[whole >= 0].tolist())
+
+
+def test_all_batches_of_windows_have_one_shape():
+    shapes = {(x.shape, y.shape) for x, y in dataset(range(100), range(100)).windows("val", 4, 7, 99)}
+    assert shapes == {((4, 7), (4, 7))}
+
+
+def test_block_size_too_long_says_what_works():
+    words = dataset(range(100), range(10))
+    words.batch(0, 0, 0, 1, 9)
+    message = "block_size=10 is too long for the val split of 10 tokens; the largest that works is 9"
+    for call in (
+        lambda: words.batch(0, 0, 0, 1, 10),
+        lambda: next(words.windows("train", 1, 10, 50)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

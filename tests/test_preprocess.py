@@ -1,0 +1,299 @@
+"""From texts to data folders: data/preprocess.py, data/files.py, data/shakespeare.py and the prepare.py scripts."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiktoken.load
+
+import data.preprocess
+import data.shakespeare
+from data.files import atomic_write, clear_leftovers, file_lock, read_text, sha256
+from data.preprocess import ensure_prepared, prepare
+from data.dataset import load_dataset
+from data.tokenizer import tokenizer_from_state
+
+TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
+
+
+def contents(folder):
+    paths = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in str(path)]
+    return {path.relative_to(folder): path.read_bytes() for path in paths}
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+
+def test_atomic_write_replaces_all_or_nothing(tmp_path):
+    path = tmp_path / "file"
+    for content in (b"old", b"new"):
+        with atomic_write(path) as file:
+            file.write(content)
+        assert path.read_bytes() == content
+    with pytest.raises(KeyboardInterrupt), atomic_write(path) as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    assert contents(tmp_path) == {Path("file"): b"new"}
+
+
+def test_what_killed_processes_leave_is_cleared_away(tmp_path):
+    for name in ("train.bin.1234.tmp", "train.bin", "notes.tmp"):
+        (tmp_path / name).touch()
+    clear_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"train.bin", "notes.tmp"}
+
+
+def test_of_all_that_ask_for_a_lock_one_gets_it(tmp_path):
+    with open(tmp_path / "lock", "w") as first, open(tmp_path / "lock", "w") as second:
+        assert file_lock(first) and not file_lock(second)
+        first.close()
+        assert file_lock(second)
+
+
+# -- prepare -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["char", "bpe"])
+def folder(request, tmp_path, capsys):
+    prepare(tmp_path / "words", TEXT, "bottles", request.param, 300 if request.param == "bpe" else None)
+    return tmp_path / "words"
+
+
+def test_prepared_text_loads_back(folder):
+    loaded = load_dataset(folder)
+    cut = int(len(TEXT) * 0.9)
+    for split, part in (("train", TEXT[:cut]), ("val", TEXT[cut:])):
+        assert loaded.tokenizer.decode(loaded.splits[split].tolist()) == part
+        assert loaded.meta["tokens"][split] == len(loaded.splits[split])
+        assert loaded.meta["bytes"][split] == len(part.encode())
+        assert loaded.meta["sha256"][split] == sha256((folder / f"{split}.bin").read_bytes())
+        assert not loaded.splits[split].flags.writeable
+    assert loaded.meta["source"] == "bottles" and loaded.meta["text_sha256"] == sha256(TEXT.encode())
+    assert loaded.meta["vocab_size"] == loaded.tokenizer.vocab_size
+    assert tokenizer_from_state(loaded.tokenizer.state()).encode(TEXT) == loaded.tokenizer.encode(TEXT)
+
+
+def test_tokenizer_file_is_tiktokens(tmp_path):
+    prepare(tmp_path, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
+    ranks = tiktoken.load.load_tiktoken_bpe(str(tmp_path / "tokenizer.tiktoken"))
+    assert ranks == load_dataset(tmp_path).tokenizer.ranks and len(ranks) == 300
+    prepare(tmp_path, TEXT, "bottles", tokenizer="char")
+    assert not (tmp_path / "tokenizer.tiktoken").exists()
+
+
+def test_merges_are_learned_from_the_training_part_alone(tmp_path):
+    prepare(tmp_path, "ab" * 900 + "xy" * 100, "letters", tokenizer="bpe", vocab_size=300)
+    ranks = load_dataset(tmp_path).tokenizer.ranks
+    assert b"ab" in ranks and b"xy" not in ranks
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path):
+    text = "".join(map(chr, range(0x10000, 0x10000 + 66_000)))
+    prepare(tmp_path, text, "everything")
+    loaded = load_dataset(tmp_path)
+    assert loaded.meta["dtype"] == "uint32" and loaded.splits["val"][-1] == 65_999
+
+
+@pytest.mark.parametrize(
+    "text, options, message",
+    [
+        ("", {}, "fewer than two distinct"),
+        ("aaaaaaaaaaaaaaaaaaaaaa", {}, "fewer than two distinct"),
+        ("ab", {}, "too short"),
+        ("abcdefghij", {}, "too short"),
+        (TEXT, {"val_fraction": 0}, "val_fraction=0"),
+        (TEXT, {"val_fraction": 1}, "val_fraction=1"),
+        (TEXT, {"val_fraction": float("nan")}, "val_fraction=nan"),
+        (TEXT, {"val_fraction": 1e-9}, "val part has fewer than two tokens"),
+        (TEXT, {"val_fraction": 0.9999}, "train part has fewer than two tokens"),
+        (TEXT, {"tokenizer": "words"}, "'words'"),
+        (TEXT, {"tokenizer": "bpe", "vocab_size": 255}, "vocab_size=255"),
+        (TEXT, {"tokenizer": "gpt2", "vocab_size": 300}, "vocab_size=300 goes with tokenizer 'bpe', not with 'gpt2'"),
+        (TEXT + "\udc80", {}, f"position {len(TEXT)}: surrogates not allowed"),
+    ],
+)
+def test_bad_input_changes_nothing(folder, text, options, message):
+    before = contents(folder)
+    with pytest.raises(ValueError, match=message) as error:
+        prepare(folder, text, "bad", **options)
+    assert "\n" not in str(error.value)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", ["meta.json", "tokenizer.tiktoken", "train.bin", "val.bin"])
+def test_on_a_full_disk_what_was_there_stays(folder, monkeypatch, name):
+    def full_disk(path):
+        if path.name == name:
+            raise OSError(28, "No space left on device", str(path))
+        return atomic_write(path)
+
+    before = contents(folder)
+    monkeypatch.setattr(data.preprocess, "atomic_write", full_disk)
+    with pytest.raises(OSError):
+        prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
+    assert contents(folder) == before
+
+
+def test_half_replaced_folder_is_not_taken_for_whole(folder, monkeypatch):
+    def killed(old, new):
+        if new.name == "train.bin":
+            raise KeyboardInterrupt
+        replace(old, new)
+
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
+    with pytest.raises(ValueError, match="meta.json.*prepare.py again"):
+        load_dataset(folder)
+
+
+# -- Tiny Shakespeare ----------------------------------------------------------------------------------------
+
+
+def test_shakespeare_is_downloaded_once_and_checked(tmp_path, monkeypatch):
+    monkeypatch.setattr(data.shakespeare, "download", lambda url: TEXT.encode())
+    monkeypatch.setattr(data.shakespeare, "SHAKESPEARE_SHA256", sha256(TEXT.encode()))
+    assert data.tiny_shakespeare(tmp_path) == (TEXT, "Tiny Shakespeare")
+    monkeypatch.setattr(data.shakespeare, "download", None)
+    assert data.tiny_shakespeare(tmp_path) == (TEXT, "Tiny Shakespeare")
+
+
+def offline(url):
+    raise TimeoutError("timed out")
+
+
+@pytest.mark.parametrize("download", [offline, lambda url: b"<html>captive portal</html>"])
+def test_shakespeare_offline_is_loudly_something_else(tmp_path, monkeypatch, capsys, download):
+    monkeypatch.setattr(data.shakespeare, "download", download)
+    text, source = data.tiny_shakespeare(tmp_path)
+    assert len(text) > 100_000 and source.startswith("NOT Tiny Shakespeare but ")
+    assert source in capsys.readouterr().out
+    assert contents(tmp_path) == {}
+
+
+def test_own_input_is_taken_as_it_is(tmp_path):
+    (tmp_path / "input.txt").write_bytes("\ufeffeins\r\nzwö\r".encode())
+    assert data.tiny_shakespeare(tmp_path) == ("eins\r\nzwö\r", f"your own {tmp_path.name}/input.txt")
+    (tmp_path / "input.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(ValueError, match="input.txt: not UTF-8 text at byte 3"):
+        read_text(tmp_path / "input.txt")
+
+
+# -- the scripts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, vocabulary", [("shakespeare_char", None), ("shakespeare_bpe", 1024)])
+def test_shakespeare_scripts_work_offline(repo, monkeypatch, name, vocabulary):
+    monkeypatch.setattr(data.shakespeare, "download", offline)
+    Path(f"data/{name}/input.txt").unlink()
+    assert "LOSSES DO NOT COMPARE" in repo(f"data/{name}/prepare.py")
+    meta = load_dataset(f"data/{name}").meta
+    assert meta["source"].startswith("NOT Tiny Shakespeare")
+    assert meta["vocab_size"] == vocabulary or vocabulary is None
+
+
+def test_text_script_takes_files_and_folders(repo, tmp_path):
+    for name in ("b.md", "sub/a.txt", "sub/c.dat"):
+        (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "texts" / name).write_text(f"{name}: {TEXT}", encoding="utf-8")
+    one = tmp_path / "texts" / "sub" / "a.txt"
+    options = ["--tokenizer=bpe", "--vocab_size=280", "--val_fraction=0.3", "--workers=1"]
+    repo(["data/text/prepare.py", str(one), str(tmp_path / "texts"), *options])
+    loaded = load_dataset("data/text")
+    assert loaded.meta["source"] == "a.txt and 2 more" and loaded.meta["vocab_size"] == 280
+    text = loaded.tokenizer.decode(np.concatenate([loaded.splits["train"], loaded.splits["val"]]).tolist())
+    assert text == f"sub/a.txt: {TEXT}\nb.md: {TEXT}\nsub/a.txt: {TEXT}"
+    repo(["data/text/prepare.py", str(one)])
+    assert load_dataset("data/text").meta["source"] == "a.txt"
+
+
+@pytest.mark.parametrize(
+    "command, named",
+    [
+        ("text", "give the files or folders to prepare"),
+        ("text good.txt missing.txt", "missing.txt: No such file"),
+        ("text good.txt missing.parquet", "missing.parquet: No such file"),
+        ("text latin.txt", "latin.txt: not UTF-8 text at byte 3"),
+        ("text utf16.txt", "utf16.txt: not UTF-8 text at byte 0"),
+        ("text empty.txt", "empty.txt: fewer than two distinct characters"),
+        ("text short.txt", "short.txt: the text is too short"),
+        ("text config", "config: no .txt, .md, .* files below this folder"),
+        ("text book.txt.gz", "book.txt.gz: only files of rows"),
+        ("text good.txt --tokenizer=BPE", "unknown tokenizer 'BPE'; choose from 'char', 'bpe'"),
+        ("text good.txt --tokenizer", "--tokenizer: expected one argument"),
+        ("text good.txt --tokenizer=bpe --vocab_size=8", "vocab_size=8"),
+        ("text good.txt --vocab_size=300", "vocab_size=300 goes with tokenizer 'bpe', not with 'char'"),
+        ("text good.txt --vocab_size=many", "--vocab_size: .*'many'"),
+        ("text good.txt --val_fraction=2", "val_fraction=2.0 is not between 0 and 1"),
+        ("text good.txt --token=char", "--token=char"),
+        ("shakespeare_char good.txt", "good.txt"),
+        ("shakespeare_bpe --vocab_size=8", "vocab_size=8"),
+        ("shakespeare_bpe --tokenizer=hf:nowhere", "nowhere: has no tokenizer that can be read"),
+    ],
+)
+def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, named):
+    Path("good.txt").write_text(TEXT, encoding="utf-8")
+    Path("latin.txt").write_bytes(b"caf\xe9")
+    Path("utf16.txt").write_bytes(TEXT.encode("utf-16"))
+    Path("short.txt").write_text("ab")
+    for name in ("empty.txt", "book.txt.gz"):
+        Path(name).touch()
+    before = contents(repo.folder)
+    name, *arguments = command.split()
+    with pytest.raises(SystemExit) as end:
+        repo([f"data/{name}/prepare.py", *arguments])
+    out, error = capsys.readouterr()
+    assert end.value.code == 2 and out == "" and error.count("\n") == 1
+    assert error.startswith("prepare.py: error: ") and re.search(named, error)
+    assert contents(repo.folder) == before
+
+
+def test_scripts_run_from_any_folder(repo, tmp_path):
+    (tmp_path / "my.txt").write_text(TEXT, encoding="utf-8")
+    script = repo.folder / "data" / "text" / "prepare.py"
+    result = subprocess.run([sys.executable, script, "my.txt"], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert load_dataset(script.parent).meta["source"] == "my.txt"
+
+
+# -- ensure_prepared -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def datasets(tmp_path, monkeypatch):
+    """A data folder of one dataset, whose prepare.py notes its input.txt in meta.json."""
+    monkeypatch.setattr(data.preprocess, "DATA", tmp_path)
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "input.txt").write_text("one")
+    copy = "from pathlib import Path; here = Path(__file__).parent; (here / 'meta.json').write_bytes((here / 'input.txt').read_bytes())"
+    (tmp_path / "words" / "prepare.py").write_text(copy)
+    return tmp_path
+
+
+def test_a_dataset_is_prepared_at_first_use_and_when_its_text_is_new(datasets, capsys):
+    text, meta = datasets / "words" / "input.txt", datasets / "words" / "meta.json"
+    assert ensure_prepared("words") == datasets / "words" and meta.read_text() == "one"
+    assert capsys.readouterr().out == "data/words: it has not been prepared, running data/words/prepare.py\n"
+    assert ensure_prepared("words") == datasets / "words"
+    assert capsys.readouterr().out == ""
+    text.write_text("two")
+    os.utime(text, (2**32, 2**32))
+    assert ensure_prepared("words") == datasets / "words" and meta.read_text() == "two"
+    assert capsys.readouterr().out == "data/words: its input.txt is new, running data/words/prepare.py\n"
+
+
+def test_an_unknown_dataset_names_what_there_is(datasets):
+    with pytest.raises(ValueError, match="dataset = 'shakespere' does not work: it must be one of words"):
+        ensure_prepared("shakespere")
+
+
+def test_a_dataset_that_cannot_be_prepared_ends_the_program(datasets):
+    (datasets / "words" / "prepare.py").write_text("raise SystemExit(3)")
+    with pytest.raises(SystemExit) as end:
+        ensure_prepared("words")
+    assert end.value.code == 2

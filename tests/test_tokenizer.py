@@ -1,0 +1,150 @@
+"""Tokenizers: data/tokenizer.py."""
+
+import doctest
+import json
+import re
+import time
+
+import pytest
+import tiktoken
+from hypothesis import given, strategies as st
+
+import data.tokenizer
+from data.tokenizer import SPLIT, BPETokenizer, CharTokenizer, first_tokens, merge, tokenizer_from_state, train_bpe
+
+TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
+BPE = train_bpe(TEXT, 400)
+BYTES = BPETokenizer({bytes([i]): i for i in range(256)}, SPLIT, {"<|endoftext|>": 256})
+
+
+def test_the_examples():
+    assert doctest.testmod(data.tokenizer).failed == 0
+
+
+@given(st.text(min_size=1))
+def test_char_round_trip(text):
+    tokenizer = CharTokenizer(text)
+    ids = tokenizer.encode(text)
+    assert all(0 <= i < tokenizer.vocab_size for i in ids)
+    assert tokenizer.decode(ids) == text and tokenizer.decode_bytes(ids) == text.encode()
+    again = tokenizer_from_state(json.loads(json.dumps(tokenizer.state())))
+    assert again.encode(text) == ids
+
+
+@given(st.text())
+def test_bpe_round_trip(text):
+    ids = BPE.encode(text)
+    assert BPE.decode(ids) == text and BPE.decode_bytes(ids) == text.encode()
+    assert b"".join(BPE.decode_bytes([i]) for i in ids) == text.encode()
+    assert "".join(BPE.decode_stream(ids)) == text
+    again = tokenizer_from_state(json.loads(json.dumps(BPE.state())))
+    assert again.encode(text) == ids == again.encode_array(text).tolist()
+
+
+@given(st.text())
+def test_python_and_tiktoken_split_alike(text):
+    assert BPE.encode(text) == [i for piece in re.findall(SPLIT, text) for i in BPE.encode(piece)]
+
+
+def test_split_matches_every_character():
+    text = "".join(chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000)
+    assert "".join(re.findall(SPLIT, text)) == text
+    assert BYTES.decode(BYTES.encode(text)) == text
+
+
+def naive_bpe(text, vocab_size):
+    """Textbook BPE: count all pairs anew for every merge. Slow, short, and an oracle for `train_bpe`."""
+    words = [list(piece.encode()) for piece in re.findall(SPLIT, text)]
+    tokens = [bytes([i]) for i in range(256)]
+    while len(tokens) < vocab_size:
+        pairs = [pair for word in words for pair in zip(word, word[1:])]
+        if not pairs:
+            break
+        best = min(set(pairs), key=lambda pair: (-pairs.count(pair), pair))
+        tokens.append(tokens[best[0]] + tokens[best[1]])
+        words = [merge(word, best, len(tokens) - 1) for word in words]
+    assert len(set(tokens)) == len(tokens)
+    return tokens
+
+
+@given(st.text(alphabet="aab b1.é", max_size=60))
+def test_train_bpe_is_textbook_bpe(text):
+    assert list(train_bpe(text, 280).ranks) == naive_bpe(text, 280)
+
+
+def test_train_bpe_is_quick():
+    text = "".join(f"word{i * i % 7919} of {i % 97} more\n" for i in range(45_000))
+    start = time.perf_counter()
+    assert train_bpe(text, 1024).vocab_size == 1024
+    assert time.perf_counter() - start < 10
+
+
+def test_train_bpe_stops_when_no_pairs_are_left():
+    assert train_bpe("", 1024).vocab_size == 256
+    assert train_bpe("abcd", 1024).vocab_size == 259
+
+
+def test_special_tokens_in_text_are_plain_text():
+    assert BYTES.encode("<|endoftext|>") == list(b"<|endoftext|>")
+    assert BYTES.decode([256]) == "<|endoftext|>"
+
+
+def test_broken_utf8_decodes_to_replacement_characters():
+    assert BYTES.decode([*"é".encode(), 0xFF]) == "é\ufffd"
+    assert list(BYTES.decode_stream([*"é".encode(), 0xC3])) == ["", "é", "", "\ufffd"]
+
+
+@pytest.mark.parametrize(
+    "text, named", [("é", "'é'"), ("ab☃é☃", "characters '☃', 'é'"), ("\n", r"'\n'"), ("\ud800", r"'\ud800'")]
+)
+def test_unknown_characters_are_named(text, named):
+    with pytest.raises(ValueError, match=re.escape(named)):
+        CharTokenizer("ab").encode(text)
+
+
+@pytest.mark.parametrize("tokenizer", [CharTokenizer("abc"), BYTES])
+def test_ids_outside_the_vocabulary_are_named(tokenizer):
+    for i in (-1, tokenizer.vocab_size):
+        with pytest.raises(ValueError, match=f"token {i} is outside the vocabulary of {tokenizer.vocab_size}"):
+            tokenizer.decode([0, i])
+
+
+@pytest.mark.parametrize("text, tokens", [("a\nb", [0]), ("ab", [0]), ("\tab\n", [1])])
+def test_a_text_starts_with_a_new_line_if_there_are_any(text, tokens):
+    assert first_tokens(CharTokenizer(text)) == tokens
+
+
+@pytest.mark.parametrize(
+    "state, message",
+    [
+        ({}, "unknown kind of tokenizer None; choose from 'char', 'bpe', 'hf'"),
+        ({"kind": "word"}, "unknown kind of tokenizer 'word'"),
+        ({"kind": "char"}, "the tokenizer's 'characters' is missing"),
+        ({"kind": "bpe", "pattern": "x"}, "the tokenizer's 'ranks' is missing"),
+        (BPE.state() | {"ranks": "YQ==\n"}, "line 1 of the tokenizer's ranks is damaged"),
+        (BPE.state() | {"ranks": "YQ== 0\n*** 1\n"}, "line 2 of the tokenizer's ranks is damaged"),
+        (BPE.state() | {"ranks": "YQ== x\n"}, "line 1 of the tokenizer's ranks is damaged"),
+        (BPE.state() | {"pattern": "("}, "split pattern"),
+    ],
+)
+def test_damaged_tokenizers_are_refused(state, message):
+    with pytest.raises(ValueError, match=message) as error:
+        tokenizer_from_state(state)
+    assert "\n" not in str(error.value)
+
+
+def test_gpt2(monkeypatch):
+    small = tiktoken.Encoding("gpt2", pat_str=r"\s+|\S+", mergeable_ranks=BYTES.ranks, special_tokens=BYTES.special_tokens)
+    monkeypatch.setattr(tiktoken, "get_encoding", {"gpt2": small}.get)
+    tokenizer = data.tokenizer.gpt2_tokenizer()
+    assert tokenizer.vocab_size == 257 and tokenizer.special_tokens == {"<|endoftext|>": 256}
+
+
+def test_gpt2_offline_says_what_works(monkeypatch):
+    def offline(name):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(tiktoken, "get_encoding", offline)
+    with pytest.raises(ValueError, match="--tokenizer=bpe") as error:
+        data.tokenizer.gpt2_tokenizer()
+    assert "\n" not in str(error.value)
