@@ -2,9 +2,10 @@
 
     tokenizer.py     characters, byte pairs, Hugging Face's: text -> token ids and back
     dataset.py       a prepared folder -> batches and evaluation windows
-    preprocess.py    a text -> a prepared folder              corpus.py   the same for texts of any size
+    preprocess.py    a text -> a prepared folder
+    corpus.py        the same for texts of any size, by all cores
     shakespeare.py   the text that runs out of the box
-    huggingface.py   Llama models and their tokenizers, in and out (imports the model, and transformers if used)
+    huggingface.py   Llama models and their tokenizers, in and out
     files.py         files written whole or not at all, locks
     <name>/          prepare.py and, once that has run, train.bin, val.bin and meta.json
 """

@@ -27,7 +27,7 @@ def import_transformers():
     try:
         import transformers
     except ImportError:
-        raise ImportError("Hugging Face's models and tokenizers need transformers: pip install 'transformers>=5'") from None
+        raise ImportError("models of Hugging Face need transformers: pip install 'transformers>=5'") from None
     return transformers
 
 

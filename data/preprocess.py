@@ -122,10 +122,10 @@ def write_dataset(folder, tokenizer, tokens, sizes, source, text_sha256):
         if name not in files:
             (folder / name).unlink(missing_ok=True)
 
-    size = sum(sizes.values())
+    size, count = sum(sizes.values()), sum(counts.values())
     print(f"{folder}: {source}, {size:,} bytes")
     print(f"{counts['train']:,} tokens to train on and {counts['val']:,} to validate on, {dtype}")
-    print(f"{tokenizer.vocab_size:,} different tokens ({state['kind']}), {sum(counts.values()) / size:.3f} tokens per byte")
+    print(f"{tokenizer.vocab_size:,} different tokens ({state['kind']}), {count / size:.3f} tokens per byte")
 
 
 def write_tokens(file, arrays, dtype):

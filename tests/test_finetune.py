@@ -18,8 +18,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 import data
 from conftest import TEXT, TINY, log_of, refused
-from data.tokenizer import END
 from data.huggingface import from_pretrained, hf_tokenizer
+from data.tokenizer import END
 from model import GPT, GPTConfig
 
 RUN = f"{TINY} --dataset=shakespeare_bpe"
@@ -291,7 +291,7 @@ def test_bad_starts(repo, llama, monkeypatch, capsys):
     error = refused(repo, ["data/shakespeare_bpe/prepare.py", "--tokenizer=hf:nowhere"], capsys)
     assert "nowhere: has no tokenizer that can be read: no folder here, and on the hub: " in error
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert "Hugging Face's models and tokenizers need transformers: pip install 'transformers>=5'" in train(f"hf:{llama}")
+    assert "models of Hugging Face need transformers: pip install 'transformers>=5'" in train(f"hf:{llama}")
 
 
 def test_without_transformers(repo, monkeypatch, capsys):

@@ -12,9 +12,9 @@ import tiktoken.load
 
 import data.preprocess
 import data.shakespeare
+from data.dataset import load_dataset
 from data.files import atomic_write, clear_leftovers, file_lock, read_text, sha256
 from data.preprocess import ensure_prepared, prepare
-from data.dataset import load_dataset
 from data.tokenizer import tokenizer_from_state
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
@@ -270,8 +270,9 @@ def datasets(tmp_path, monkeypatch):
     monkeypatch.setattr(data.preprocess, "DATA", tmp_path)
     (tmp_path / "words").mkdir()
     (tmp_path / "words" / "input.txt").write_text("one")
-    copy = "from pathlib import Path; here = Path(__file__).parent; (here / 'meta.json').write_bytes((here / 'input.txt').read_bytes())"
-    (tmp_path / "words" / "prepare.py").write_text(copy)
+    copy = "(folder / 'meta.json').write_bytes((folder / 'input.txt').read_bytes())"
+    script = f"from pathlib import Path\nfolder = Path(__file__).parent\n{copy}\n"
+    (tmp_path / "words" / "prepare.py").write_text(script)
     return tmp_path
 
 
