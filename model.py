@@ -380,6 +380,7 @@ class Block(nn.Module):
         self.residual = RESIDUALS[config.residual]
         self.keep_input = self.residual.keeps_input(config)
         self.sources = self.residual.sources(layer) if self.residual.branch else ()  # none in the first layer
+        self.summed = self.residual.branch if self.sources else None  # the branch whose residual a sum replaces
         if self.residual.weights == "learned" and self.sources:
             self.mix = nn.Parameter(torch.empty(len(self.sources) + 1))
 
@@ -393,22 +394,18 @@ class Block(nn.Module):
             k = cache.update((self.layer, "keys"), k)
 
         attn = self.attn(normed, q, k, cache, (self.layer, self.layer))  # attn_l(x)
-        if self.residual.branch == "attention" and self.sources:  # h = Σ_i w_i attn_i(x), and x if it is kept
+        if self.summed == "attention":  # Methods 2 and 4
             h = x if self.keep_input else torch.zeros_like(x)
-            *weights, own_weight = self.weights()
-            for attn_i in self.recomputed(weights, x, earlier, cache):
-                h = h + attn_i
-            h = h + own_weight * attn
+            for attn_i in self.terms(attn, x, earlier, cache):
+                h = h + attn_i  # h = Σ_i w_i attn_i(x)
         else:
             h = x + attn
 
         mlp = self.mlp_branch(h)  # mlp_l(h)
-        if self.residual.branch == "mlp" and self.sources:  # x' = Σ_i w_i mlp_i(x + attn_i(x)), and h if it is kept
+        if self.summed == "mlp":  # Methods 1 and 3
             out = h if self.keep_input else torch.zeros_like(h)
-            *weights, own_weight = self.weights()
-            for mlp_i in self.recomputed(weights, x, earlier, cache):
-                out = out + mlp_i
-            out = out + own_weight * mlp
+            for mlp_i in self.terms(mlp, x, earlier, cache):
+                out = out + mlp_i  # x' = Σ_i w_i mlp_i(x + attn_i(x))
         else:
             out = h + mlp
 
@@ -432,8 +429,10 @@ class Block(nn.Module):
             case "mean": return [1 / m] * m
             case "learned": return self.mix.softmax(dim=0).unbind()
 
-    def recomputed(self, weights, x, earlier, cache):
-        """Yields what the earlier layers i add to this one's sum: w_i attn_i(x), or w_i mlp_i(x + attn_i(x))."""
+    def terms(self, own, x, earlier, cache):
+        """Yields the terms of this layer's sum: w_i attn_i(x), or w_i mlp_i(x + attn_i(x)), of the earlier layers i,
+        recomputed, and then of this layer its `own` output."""
+        *weights, own_weight = self.weights()
         unit = F.rms_norm(x, x.shape[-1:], eps=self.attn_norm.eps)  # what the layers' norms of x have in common
         for w, i in zip(weights, self.sources):
             block, q, k, _ = earlier[i]
@@ -441,6 +440,7 @@ class Block(nn.Module):
             if self.checkpoint_replays and torch.is_grad_enabled():  # forget activations until the backward pass
                 recompute = partial(checkpoint, recompute, use_reentrant=False)
             yield recompute(w, x, unit, q, k, cache, (self.layer, i))
+        yield own_weight * own
 
     def recompute(self, w, x, unit, q, k, cache=None, slot=None):
         """What a later layer adds up of this one, on its own x: w attn_i(x) or w mlp_i(x + attn_i(x)).
@@ -477,8 +477,6 @@ class GPT(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        if not isinstance(config, GPTConfig):
-            raise ValueError(f"GPT is made from a GPTConfig, got {type(config).__name__}")
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
@@ -508,7 +506,7 @@ class GPT(nn.Module):
         for block in self.blocks:
             block.attn.o_proj.weight.mul_(block.residual.branch_scale(self.config))
             block.mlp.down_proj.weight.mul_(block.residual.branch_scale(self.config))
-            if block.residual.branch == "attention" and block.sources and not block.keep_input:
+            if block.summed == "attention" and not block.keep_input:
                 block.attn.init_at_self()
 
     def features(self, idx, cache=None):
