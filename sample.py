@@ -14,7 +14,7 @@ from config import read_settings
 from config.runtime.checkpoint import build_model, find_checkpoint, load_checkpoint, newest_run
 from config.runtime.checks import check_range
 from config.runtime.common import install_excepthook, pick_device, quiet_pipe
-from data import first_tokens, read_text, tokenizer_from_state
+from data import HFTokenizer, first_tokens, read_text, tokenizer_from_state
 from data.huggingface import save_pretrained
 
 install_excepthook()  # users' mistakes end in one line and exit code 2
@@ -52,8 +52,10 @@ model = build_model(saved, path).to(device).eval()
 tokenizer = tokenizer_from_state(saved["tokenizer"])
 
 if export:
-    save_pretrained(model, Path(export), tokenizer)
-    print(f"{export}: a Llama of {model.get_num_params():,} parameters")
+    of_hugging_face = isinstance(tokenizer, HFTokenizer)
+    save_pretrained(model, export, tokenizer if of_hugging_face else None)
+    kind = "with its tokenizer" if of_hugging_face else "without its tokenizer, which is none of Hugging Face's"
+    print(f"{export}: a Llama of {model.get_num_params():,} parameters, {kind}")
     raise SystemExit(0)
 
 # what to continue

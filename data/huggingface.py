@@ -3,6 +3,8 @@
 Needs transformers, which is imported at first use.
 """
 
+import os
+import shutil
 from pathlib import Path
 
 from data.tokenizer import HFTokenizer
@@ -69,10 +71,14 @@ def from_pretrained(name_or_path, **override) -> GPT:
 
 
 def save_pretrained(model, folder, tokenizer=None):
-    """Writes a folder that transformers, and `from_pretrained`, read as a Llama, and the HFTokenizer with it, if any.
+    """Writes a new folder that transformers, and `from_pretrained`, read as a Llama, and the HFTokenizer with it, if any.
 
-    Raises ValueError for an attention or a residual that a Llama does not have.
+    Whole or not at all. Raises ValueError for a folder that is there, for an attention or a residual that a Llama does
+    not have, and where the files cannot be written.
     """
+    folder = Path(folder)
+    if folder.exists():
+        raise ValueError(f"{folder} is there already: name a new folder")
     for field in ("attention", "residual"):
         if getattr(model.config, field) != "standard":
             raise ValueError(f"{field} = {getattr(model.config, field)!r} is nothing that a Llama has")
@@ -81,11 +87,18 @@ def save_pretrained(model, folder, tokenizer=None):
     rope = {"rope_type": "default", "rope_theta": model.config.rope_theta}
     ends = {"bos_token_id": None, "eos_token_id": None}  # what they are is for the tokenizer to know
     config = transformers.LlamaConfig(**fields, **ends, mlp_bias=model.config.bias, rope_parameters=rope)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder, state_dict=model.to_llama())
-    if tokenizer:
-        theirs, start = tokenizer.tokenizer, tokenizer.prompt_start
-        first = {"bos_token": theirs.id_to_token(start[0])} if start else {}
-        transformers.PreTrainedTokenizerFast(tokenizer_object=theirs, **first).save_pretrained(folder)
+    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
+    try:
+        transformers.LlamaForCausalLM(config).save_pretrained(unfinished, state_dict=model.to_llama())
+        if tokenizer:
+            theirs, start = tokenizer.tokenizer, tokenizer.prompt_start
+            first = {"bos_token": theirs.id_to_token(start[0])} if start else {}
+            transformers.PreTrainedTokenizerFast(tokenizer_object=theirs, **first).save_pretrained(unfinished)
+        unfinished.rename(folder)
+    except Exception as error:  # safetensors has types of its own
+        raise ValueError(f"{folder}: could not be written: {reason(error)}") from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def hf_tokenizer(name) -> HFTokenizer:
