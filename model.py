@@ -170,13 +170,32 @@ def causal_attention(q, k, v, dropout=0.0):
     q, k, D = q.to(v.dtype), k.to(v.dtype), v.size(-1)
     T, S = q.shape[-2:]
     assert T == 1 or T == k.size(-2), "causal only if queries and keys are the same tokens"
-    if v.device.type == "cpu" and T > 1 and S > D:
-        if torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled():
-            v = F.pad(v, (0, S - D))  # the CPU's fused kernel wants equal widths
-    y = F.scaled_dot_product_attention(
-        q, k, v, dropout_p=dropout, is_causal=T > 1, scale=1.0, enable_gqa=q.size(1) != k.size(1)
-    )
+    fused = torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()  # of CPUs: see pick_attention_kernel
+    width, repeats = attention_layout(v.device.type, v.dtype, T, S, D, q.size(1) // k.size(1), fused)
+    if width > D:
+        v = F.pad(v, (0, width - D))
+    if repeats > 1:
+        k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+    grouped = q.size(1) != k.size(1)
+    y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1, scale=1.0, enable_gqa=grouped)
     return y[..., :D]
+
+
+def attention_layout(device_type, dtype, T, S, D, group, fused=True):
+    """The width to pad v (T x D) to beside score vectors of width S, and how often to repeat the heads of k and v, each
+    of which serves `group` query heads, so that the best of PyTorch's kernels takes them.
+
+    CPU: the fused kernel wants equal widths. CUDA: so do flash and cuDNN, for 16 bits and widths up to 256; all else is
+    for the memory-efficient kernel, which takes any widths but no grouped heads. MPS: where v is narrower, its kernel
+    was wrong up to PyTorch 2.11. One token (T = 1) that is generated is not worth padding the cache for.
+    """
+    if device_type == "mps":
+        return S, 1
+    if T == 1 or device_type == "cpu" and not fused:
+        return D, 1
+    if device_type == "cuda" and (S > 256 or dtype not in (torch.bfloat16, torch.float16)):
+        return D, group
+    return S, 1
 
 
 class RMSNorm(nn.RMSNorm):
@@ -272,7 +291,8 @@ class W2Attention(Attention):
         # times standard attention's error, so it enters as its bfloat16 value and the remainder.
         k = torch.cat((mu_k, sigma_k), dim=-1)
         bias = -k.to(torch.promote_types(k.dtype, torch.float32)).square().sum(-1, keepdim=True) / 2
-        coarse = bias.detach().bfloat16().to(bias.dtype)
+        # (That is cut off by its bits: the compiler drops a cast to bfloat16 and back.)
+        coarse = (bias.detach().float().view(torch.int32) & -65536).view(torch.float32).to(bias.dtype)
         k = torch.cat((k, coarse.type_as(k), (bias - coarse).type_as(k)), dim=-1)
 
         # a GPU's fused kernels want multiples of 8, the CPU's is fastest without padding
@@ -535,16 +555,24 @@ class GPT(nn.Module):
         A target of -1 is ignored. Without targets the loss is None. Raises ValueError for a T that does not fit, and
         for targets of another shape than idx.
         """
-        if targets is None:
-            return self.head(self.features(idx)), None
-        if targets.shape != idx.shape:
-            raise ValueError(f"targets have shape {tuple(targets.shape)}, idx has {tuple(idx.shape)}: they must match")
-        return self.loss(self.features(idx), targets)
+        logits = self.padded_logits(self.features(idx))
+        loss = None
+        if targets is not None:
+            if targets.shape != idx.shape:
+                raise ValueError(f"targets have shape {tuple(targets.shape)}, idx has {tuple(idx.shape)}: they must match")
+            loss = self.loss(logits, targets)
+        return logits[..., : self.config.vocab_size], loss
 
-    def loss(self, features, targets):
-        """Logits of the features, and their mean cross-entropy with the targets."""
-        logits = self.head(features)
-        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten().long(), ignore_index=-1)
+    def padded_logits(self, x):
+        """The head's logits of x (B, T, C), (B, T, V) or wider: GPT-2's V of 50,257 would misalign, on a GPU, the
+        products of the head, and of its gradients."""
+        missing = -self.config.vocab_size % 64 if x.device.type == "cuda" else 0
+        return F.linear(x, F.pad(self.head.weight, (0, 0, 0, missing))) if missing else self.head(x)
+
+    def loss(self, logits, targets):
+        """Mean cross-entropy. (Compiled, it must not return the logits too: their gradient would be asked for.)"""
+        logits = logits[..., : self.config.vocab_size]
+        return F.cross_entropy(logits.flatten(0, -2), targets.flatten().long(), ignore_index=-1)
 
     # -------------------------------------------------------------------------
     # Generation
@@ -614,7 +642,7 @@ class GPT(nn.Module):
         numbers = [p for p in self.parameters() if p.dim() == 0]  # by themselves, since FSDP cannot spread them
         if numbers:
             groups.append({"params": numbers, "weight_decay": 0.0})
-        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=device_type in ("cuda", "cpu"))
+        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=device_type in ("cuda", "cpu", "mps"))
 
     def get_num_params(self):
         """Number of parameters; tied ones count once."""

@@ -150,6 +150,8 @@ def pick_dtype(dtype, device) -> torch.dtype:
         dtype = "bfloat16" if fast else "float32"
     if dtype not in names:
         raise ValueError(f"dtype = {dtype!r} does not work: it must be auto, {', '.join(names)}")
+    if device.type == "mps" and dtype != "float32":  # reported for PyTorch's causal attention
+        raise ValueError(f"dtype = {dtype!r} does not work on mps, where the future may leak in 16 bits: use float32")
     return names[dtype]
 
 

@@ -36,7 +36,7 @@ def parallelize_model(model, parallel, device):
     if not dist.is_initialized():
         return model.to(device)
     if parallel == "ddp":
-        return torch.nn.parallel.DistributedDataParallel(model.to(device))
+        return torch.nn.parallel.DistributedDataParallel(model.to(device), gradient_as_bucket_view=True)
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing is written into these views
