@@ -6,7 +6,7 @@ import warnings
 import torch
 import torch.distributed as dist
 
-from config.runtime.common import pick_device, print0
+from config.runtime.common import install_excepthook, pick_device, print0
 
 
 def init_distributed(device) -> torch.device:
@@ -25,6 +25,7 @@ def init_distributed(device) -> torch.device:
         store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    install_excepthook()  # PyTorch has put one of its own before it, which keeps back what is printed
     return device
 
 
@@ -37,7 +38,7 @@ def parallelize_model(model, parallel, device):
         return model.to(device)
     if parallel == "ddp":
         return torch.nn.parallel.DistributedDataParallel(model.to(device), gradient_as_bucket_view=True)
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import fully_shard
 
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing is written into these views
     mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
@@ -46,9 +47,9 @@ def parallelize_model(model, parallel, device):
         p.data = p.data.to(device)  # fully_shard moves the rest, block by block, since a device may not hold it whole
         p.register_hook(lambda grad: dist_sum(grad) / dist.get_world_size())  # and averages the rest's gradients
     for block in model.blocks:
-        # a layer that later ones recompute stays put together until then
+        # A layer that later ones recompute stays put together from its forward pass to the end of its backward pass,
+        # between which all of that lies: it is gathered once.
         fully_shard(block, mesh=mesh, reshard_after_forward=block.residual.branch is None, ignored_params=numbers)
-        register_fsdp_forward_method(block, "recompute")  # which later blocks call from outside of this one's forward
     return fully_shard(model, mesh=mesh, ignored_params=numbers)
 
 
