@@ -132,7 +132,7 @@ def differences(path, expected):
 def differing(a, b, name="checkpoint"):
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return [found for key in a for found in differing(a[key], b[key], f"{name}[{key!r}]")]
-    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
         return [found for i in range(len(a)) for found in differing(a[i], b[i], f"{name}[{i}]")]
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape:
         return [] if torch.equal(a, b) else [name]
