@@ -6,7 +6,7 @@ import warnings
 import torch
 import torch.distributed as dist
 
-from config.runtime.common import pick_device, print0
+from config.runtime.common import install_excepthook, pick_device, print0
 
 
 def init_distributed(device) -> torch.device:
@@ -25,6 +25,7 @@ def init_distributed(device) -> torch.device:
         store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    install_excepthook()  # again: init_process_group wraps it in one that prints after it, and it ends the process
     return device
 
 
