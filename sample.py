@@ -52,6 +52,8 @@ model = build_model(saved, path).to(device).eval()
 tokenizer = tokenizer_from_state(saved["tokenizer"])
 
 if export:
+    if Path(export).exists():
+        raise ValueError(f"export = {export} is there already: name a new folder")
     save_pretrained(model, Path(export), tokenizer)
     print(f"{export}: a Llama of {model.get_num_params():,} parameters")
     raise SystemExit(0)

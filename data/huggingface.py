@@ -82,7 +82,7 @@ def save_pretrained(model, folder, tokenizer=None):
     ends = {"bos_token_id": None, "eos_token_id": None}  # what they are is for the tokenizer to know
     config = transformers.LlamaConfig(**fields, **ends, mlp_bias=model.config.bias, rope_parameters=rope)
     transformers.LlamaForCausalLM(config).save_pretrained(folder, state_dict=model.to_llama())
-    if tokenizer:
+    if isinstance(tokenizer, HFTokenizer):
         theirs, start = tokenizer.tokenizer, tokenizer.prompt_start
         first = {"bos_token": theirs.id_to_token(start[0])} if start else {}
         transformers.PreTrainedTokenizerFast(tokenizer_object=theirs, **first).save_pretrained(folder)
