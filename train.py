@@ -295,8 +295,11 @@ while iter_num < max_iters and not stopped_by:
     for opt in optimizers:
         scaler.unscale_(opt)
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
+    # float16 overflows until the scaler has found its scale: then no optimizer takes the step, not one of two
+    overflow = scaler.is_enabled() and not full_tensor(grad_norm).isfinite()
     for opt in optimizers:
-        scaler.step(opt)
+        if not overflow:
+            scaler.step(opt)
         opt.zero_grad()
     scaler.update()
     iter_num += 1
@@ -309,9 +312,7 @@ while iter_num < max_iters and not stopped_by:
 
     if logging or saving:  # looked at here alone, since a GPU must be waited for
         lossf, norm = (dist_sum(loss) / world_size).item(), full_tensor(grad_norm).item()
-        # with float16 a gradient may well overflow, until the scaler has found its scale
-        overflow = scaler.is_enabled() and scaler.get_scale() > 1
-        if not math.isfinite(lossf) or not math.isfinite(norm) and not overflow:
+        if not math.isfinite(lossf) or not math.isfinite(norm) and not (overflow and scaler.get_scale() > 1):
             give_up(f"the loss is {lossf}, the norm of its gradient {norm} at step {iter_num}: {CURE}")
 
     if logging:

@@ -4,6 +4,7 @@ import json
 import os
 import runpy
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -16,11 +17,16 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import data
-from config import use_plain_attention
+from config.runtime import metrics
+from config.runtime.common import use_plain_attention
 
 TINY = "--n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=2"
-TINY += " --sample_tokens=5 --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
+TINY += " --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
+STOPPING = signal.valid_signals() & {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)}  # what train.py hears
 TEXT = "the quick brown fox jumps over the lazy dog.\nand again, the dog sleeps!\n" * 40
+
+
+# -- running the programs ------------------------------------------------------------------------------------
 
 
 def copy_repository(folder, text=TEXT):
@@ -36,6 +42,31 @@ def copy_repository(folder, text=TEXT):
     return folder
 
 
+def run_program(program, *arguments):
+    """Runs a program as a process of its own would be, but in this one; SystemExit if it ends in an error."""
+    locked, file_lock = [], metrics.file_lock
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    with pytest.MonkeyPatch.context() as patch:  # what is set here is as before at the end
+        patch.setattr(sys, "argv", [program, *arguments])
+        patch.setattr(sys, "path", sys.path[:])
+        patch.setattr(sys, "excepthook", sys.excepthook)
+        patch.setattr(metrics, "file_lock", lambda file: locked.append(file) or file_lock(file))
+        try:
+            runpy.run_path(program, run_name="__main__")
+        except SystemExit as end:
+            if end.code:
+                raise
+        except BaseException:  # as Python would; the programs' own excepthook raises a SystemExit
+            sys.excepthook(*sys.exc_info())
+            raise
+        finally:  # what the end of a process undoes
+            for file in locked:
+                file.close()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            use_plain_attention(False)
+
+
 @pytest.fixture(scope="session")
 def original(tmp_path_factory):
     return copy_repository(tmp_path_factory.mktemp("original"))
@@ -48,42 +79,33 @@ def repo(original, tmp_path, monkeypatch, capsys):
     shutil.copytree(original, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(data.preprocess, "DATA", folder / "data")
-    locked, file_lock = [], data.file_lock
-    for module in (data, data.files):
-        monkeypatch.setattr(module, "file_lock", lambda file, wait=False: locked.append(file) or file_lock(file, wait))
 
     def run(command):
-        program, *arguments = command.split(" ") if isinstance(command, str) else command
-        monkeypatch.setattr(sys, "argv", [program, *arguments])
-        path, excepthook = sys.path[:], sys.excepthook
-        try:
-            runpy.run_path(program, run_name="__main__")
-        except SystemExit:
-            raise
-        except BaseException:  # as Python would; the programs' own excepthook raises a SystemExit
-            sys.excepthook(*sys.exc_info())
-            raise
-        finally:  # as the end of a process would
-            sys.path, sys.excepthook = path, excepthook
-            for file in locked:
-                file.close()
-            use_plain_attention(False)
+        run_program(*(command.split(" ") if isinstance(command, str) else command))
         return capsys.readouterr().out
 
     run.folder = folder
     return run
 
 
-def refused(run, command, capsys):
-    """The one line of error that `command` ends with, having changed no file."""
-    before = contents(run.folder)
+def error_of(run, command, capsys):
+    """The one line of error that `command` ends with."""
     with pytest.raises(SystemExit) as end:
         run(command)
     error = capsys.readouterr().err
-    assert end.value.code == 2
-    assert error.count("\n") == 1, error
+    assert end.value.code == 2 and error.count("\n") == 1, error
+    return error
+
+
+def refused(run, command, capsys):
+    """The one line of error that `command` ends with, having changed no file."""
+    before = contents(run.folder)
+    error = error_of(run, command, capsys)
     assert contents(run.folder) == before
     return error
+
+
+# -- what they leave -----------------------------------------------------------------------------------------
 
 
 def contents(folder):
@@ -92,14 +114,26 @@ def contents(folder):
     return {path: path.read_bytes() if path.is_file() else None for path in paths}
 
 
-def same(a, b):
-    """Whether two parts of checkpoints are equal to the last bit."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+def load(path):
+    return torch.load(path, weights_only=True)
 
 
-def log_of(folder):
-    return [json.loads(line) for line in (Path(folder) / "log.jsonl").read_text().splitlines()]
+def log_of(folder, event=None):
+    """The lines of a run's log, of one kind if asked."""
+    lines = [json.loads(line) for line in (Path(folder) / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if event in (None, line["event"])]
+
+
+def differences(path, expected):
+    """The names of all that is not, to the last bit, the same in two checkpoints. Settings may differ in one run."""
+    return sorted(differing(load(path) | {"settings": None}, load(expected) | {"settings": None}))
+
+
+def differing(a, b, name="checkpoint"):
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        return [found for key in a for found in differing(a[key], b[key], f"{name}[{key!r}]")]
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
+        return [found for i in range(len(a)) for found in differing(a[i], b[i], f"{name}[{i}]")]
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape:
+        return [] if torch.equal(a, b) else [name]
+    return [] if type(a) is type(b) and not isinstance(a, torch.Tensor) and a == b else [name]

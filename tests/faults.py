@@ -24,12 +24,12 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from conftest import TEXT, TINY, copy_repository, same
-from data import load
-from sample import CHECKPOINT_PARTS, load_checkpoint, restore_model
+from config.runtime.checkpoint import build_model, load_checkpoint
+from conftest import TEXT, TINY, copy_repository, differences
+from data import SPLITS, load_dataset, sha256
 
 STEPS = 150
-RUN = f"{TINY} --max_iters={STEPS} --sample_tokens=0 --eval_interval=7 --checkpoint_minutes=0"
+RUN = f"{TINY} --max_iters={STEPS} --eval_interval=7 --init_from=auto"
 METHODS = {
     "standard": "--checkpoint_interval=5 --learning_rate=0.3 --warmup_iters=150",  # soon worse than its best.pt
     "w2, m1": "--attention=w2 --residual=m1 --dropout=0.2 --grad_accum_steps=2 --checkpoint_interval=3",
@@ -57,9 +57,8 @@ def expect(good, reason):
 
 
 def start(repository, settings, folder):
-    """A training process, resumed if there is anything to resume from."""
+    """A training process, which goes on with what the folder holds."""
     command = [sys.executable, "train.py", *RUN.split(), *settings.split(), f"--out_dir={folder}"]
-    command += ["--init_from=resume"] if step_of(folder) else []
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8")
     counts["processes started"] += 1
     return subprocess.Popen(command, cwd=repository, env=ENVIRONMENT, **pipes)
@@ -76,7 +75,7 @@ def step_of(folder):
     """The step to resume from: of the latest checkpoint or, if the run was killed before its first, of the best."""
     for path in (folder / "ckpt.pt", folder / "best.pt"):
         if path.exists():
-            return load_checkpoint(path)["step"]
+            return load_checkpoint(path)["iter_num"]
     return 0
 
 
@@ -98,9 +97,9 @@ def look(folder):
 
 
 def check_seen(folder):
-    """Every checkpoint that has been seen is whole; load_checkpoint and restore_model raise ValueError if not."""
+    """Every checkpoint that has been seen is whole; load_checkpoint and build_model raise ValueError if not."""
     for path in (folder.parent / "seen").iterdir():
-        restore_model(load_checkpoint(path), path)
+        build_model(load_checkpoint(path), path)
         counts["checkpoints seen, and loaded"] += 1
         path.unlink()
 
@@ -125,13 +124,13 @@ def compare(folder, whole, what, shown=""):
     """The run in `folder` has come to the same end as the undisturbed one, but for a best.pt `shown` as not saved."""
     expect(not list(folder.glob("*.tmp")), f"{folder}: files are left over")
     expect(losses(folder) == losses(whole), f"{folder}/log.jsonl: not the losses of {whole}")
-    compare_checkpoints(folder / "ckpt.pt", whole / "ckpt.pt")
+    expect_same(folder / "ckpt.pt", whole / "ckpt.pt")
     unsaved = {int(step) for step in re.findall(r"NOT SAVED: .*best\.pt at step (\d+)", shown)}
     evals = [line for line in losses(folder) if line["event"] == "eval" and line["step"] not in unsaved]
     lowest, best = min(line["val_loss"] for line in evals), load_checkpoint(folder / "best.pt")["val_loss"]
     expect(best == lowest, f"{folder}/best.pt: of validation loss {best}, not the lowest, {lowest}")
     if not unsaved:
-        compare_checkpoints(folder / "best.pt", whole / "best.pt")
+        expect_same(folder / "best.pt", whole / "best.pt")
     counts["lives compared"] += 1
     print(f"{whole.parent.name}: {what}: equal to the undisturbed run", flush=True)
 
@@ -156,11 +155,9 @@ def losses(folder):
     return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
 
 
-def compare_checkpoints(path, whole):
-    state, expected = load_checkpoint(path), load_checkpoint(whole)
-    for part in CHECKPOINT_PARTS:
-        if part != "settings":  # they name the folder
-            expect(same(state[part], expected[part]), f"{path}: its {part!r} is not that of {whole}")
+def expect_same(path, whole):
+    found = differences(path, whole)
+    expect(not found, f"{path} is not {whole}: {found}")
 
 
 # -- kills ---------------------------------------------------------------------------------------------------
@@ -327,22 +324,23 @@ def try_prepare(folder):
     """prepare.py without room for its files leaves the data that were there, whole; with room it replaces them."""
     repository = copy_repository(folder, TEXT[:200])  # so short that meta.json is the largest file
     char = repository / "data" / "shakespeare_char"
-    before = load(char).meta
+    before = load_dataset(char).meta
     (char / "input.txt").write_text(TEXT[:200].upper())
-    tokens, meta = (char / "train.bin").stat().st_size, (char / "meta.json").stat().st_size
-    expect(tokens < meta, "the text is too long for this test")
-    for room in (8, tokens, meta - 1, ENOUGH):
+    tokens, facts = (char / "train.bin").stat().st_size, (char / "meta.json").stat().st_size
+    expect(tokens < facts, "the text is too long for this test")
+    for room in (8, tokens, facts - 1, ENOUGH):
         limits = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
         command = [sys.executable, char / "prepare.py"]
         run = subprocess.run(command, env=ENVIRONMENT, preexec_fn=limits, capture_output=True, text=True)
-        data = load(char)
-        data.check_content()
+        meta = load_dataset(char).meta
+        whole = all(sha256((char / f"{split}.bin").read_bytes()) == meta["sha256"][split] for split in SPLITS)
+        expect(whole, f"{char}: not the tokens that meta.json was written with")
         if room == ENOUGH:
-            expect(run.returncode == 0 and data.meta != before, run.stderr)
+            expect(run.returncode == 0 and meta != before, run.stderr)
             return
         reason = f"with room for {room} bytes prepare.py gave exit code {run.returncode} and {run.stderr}"
         expect(run.returncode == 2 and run.stderr.count("\n") == 1, reason)
-        expect(data.meta == before, f"{char}: replaced, though there was no room")
+        expect(meta == before, f"{char}: replaced, though there was no room")
         expect(not list(char.glob("*.tmp")), f"{char}: files are left over")
         counts["runs of prepare.py made to fail"] += 1
 

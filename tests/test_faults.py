@@ -19,8 +19,3 @@ def test_killed_or_without_room_it_is_the_undisturbed_run(tmp_path):
     whole = faults.train_undisturbed(repository, settings, tmp_path / "w2, m1")
     faults.try_kills(repository, settings, whole, kills=1)
     faults.starve_by_limit(repository, settings, whole)
-    faults.starve_to_the_end(repository, settings, whole)
-
-
-def test_prepare_without_room(tmp_path):
-    faults.try_prepare(tmp_path / "prepare")

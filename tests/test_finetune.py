@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalL
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 import data
-from conftest import TEXT, TINY, log_of, refused
+from conftest import TEXT, TINY, load, log_of, refused
 from data.huggingface import from_pretrained, hf_tokenizer
 from data.tokenizer import END
 from model import GPT, GPTConfig
@@ -156,14 +156,14 @@ def test_bad_tokenizers(content, named):
 
 
 def test_a_llama_is_fine_tuned_resumed_and_sampled(tuned, llama):
-    (start,) = [line for line in log_of("out/tuned") if line["event"] == "start"]
+    (start,) = log_of("out/tuned", "start")
     theirs = AutoConfig.from_pretrained(llama)
     assert start["config"]["n_layer"] == theirs.num_hidden_layers and start["config"]["n_kv_head"] == 2
     assert start["config"]["vocab_size"] == 352 and start["settings"]["rope_theta"] == 500
     output = tuned(f"train.py {RUN} --out_dir=out/tuned --max_iters=6 --init_from=resume")
-    assert f"from hf:{llama}" in output
+    assert f"; hf:{llama}\n" in output
     tuned(f"train.py {RUN} --out_dir=out/tuned --max_iters=8 --init_from=resume")
-    assert [line["event"] for line in log_of("out/tuned")].count("resume") == 2
+    assert len(log_of("out/tuned", "resume")) == 2
     text = tuned(["sample.py", "--num_samples=1", "--max_new_tokens=20", "--start=the dog"])
     assert "the dog" in text
 
@@ -171,7 +171,7 @@ def test_a_llama_is_fine_tuned_resumed_and_sampled(tuned, llama):
 def test_it_starts_where_the_llama_is(repo, llama):
     repo(["data/shakespeare_bpe/prepare.py", f"--tokenizer=hf:{llama}"])
     repo(f"train.py {RUN} --out_dir=out/tuned --init_from=hf:{llama} --max_iters=1 --dtype=float32")
-    (step,) = [line for line in log_of("out/tuned") if line["event"] == "step"]
+    (step,) = log_of("out/tuned", "step")
     x, y = data.load_dataset("data/shakespeare_bpe").batch(1337, 0, 0, 2, 16)
     with torch.no_grad():
         logits = LlamaForCausalLM.from_pretrained(llama)(x).logits
@@ -181,16 +181,15 @@ def test_it_starts_where_the_llama_is(repo, llama):
 @pytest.mark.parametrize("method", ["--attention=w2 --residual=m1", "--attention=summed_qk --qk_scale=5.6 --residual=m4.2"])
 def test_under_any_method(repo, llama, method):
     repo(["data/shakespeare_bpe/prepare.py", f"--tokenizer=hf:{llama}"])
-    run = f"train.py {RUN} {method} --dropout=0.1 --out_dir=out/tuned"
-    repo(f"{run} --init_from=hf:{llama} --max_iters=2")
-    repo(f"{run} --init_from=resume")
-    assert [line["event"] for line in log_of("out/tuned")].count("resume") == 1
+    run = f"train.py {RUN} {method} --dropout=0.1 --out_dir=out/tuned --init_from=auto:hf:{llama}"
+    repo(f"{run} --max_iters=2")
+    repo(run)
+    assert [line["event"] for line in log_of("out/tuned") if line["event"] in ("start", "resume")] == ["start", "resume"]
 
 
 def test_an_exported_run_is_the_same_model(tuned, llama, capsys):
-    output = tuned("sample.py --export=out/exported")
-    assert "with its tokenizer" in output
-    saved = torch.load("out/tuned/best.pt", weights_only=True)
+    tuned("sample.py --export=out/exported")
+    saved = load("out/tuned/best.pt")
     model = GPT(GPTConfig(**saved["config"])).eval()
     model.load_state_dict(saved["model"])
     theirs = LlamaForCausalLM.from_pretrained("out/exported")
@@ -210,8 +209,9 @@ def test_an_exported_run_is_the_same_model(tuned, llama, capsys):
 @pytest.mark.parametrize("options", ["--dropout=0.1", "--tie_weights=true --bias=true --n_kv_head=1 --rope_theta=99 --norm_eps=1e-3"])
 def test_a_run_of_our_own_is_exported(repo, capsys, options):
     repo(f"train.py {TINY} {options} --out_dir=out/own")
-    assert "without its tokenizer, which is none of Hugging Face's" in repo("sample.py --export=out/exported")
-    saved = torch.load("out/own/best.pt", weights_only=True)
+    repo("sample.py --export=out/exported")
+    assert not list(Path("out/exported").glob("*token*"))  # its tokenizer is none of theirs
+    saved = load("out/own/best.pt")
     model = GPT(GPTConfig(**saved["config"])).eval()
     model.load_state_dict(saved["model"])
     idx = torch.randint(saved["config"]["vocab_size"], (2, 16), generator=torch.Generator().manual_seed(0))
@@ -238,7 +238,6 @@ SPOILED = {
     "one too many": (lambda folder: change_weights(folder, lambda w: w.update({"x": w[Q].clone()})), "x is unexpected"),
     "a layer too few": (lambda folder: change_config(folder, num_hidden_layers=3), "model.layers.2.* is missing"),
     "a layer too many": (lambda folder: change_config(folder, num_hidden_layers=1), "model.layers.1.* is unexpected"),
-    "not a number": (lambda folder: change_weights(folder, lambda weights: weights[Q].fill_(np.nan)), f"{Q} .*finite"),
     "cut off": (lambda folder: os.truncate(folder / "model.safetensors", 999), "not a model that transformers can read"),
 }
 
@@ -251,22 +250,6 @@ def test_a_llama_whose_weights_do_not_fit_is_refused(llama, tmp_path, how):
     with pytest.raises(ValueError, match=named) as error:
         from_pretrained(tmp_path / "spoiled")
     assert "\n" not in str(error.value)
-
-
-def test_an_export_that_fails_leaves_nothing(repo, monkeypatch, capsys):
-    repo(f"train.py {TINY} --out_dir=out/own")
-    before = sorted(Path("out").iterdir())
-
-    class SafetensorError(Exception):
-        pass
-
-    def no_room(model, folder, tokenizer=None):
-        Path(folder).mkdir()
-        raise SafetensorError("No space left on device")
-
-    monkeypatch.setattr("data.huggingface.save_pretrained", no_room)
-    assert "out/exported: could not be written: No space left" in refused(repo, "sample.py --export=out/exported", capsys)
-    assert sorted(Path("out").iterdir()) == before
 
 
 # -- bad input -----------------------------------------------------------------------------------------------
@@ -284,7 +267,7 @@ def test_bad_starts(repo, llama, monkeypatch, capsys):
     repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
     message = f"data/shakespeare_bpe is not in the tokens of {llama}: prepare it with --tokenizer=hf:{llama}"
     assert message in train(f"hf:{llama}")
-    assert "init_from = 'llama' does not work: it must be one of scratch, resume, hf:NAME" in train("llama")
+    assert "init_from = 'llama' does not work: it must be one of scratch, resume, auto, hf:NAME" in train("llama")
     assert "nowhere: has no tokenizer that can be read: no folder here, and on the hub: " in train("hf:nowhere")
     (Path(repo.folder) / "empty").mkdir()
     assert "empty: has no tokenizer that can be read: " in train("hf:empty")

@@ -1,14 +1,13 @@
 """Where else the numbers of a run go: TensorBoard, Weights & Biases, a picture."""
 
 import json
-import runpy
 import sys
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, TINY, log_of, refused
+from conftest import ROOT, TINY, error_of, log_of, refused, run_program
 
 WANDB = '''
 import json
@@ -76,11 +75,9 @@ def test_a_tracker_that_fails_does_not_end_the_run(repo, monkeypatch):
 def test_a_tracker_that_does_not_start(repo, monkeypatch, capsys):
     Path("wandb.py").write_text("class UsageError(Exception):\n    pass\n\ndef init(**_):\n    raise UsageError('no account')\n")
     monkeypatch.syspath_prepend(repo.folder)
-    with pytest.raises(SystemExit) as end:
-        repo(f"train.py {TINY} --out_dir=out/run --wandb")
+    error = error_of(repo, f"train.py {TINY} --out_dir=out/run --wandb", capsys)
     del sys.modules["wandb"]
-    assert end.value.code == 2
-    assert capsys.readouterr().err == "train.py: error: Weights & Biases does not start: no account\n"
+    assert error == "train.py: error: Weights & Biases does not start: no account\n"
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
@@ -98,10 +95,9 @@ def plot(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["plot.py", *arguments])
         code = 0
         try:
-            runpy.run_path(str(ROOT / "tests" / "bench" / "plot.py"), run_name="__main__")
+            run_program(str(ROOT / "tests" / "bench" / "plot.py"), *arguments)
         except SystemExit as end:
             code = end.code
         return code, *capsys.readouterr()
