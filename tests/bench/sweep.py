@@ -25,8 +25,9 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 import torch
 
-from config import ArgumentParser, fail, pick_attention_kernel, pick_device, pick_dtype, user_errors
-from data import replace_file
+from config.runtime.common import ArgumentParser, clock, install_excepthook
+from config.runtime.common import pick_attention_kernel, pick_device, pick_dtype
+from data import atomic_write
 from data.corpus import end_with_parent
 from model import GPT, GPTConfig
 
@@ -34,7 +35,7 @@ from model import GPT, GPTConfig
 
 
 def random_numbers(seed, step):
-    """A stream of random numbers of its own for each seed and step, as data/ has it."""
+    """A stream of random numbers of its own for each seed and step."""
     return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, step, 0]))
 
 
@@ -81,6 +82,7 @@ def start_worker(name):
     device = torch.device(name)
     torch.set_num_threads(1)
     if device.type == "cuda":
+        torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
     end_with_parent()
@@ -151,9 +153,9 @@ class Sweep:
         parser.add_argument("--plot", action="store_true", help="draw a figure, with matplotlib, beside the results")
         args = parser.parse_args()
         if args.workers < 1:
-            fail(f"--workers={args.workers}: at least one is needed")
+            raise ValueError(f"--workers={args.workers}: at least one is needed")
         if args.plot and not find_spec("matplotlib"):
-            fail("--plot needs matplotlib: pip install matplotlib")
+            raise ValueError("--plot needs matplotlib: pip install matplotlib")
         self.trial, self.quick, self.showing, self.plotting = trial, args.quick, args.show, args.plot
         self.device, self.workers = pick_device(args.device), args.workers
         self.path = args.out / f"{name}{'_quick' * args.quick}.json"
@@ -210,7 +212,7 @@ class Sweep:
 
     def save(self):
         lines = ",\n".join(json.dumps(result) for result in self.done.values())
-        with replace_file(self.path) as file:
+        with atomic_write(self.path) as file:
             file.write(f"[\n{lines}\n]\n".encode())
 
     def plot(self, panels):
@@ -264,10 +266,6 @@ def name_of(run):
     model = [f"{name}={value}" for name, value in run.get("model", {}).items() if name in shown]
     facts = [f"{run[name]}" for name in ("task", "setting", "data", "candidates", "recipe") if name in run]
     return " ".join([*facts, *model, *(f"{name}={run[name]:g}" for name in ("learning_rate", "seed") if name in run)])
-
-
-def clock(seconds):
-    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
 def plain(x):
@@ -343,9 +341,9 @@ def table(title, header, rows):
 
 def experiment(name, trial, main, description):
     """Runs main(sweep) as a program."""
-    with user_errors():
-        sweep = Sweep(name, trial, description)
-        try:
-            main(sweep)
-        finally:
-            sweep.pool.shutdown(cancel_futures=True)
+    install_excepthook()
+    sweep = Sweep(name, trial, description)
+    try:
+        main(sweep)
+    finally:
+        sweep.pool.shutdown(cancel_futures=True)
