@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import data
-from config import use_plain_attention
+from config.runtime.common import report_error, use_plain_attention
 from conftest import ROOT, TINY, log_of
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
@@ -25,7 +25,9 @@ import sweep
 
 @pytest.fixture(autouse=True)
 def restored():
+    excepthook = sys.excepthook
     yield
+    sys.excepthook = excepthook
     use_plain_attention(False)
 
 
@@ -87,14 +89,13 @@ def test_what_is_no_experiment_is_refused(arguments, named):
     ("--device=cuda:9", "cuda:9"),
     ("--quick", "recall_quick.json"),
 ])  # fmt: skip
-def test_what_cannot_be_run_is_refused(tmp_path, monkeypatch, capsys, argument, named):
+def test_what_cannot_be_run_is_refused(tmp_path, monkeypatch, argument, named):
     damaged = tmp_path / "recall_quick.json"
     damaged.write_text("[{]")
     monkeypatch.setattr(sys, "argv", ["recall.py", argument, f"--out={tmp_path}"])
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(ValueError, match=named):
         runpy.run_path(str(ROOT / "tests" / "bench" / "recall.py"), run_name="__main__")
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and error.count("\n") == 1 and named in error
+    assert sys.excepthook is report_error
     assert damaged.read_text() == "[{]"
 
 
@@ -108,7 +109,7 @@ def test_speed_is_among_them():
 def test_it_trains_as_train_py_does(repo, monkeypatch):
     repo(f"train.py {TINY} --max_iters=20 --warmup_iters=2 --eval_interval=20 --residual=m1 --seed=3 --out_dir=run")
     expected = [line["val_loss"] for line in log_of("run") if "val_loss" in line]
-    monkeypatch.setattr(methods, "dataset", lambda name: data.load(repo.folder / "data" / name))
+    monkeypatch.setattr(methods, "dataset", lambda name: data.load_dataset(repo.folder / "data" / name))
     model = {"block_size": 16, "n_layer": 2, "n_head": 2, "n_embd": 16, "residual": "m1"}
     run = {"data": "shakespeare_char", "model": model, "batch_size": 2, "steps": 20, "eval_tokens": 64}
     result = methods.trial(run | {"recipe": "fair", "dtype": "auto", "learning_rate": 3e-3, "seed": 3})
