@@ -312,6 +312,13 @@ def test_top_k_top_p_and_temperature():
             assert found == nucleus
 
 
+@pytest.mark.parametrize("options", [dict(temperature=1e-320), dict(temperature=1e299), dict(top_k=2**62), dict(top_p=1),
+                                     dict(top_p=1e-320), dict(temperature=1e-5, top_k=1, top_p=1e-320)])
+def test_extreme_but_legal_sampling_options(options):
+    model = build(block_size=8)
+    assert model.generate(tokens(model, 2, 3), 12, **options).shape == (2, 15)
+
+
 def test_a_generator_fixes_the_tokens_and_spares_the_global_stream():
     model = build("w2-scalar", "m2", block_size=6)
     idx = tokens(model, 2, 3)
