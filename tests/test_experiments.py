@@ -13,13 +13,14 @@ import torch
 
 import data
 from config.runtime.common import report_error, use_plain_attention
-from conftest import ROOT, TINY, log_of
+from conftest import ROOT, TEXT, TINY, log_of
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 import entailment
 import methods
 import recall
+import run as all_of_them
 import sweep
 
 
@@ -32,7 +33,8 @@ def restored():
 
 
 def run_py(*arguments):
-    return subprocess.run([sys.executable, ROOT / "tests" / "bench" / "run.py", *arguments], capture_output=True, text=True)
+    command = [sys.executable, ROOT / "tests" / "bench" / "run.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 # -- each of them --------------------------------------------------------------------------------------------
@@ -52,7 +54,8 @@ def here(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("experiment", ["methods", "entailment", "micro"])
-def test_in_small(tmp_path, here, experiment):
+def test_in_small(tmp_path, repo, here, experiment):
+    data.prepare(repo.folder / "data" / "shakespeare_bpe", TEXT, "test", "bpe", 300)  # that of characters is there
     output = here(experiment, "--quick", "--device=cpu", f"--out={tmp_path}")
     assert len(tables_of(output)) > 5
     for result in json.loads((tmp_path / f"{experiment}_quick.json").read_text()):
@@ -99,8 +102,9 @@ def test_what_cannot_be_run_is_refused(tmp_path, monkeypatch, argument, named):
     assert damaged.read_text() == "[{]"
 
 
-def test_speed_is_among_them():
-    assert "--nanogpt" in run_py("speed", "--help").stdout
+def test_all_of_them_are_there():
+    for mode in all_of_them.MODES:
+        assert (ROOT / "tests" / "bench" / f"{mode}.py").exists() and f"\n    {mode} " in all_of_them.__doc__
 
 
 # -- training ------------------------------------------------------------------------------------------------
@@ -134,7 +138,8 @@ def test_published_recipe_is_plain_adamw():
 def test_equal_parameters():
     wide = {"n_layer": 2, "n_embd": 32, "n_head": 4, "attention": "w2", "sigma": "diagonal", "vocab_size": 10}
     like = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 10}
-    counts = [sweep.GPT(sweep.GPTConfig(**settings)).get_num_params() for settings in (sweep.with_parameters(wide, like), like)]
+    both = sweep.with_parameters(wide, like), like
+    counts = [sweep.GPT(sweep.GPTConfig(**settings)).get_num_params() for settings in both]
     assert abs(counts[0] - counts[1]) <= 3 * 32 * 2 // 2 + 1  # half a column of the MLPs
 
 
@@ -174,7 +179,8 @@ def test_tree():
     depth = above.sum(axis=1)
     parents = [(above[n] & (depth == depth[n] - 1)).nonzero()[0] for n in range(1, len(above))]
     assert all(len(parent) == 1 for parent in parents)
-    assert all((above[n] == above[parent[0]] | (np.arange(len(above)) == parent[0])).all() for n, parent in enumerate(parents, 1))
+    for n, (parent,) in enumerate(parents, 1):
+        assert (above[n] == above[parent] | (np.arange(len(above)) == parent)).all()
     assert max(np.bincount(np.concatenate(parents))) <= 4 and depth.max() <= 6
     assert len(entailment.make_tree(np.random.default_rng(0), 30)) == 30
 
@@ -229,5 +235,6 @@ def test_the_learning_rate_is_chosen_among_what_did_not_diverge(tmp_path, monkey
         {"steps": 8, "model": {}, "learning_rate": 0.2, "seed": seed} for seed in (5, 6)
     ]
     kept = json.loads((tmp_path / "study.json").read_text())
-    found = {(result["run"]["learning_rate"], result["run"]["seed"], result["run"]["steps"]): result["loss"] for result in kept}
+    names = "learning_rate", "seed", "steps"
+    found = {tuple(result["run"][name] for name in names): result["loss"] for result in kept}
     assert found == {(0.4, 0, 4): None, (0.1, 0, 4): 3, (0.2, 0, 4): 2, (0.2, 5, 8): 7, (0.2, 6, 8): 8}

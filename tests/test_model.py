@@ -312,8 +312,8 @@ def test_top_k_top_p_and_temperature():
             assert found == nucleus
 
 
-@pytest.mark.parametrize("options", [dict(temperature=1e-320), dict(temperature=1e299), dict(top_k=2**62), dict(top_p=1),
-                                     dict(top_p=1e-320), dict(temperature=1e-5, top_k=1, top_p=1e-320)])
+@pytest.mark.parametrize("options", [dict(temperature=1e-320), dict(temperature=1e299), dict(top_k=2**62),
+                                     dict(top_p=1), dict(top_p=1e-320), dict(temperature=1e-5, top_k=1, top_p=1e-320)])
 def test_extreme_but_legal_sampling_options(options):
     model = build(block_size=8)
     assert model.generate(tokens(model, 2, 3), 12, **options).shape == (2, 15)
@@ -578,13 +578,14 @@ def test_a_backward_pass_has_twice_the_operations_of_a_forward(kind, method):
 # a method of one's own
 
 @pytest.mark.parametrize("kind", ["standard", "w2-scalar", "summed-5.5"])
-@pytest.mark.parametrize("like", ["m1", "m4.1"])
+@pytest.mark.parametrize("like", ["m1", "m3.2", "m4.1"])
 def test_a_method_that_recomputes_the_latest_layers_alone(monkeypatch, kind, like):
     """An entry of RESIDUALS is all that it takes: it is counted, is causal, generates and equals the reference."""
     last = dataclasses.replace(RESIDUALS[like], sources=lambda layer: range(max(layer - 2, 0), layer))
     monkeypatch.setitem(RESIDUALS, "last", last)
     model = build(kind, like, torch.float32, n_layer=5, residual="last")
-    assert model.flops_per_token() == counted_flops(model, backward=True) < build(kind, like, n_layer=5).flops_per_token()
+    assert model.flops_per_token() == counted_flops(model, backward=True)
+    assert model.flops_per_token() < build(kind, like, n_layer=5).flops_per_token()
     idx = tokens(model, 2, 12)
     changed = torch.cat((idx[:, :7], (idx[:, 7:] + 1) % 19), dim=1)
     assert torch.equal(model(changed)[0][:, :7], model(idx)[0][:, :7])
@@ -595,7 +596,7 @@ def test_a_method_that_recomputes_the_latest_layers_alone(monkeypatch, kind, lik
 
     def weights(m, mix):                            # those of the method that it is like, the earliest layers left out
         summed = min(m, 3)
-        return [0.0] * (m - summed) + reference.BLOCKS[like][1](summed, mix)
+        return [0.0] * (m - summed) + list(reference.BLOCKS[like][1](summed, mix))
 
     monkeypatch.setitem(reference.BLOCKS, "last", (reference.BLOCKS[like][0], weights))
     close(model(idx)[0], reference.reference_logits(model, idx))

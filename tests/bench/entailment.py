@@ -132,9 +132,10 @@ def columns(results, standard, name):
 
 
 def show(title, results):
+    held_out = "held out", "difference"
     table(
         title,
-        ["", "parameters", "learning rate", "accuracy, seen", "held out", "difference", "loss, seen", "held out", "difference"],
+        ["", "parameters", "learning rate", *("accuracy, seen", *held_out), *("loss, seen", *held_out)],
         [
             [
                 name,

@@ -118,10 +118,11 @@ def against_naive():
 def kinds():
     """W2 next to standard attention."""
     n_layer, n_embd = (2, 64) if quick else (6, 384) if device.type == "cpu" else (12, 768)
+    compiled = device.type == "cuda"
     for T in (64, 128) if quick else (128, 512, 1024, 4096):
         B = max(1, (2048 if device.type == "cpu" else 16384) // T)
         settings = [{}, {"attention": "w2"}, {"attention": "w2", "sigma": "diagonal"}]
-        trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision, device.type == "cuda") for s in settings]
+        trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision, compiled) for s in settings]
         standard, scalar, diagonal = in_turns(trainers)
         memory = [trainer.memory() for trainer in trainers]
         long = T > 1024
@@ -155,7 +156,9 @@ def methods():
             what = f"{residual} / standard / FLOPs, {name_of(precision)}"
             report("methods", what, ratio(a, b) / flops, 1.05, time=ratio(a, b), counted_flops=flops)
 
-    n_layer, n_embd, T, B = (3, 64, 64, 1) if quick else (12, 384, 1024, 1) if device.type == "cpu" else (12, 768, 1024, 8)
+    n_layer, n_embd, T, B = (12, 384, 1024, 1) if device.type == "cpu" else (12, 768, 1024, 8)
+    if quick:
+        n_layer, n_embd, T, B = 3, 64, 64, 1
     for residual in ("m1", "m2"):
         settings = [{}, {"residual": residual}, {"residual": residual, "checkpoint_replays": True}]
         trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision) for s in settings]

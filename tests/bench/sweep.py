@@ -170,7 +170,8 @@ class Sweep:
         """What came of each of `runs`, in their order. Those not yet known are done now; `following` come later."""
         missing = list({key(run): run for run in runs if key(run) not in self.done}.values())
         if missing and self.showing:
-            raise ValueError(f"{self.path} lacks {len(missing)} of the next {len(runs)} runs: without --show they are done")
+            lack = f"{self.path} lacks {len(missing)} of the next {len(runs)} runs"
+            raise ValueError(f"{lack}: without --show they are done")
         if missing:
             print(f"{len(missing)} runs, {self.workers} at a time, on {self.machine}; {self.path}", flush=True)
         began = time.time()
@@ -186,7 +187,7 @@ class Sweep:
         return [self.done[key(run)] for run in runs]
 
     def tuned(self, cells, rates, seeds, shorter=1, by="loss", tuning_seeds=(0,)):
-        """Runs each of `cells` (by their names, runs without learning rate and seed) for each seed at the rate it likes.
+        """Runs each of `cells` (by their names, runs without rate and seed) for each seed at the learning rate it likes.
 
         That is the one of `rates` that is best `by` loss or accuracy in the mean of runs of `tuning_seeds`, `shorter`
         times shorter. Returns a list of results by each name.
