@@ -18,6 +18,13 @@ import torch
 EXTRAS = ("mix", "attn.log_a", "attn.a", "attn.b", "attn.sigma", "attn.log_tau")
 
 
+def known(name, table):
+    """table[name]; ValueError for a name that is not in it: what is not known must not pass for something else."""
+    if name not in table:
+        raise ValueError(f"{name!r} is not known here; known are {', '.join(table)}")
+    return table[name]
+
+
 # ----------------------------------------------------------------------------------------------
 # between a model and its plain dict of tensors
 
@@ -168,7 +175,7 @@ def attention_weights(config, state, layer, normed, qk):
     keys = linear(state, name + "k_proj", normed)
     if config.attention == "w2":
         spread = torch.nn.functional.softplus(normed @ state[extras + "sigma"].T)
-        n = 1 if config.sigma == "scalar" else d
+        n = known(config.sigma, {"scalar": 1, "diagonal": d})
 
     qk.append([])
     weights = []
@@ -183,10 +190,12 @@ def attention_weights(config, state, layer, normed, qk):
             sigma_q = spread[:, head * n:(head + 1) * n]
             sigma_k = spread[:, (n_head + kv) * n:(n_head + kv + 1) * n]
             scores = w2_scores(q, k, sigma_q, sigma_k, state[extras + "log_tau"][head])
-        else:
-            scale, learned = SUMMED[config.qk_scale]
+        elif config.attention == "summed_qk":
+            scale, learned = known(config.qk_scale, SUMMED)
             scores = scale([qk[i][head] for i in range(layer + 1)], d,
                            *(state[extras + p] for p in learned))
+        else:
+            raise ValueError(f"{config.attention!r} is not known here; known are standard, w2, summed_qk")
         weights.append(causal_softmax(scores))
     return weights
 
@@ -220,7 +229,7 @@ def mlp_output(config, state, i, h):
 # ----------------------------------------------------------------------------------------------
 # the residual methods at layer l >= 1; attn(i, x) and mlp(i, h) recompute layer i; w: l + 1 weights
 
-def standard_block(l, x, attn, mlp):
+def standard_block(l, x, attn, mlp, w=None, keep_input=None):
     """h = x + attn_l(x);  x' = h + mlp_l(h)"""
     h = x + attn(l, x)
     return h + mlp(l, h)
@@ -249,14 +258,23 @@ def methods_2_and_4(l, x, attn, mlp, w, keep_input):
     return h + mlp(l, h)
 
 
-def layer_weights(config, state, l):
-    """w = 1 (Methods 1, 2); "each layer's weight is 1/m (3.1) or a learned distribution (3.2)"."""
-    m = l + 1
-    if config.residual in ("m1", "m2"):
-        return [1.0] * m
-    if config.residual in ("m3.1", "m4.1"):
-        return [1.0 / m] * m
-    return torch.softmax(state[f"blocks.{l}.mix"], dim=0)
+def one(m, mix):
+    return [1.0] * m
+
+
+def one_over_m(m, mix):
+    return [1.0 / m] * m
+
+
+def learned_distribution(m, mix):
+    return torch.softmax(mix, dim=0)
+
+
+# w = 1 (Methods 1, 2); "each layer's weight is 1/m (3.1) or a learned distribution (3.2)"
+BLOCKS = {"standard": (standard_block, one),
+          "m1": (methods_1_and_3, one), "m2": (methods_2_and_4, one),
+          "m3.1": (methods_1_and_3, one_over_m), "m3.2": (methods_1_and_3, learned_distribution),
+          "m4.1": (methods_2_and_4, one_over_m), "m4.2": (methods_2_and_4, learned_distribution)}
 
 
 # ----------------------------------------------------------------------------------------------
@@ -264,6 +282,7 @@ def layer_weights(config, state, l):
 
 def row_logits(config, state, tokens):
     """Logits (T, V) of one row of tokens."""
+    block, weigh = known(config.residual, BLOCKS)
     qk, weights = [], []                            # of each layer, kept from its first run
 
     def attn(i, x):
@@ -276,11 +295,10 @@ def row_logits(config, state, tokens):
     for l in range(config.n_layer):
         norm = state[f"model.layers.{l}.input_layernorm.weight"]
         weights.append(attention_weights(config, state, l, rms_norm(x, norm, config.norm_eps), qk))
-        if l == 0 or config.residual == "standard":
+        if l == 0:
             x = standard_block(l, x, attn, mlp)
         else:
-            method = methods_2_and_4 if config.residual in ("m2", "m4.1", "m4.2") else methods_1_and_3
-            x = method(l, x, attn, mlp, layer_weights(config, state, l), config.keep_input)
+            x = block(l, x, attn, mlp, weigh(l + 1, state.get(f"blocks.{l}.mix")), config.keep_input)
     x = rms_norm(x, state["model.norm.weight"], config.norm_eps)
     head = state.get("lm_head.weight", state["model.embed_tokens.weight"])
     return x @ head.T

@@ -2,13 +2,13 @@
 
 import json
 import runpy
-import subprocess
 import sys
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+from config.runtime.common import report_error, use_plain_attention
 from conftest import ROOT
 from model import GPT, GPTConfig
 from reference import GRID, perturb, settings
@@ -25,24 +25,32 @@ def test_the_explicit_form_computes_the_same(kind, method):
     torch.testing.assert_close(naive.loss(model, idx, idx), model(idx, idx)[1], rtol=1e-9, atol=1e-9)
 
 
-def test_speed_in_small(tmp_path):
+@pytest.fixture
+def speed(tmp_path, monkeypatch):
+    """A function that runs speed.py, here, with arguments."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["speed.py", "--device=cpu", *arguments, f"--out={tmp_path}/speed.json"])
+        runpy.run_path(str(ROOT / "tests" / "bench" / "speed.py"), run_name="__main__")
+
+    yield run
+    use_plain_attention(False)
+
+
+def test_speed_in_small(speed, tmp_path):
     sections = "naive,kinds,summed,methods,generate,growth"
-    command = [sys.executable, ROOT / "tests" / "bench" / "speed.py", "--device=cpu", "--quick", "--naive"]
-    command += [f"--only={sections}", f"--out={tmp_path}/speed.json"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    speed("--quick", "--naive", f"--only={sections}")
     figures = json.loads((tmp_path / "speed.json").read_text())
     assert figures["quick"] and {row["section"] for row in figures["rows"]} == set(sections.split(","))
     assert all(row["value"] > 0 for row in figures["rows"] if row["section"] != "growth")
 
 
 @pytest.mark.parametrize("argument, named", [("--only=step,tempo", "tempo"), ("--nanogpt=nowhere", "nowhere")])
-def test_what_cannot_be_measured_is_refused(tmp_path, monkeypatch, capsys, argument, named):
-    monkeypatch.setattr(sys, "argv", ["speed.py", "--device=cpu", argument, f"--out={tmp_path}/speed.json"])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(ROOT / "tests" / "bench" / "speed.py"), run_name="__main__")
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and error.count("\n") == 1 and named in error
+def test_what_cannot_be_measured_is_refused(speed, tmp_path, argument, named):
+    with pytest.raises(ValueError, match=named):
+        speed(argument)
+    assert sys.excepthook is report_error and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -50,17 +58,17 @@ def test_what_cannot_be_measured_is_refused(tmp_path, monkeypatch, capsys, argum
     [("standard", "standard"), ("standard", "m4.1"), ("w2-scalar", "m3.2"), ("summed-5.5", "m1")],
 )
 def test_depth_compiles_nothing_anew(monkeypatch, kind, method):
-    """All layers and replays share what is compiled, though summed scores grow wider, and 1/m smaller, with the layer."""
+    """All layers and replays share what is compiled, though summed scores grow wider, and 1/m smaller."""
     counter, compile = CompileCounter(), torch.compile
     monkeypatch.setattr(torch, "compile", lambda function: compile(function, backend=counter))
     counts = []
-    for n_layer in (4, 6):
+    for n_layer in (3, 5):
         torch.compiler.reset()
         counter.clear()
         model = perturb(GPT(GPTConfig(**settings(kind, method, n_layer=n_layer))))
         idx = torch.randint(19, (2, 12), generator=torch.Generator().manual_seed(0))
         expected = model(idx, idx)[1]
-        model.compile()
+        model.compile_blocks()
         torch.testing.assert_close(model(idx, idx)[1], expected)
         counts.append(counter.frame_count)
     assert counts[0] == counts[1] <= 8

@@ -12,25 +12,29 @@ import pytest
 import torch
 
 import data
-from config import use_plain_attention
-from conftest import ROOT, TINY, log_of
+from config.runtime.common import report_error, use_plain_attention
+from conftest import ROOT, TEXT, TINY, log_of
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 import entailment
 import methods
 import recall
+import run as all_of_them
 import sweep
 
 
 @pytest.fixture(autouse=True)
 def restored():
+    excepthook = sys.excepthook
     yield
+    sys.excepthook = excepthook
     use_plain_attention(False)
 
 
 def run_py(*arguments):
-    return subprocess.run([sys.executable, ROOT / "tests" / "bench" / "run.py", *arguments], capture_output=True, text=True)
+    command = [sys.executable, ROOT / "tests" / "bench" / "run.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 # -- each of them --------------------------------------------------------------------------------------------
@@ -50,7 +54,8 @@ def here(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("experiment", ["methods", "entailment", "micro"])
-def test_in_small(tmp_path, here, experiment):
+def test_in_small(tmp_path, repo, here, experiment):
+    data.prepare(repo.folder / "data" / "shakespeare_bpe", TEXT, "test", "bpe", 300)  # that of characters is there
     output = here(experiment, "--quick", "--device=cpu", f"--out={tmp_path}")
     assert len(tables_of(output)) > 5
     for result in json.loads((tmp_path / f"{experiment}_quick.json").read_text()):
@@ -87,19 +92,19 @@ def test_what_is_no_experiment_is_refused(arguments, named):
     ("--device=cuda:9", "cuda:9"),
     ("--quick", "recall_quick.json"),
 ])  # fmt: skip
-def test_what_cannot_be_run_is_refused(tmp_path, monkeypatch, capsys, argument, named):
+def test_what_cannot_be_run_is_refused(tmp_path, monkeypatch, argument, named):
     damaged = tmp_path / "recall_quick.json"
     damaged.write_text("[{]")
     monkeypatch.setattr(sys, "argv", ["recall.py", argument, f"--out={tmp_path}"])
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(ValueError, match=named):
         runpy.run_path(str(ROOT / "tests" / "bench" / "recall.py"), run_name="__main__")
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and error.count("\n") == 1 and named in error
+    assert sys.excepthook is report_error
     assert damaged.read_text() == "[{]"
 
 
-def test_speed_is_among_them():
-    assert "--nanogpt" in run_py("speed", "--help").stdout
+def test_all_of_them_are_there():
+    for mode in all_of_them.MODES:
+        assert (ROOT / "tests" / "bench" / f"{mode}.py").exists() and f"\n    {mode} " in all_of_them.__doc__
 
 
 # -- training ------------------------------------------------------------------------------------------------
@@ -108,7 +113,7 @@ def test_speed_is_among_them():
 def test_it_trains_as_train_py_does(repo, monkeypatch):
     repo(f"train.py {TINY} --max_iters=20 --warmup_iters=2 --eval_interval=20 --residual=m1 --seed=3 --out_dir=run")
     expected = [line["val_loss"] for line in log_of("run") if "val_loss" in line]
-    monkeypatch.setattr(methods, "dataset", lambda name: data.load(repo.folder / "data" / name))
+    monkeypatch.setattr(methods, "dataset", lambda name: data.load_dataset(repo.folder / "data" / name))
     model = {"block_size": 16, "n_layer": 2, "n_head": 2, "n_embd": 16, "residual": "m1"}
     run = {"data": "shakespeare_char", "model": model, "batch_size": 2, "steps": 20, "eval_tokens": 64}
     result = methods.trial(run | {"recipe": "fair", "dtype": "auto", "learning_rate": 3e-3, "seed": 3})
@@ -133,7 +138,8 @@ def test_published_recipe_is_plain_adamw():
 def test_equal_parameters():
     wide = {"n_layer": 2, "n_embd": 32, "n_head": 4, "attention": "w2", "sigma": "diagonal", "vocab_size": 10}
     like = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 10}
-    counts = [sweep.GPT(sweep.GPTConfig(**settings)).get_num_params() for settings in (sweep.with_parameters(wide, like), like)]
+    both = sweep.with_parameters(wide, like), like
+    counts = [sweep.GPT(sweep.GPTConfig(**settings)).get_num_params() for settings in both]
     assert abs(counts[0] - counts[1]) <= 3 * 32 * 2 // 2 + 1  # half a column of the MLPs
 
 
@@ -173,7 +179,8 @@ def test_tree():
     depth = above.sum(axis=1)
     parents = [(above[n] & (depth == depth[n] - 1)).nonzero()[0] for n in range(1, len(above))]
     assert all(len(parent) == 1 for parent in parents)
-    assert all((above[n] == above[parent[0]] | (np.arange(len(above)) == parent[0])).all() for n, parent in enumerate(parents, 1))
+    for n, (parent,) in enumerate(parents, 1):
+        assert (above[n] == above[parent] | (np.arange(len(above)) == parent)).all()
     assert max(np.bincount(np.concatenate(parents))) <= 4 and depth.max() <= 6
     assert len(entailment.make_tree(np.random.default_rng(0), 30)) == 30
 
@@ -228,5 +235,6 @@ def test_the_learning_rate_is_chosen_among_what_did_not_diverge(tmp_path, monkey
         {"steps": 8, "model": {}, "learning_rate": 0.2, "seed": seed} for seed in (5, 6)
     ]
     kept = json.loads((tmp_path / "study.json").read_text())
-    found = {(result["run"]["learning_rate"], result["run"]["seed"], result["run"]["steps"]): result["loss"] for result in kept}
+    names = "learning_rate", "seed", "steps"
+    found = {tuple(result["run"][name] for name in names): result["loss"] for result in kept}
     assert found == {(0.4, 0, 4): None, (0.1, 0, 4): 3, (0.2, 0, 4): 2, (0.2, 5, 8): 7, (0.2, 6, 8): 8}

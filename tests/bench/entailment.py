@@ -92,11 +92,11 @@ def trial(run):
     model.head = nn.Linear(model.config.n_embd, 2, bias=False)
     make_orthogonal(model)
     facts = fit(run, model, batch, lambda model, x, y: classify(model, x, y)[1])
-    on = model.head.weight.device
+    device = model.head.weight.device
     for name, of, stream in (("seen ", seen, SEEN), ("", unseen, UNSEEN)):
         x, y = draw(random_numbers(run["seed"], stream), *of, 4096, balanced)
         with torch.no_grad():
-            logits, loss = classify(model, x.to(on), y.to(on))
+            logits, loss = classify(model, x.to(device), y.to(device))
         facts[f"{name}loss"] = loss.item()
         facts[f"{name}accuracy"] = (logits.argmax(-1).cpu() == y).float().mean().item()
     return facts
@@ -132,9 +132,10 @@ def columns(results, standard, name):
 
 
 def show(title, results):
+    held_out = "held out", "difference"
     table(
         title,
-        ["", "parameters", "learning rate", "accuracy, seen", "held out", "difference", "loss, seen", "held out", "difference"],
+        ["", "parameters", "learning rate", *("accuracy, seen", *held_out), *("loss, seen", *held_out)],
         [
             [
                 name,

@@ -9,7 +9,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler talks
 
 import torch
 
-from config import pick_attention_kernel, use_plain_attention
+from config.runtime.common import pick_attention_kernel, use_plain_attention
 from model import GPT
 
 
@@ -17,21 +17,21 @@ class Trainer:
     """A model, and training steps of it on random tokens, on the device it is on, as train.py makes them."""
 
     def __init__(self, model, B, precision, compiled=False, loss=None):
-        self.model, self.precision, self.on = model.train(), precision, next(model.parameters()).device
+        self.model, self.precision, self.device = model.train(), precision, next(model.parameters()).device
         self.loss = loss or (lambda model, x, y: model(x, y)[1])
         with redirect_stdout(None):  # nanoGPT counts its parameters aloud
-            self.optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), self.on.type)
-        self.autocast = torch.autocast(self.on.type, precision) if precision != torch.float32 else nullcontext()
-        self.idx = torch.randint(model.config.vocab_size, (B, model.config.block_size + 1), device=self.on)
+            self.optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), self.device.type)
+        self.autocast = torch.autocast(self.device.type, precision) if precision != torch.float32 else nullcontext()
+        self.idx = torch.randint(model.config.vocab_size, (B, model.config.block_size + 1), device=self.device)
         self.run = model
         if compiled and isinstance(model, GPT):
-            model.compile()
+            model.compile_blocks()
         elif compiled:
             self.run = torch.compile(model)
 
     def step(self):
         if isinstance(self.model, GPT):
-            pick_attention_kernel(self.model, self.on, self.precision)
+            pick_attention_kernel(self.model, self.device, self.precision)
         else:
             use_plain_attention(False)
         with self.autocast:
@@ -44,19 +44,27 @@ class Trainer:
     def timed_step(self):
         began = time.perf_counter()
         self.step()
-        if self.on.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(self.device)
         return time.perf_counter() - began
 
     def memory(self):
         """Peak bytes of a step: parameters and optimizer, gradients, and what is kept for the backward pass.
 
-        On a CPU it is the highest sum of PyTorch's allocations and frees, in the order the profiler saw them.
+        The state of other models on the device is no part of it. This one must have made a step before.
         """
-        if self.on.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        state = [tensor for state in self.optimizer.state.values() for tensor in state.values()]
+        return sum(tensor.nbytes for tensor in [*self.model.parameters(), *state]) + self.allocated_by_a_step()
+
+    def allocated_by_a_step(self):
+        """The most bytes that a step has allocated at any moment, over what was there before it.
+
+        On a CPU that is the highest sum of PyTorch's allocations and frees, in the order the profiler saw them.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
             self.step()
-            return torch.cuda.max_memory_allocated()
+            return torch.cuda.max_memory_allocated(self.device) - before
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
             self.step()
         events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -64,8 +72,13 @@ class Trainer:
         for event in sorted(events, key=lambda event: event.start_ns()):
             allocated += event.nbytes()
             highest = max(highest, allocated)
-        states = [tensor for state in self.optimizer.state.values() for tensor in state.values()]
-        return highest + sum(tensor.nbytes for tensor in [*self.model.parameters(), *states])
+        return highest
+
+
+def synchronize(device):
+    """Waits for what a GPU has been given to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def in_turns(trainers, budget=15, turns=5):

@@ -6,15 +6,13 @@ BPE: validation loss over three seeds, each method at the learning rate that sui
 trained for as many steps as give it a method's floating-point operations, for a comparison at equal cost.
 """
 
-import subprocess
-import sys
 from functools import cache
 
 import torch
 
-from sweep import ROOT, W2_KINDS, autocast, average, compare, difference, experiment, fit, mean_sd, pyplot, table
+from sweep import W2_KINDS, autocast, average, compare, difference, experiment, fit, mean_sd, pyplot, table
 from sweep import with_parameters
-from data import load
+from data import ensure_prepared, load_dataset
 from model import GPT, GPTConfig, QK_SCALES
 
 RESIDUALS = ("m1", "m2", "m3.1", "m3.2", "m4.1", "m4.2")
@@ -30,10 +28,7 @@ COLORS = {"shakespeare_char": "#1f5a92", "shakespeare_bpe": "#d9771e"}
 
 @cache
 def dataset(name):
-    folder = ROOT / "data" / name
-    if not (folder / "meta.json").exists():
-        subprocess.run([sys.executable, folder / "prepare.py"], check=True)
-    return load(folder)
+    return load_dataset(ensure_prepared(name))
 
 
 def trial(run):
@@ -48,11 +43,11 @@ def trial(run):
 @torch.no_grad()
 def evaluate(run, model, data):
     """Mean loss over the validation split, in nats per token."""
-    total, tokens, on = 0, 0, model.head.weight.device
+    total, tokens, device = 0, 0, model.head.weight.device
     for x, y in data.windows("val", run["batch_size"], run["model"]["block_size"], run["eval_tokens"]):
         counted = (y >= 0).sum().item()
         with autocast(run):
-            total += model(x.to(on), y.to(on))[1].item() * counted
+            total += model(x.to(device), y.to(device))[1].item() * counted
         tokens += counted
     return total / tokens
 

@@ -12,7 +12,7 @@ import torch
 
 import recall
 from sweep import W2_KINDS, compare, experiment, mean_sd, table
-from config import pick_device
+from config.runtime.common import pick_device
 from measure import Trainer, in_turns, ratio
 from model import GPT, GPTConfig
 

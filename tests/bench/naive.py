@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 
-from model import RESIDUALS, rope_table
+from model import rope_table
 
 
 def scores(attn, config, normed, rope, earlier):
@@ -42,32 +42,31 @@ def loss(model, idx, targets):
     future = torch.ones(T, T, dtype=torch.bool, device=idx.device).triu(1)
     x = model.embed(idx)
     rope = rope_table(0, T, config.head_dim, config.rope_theta, x)
-    recomputed, _ = RESIDUALS[config.residual]
     products, weights = [], []
 
     def attn(i, x):
         block = model.blocks[i]
-        v = rearrange(block.attn.v(block.attn_norm(x)), "B T (G D) -> B G T D", D=config.head_dim)
+        v = rearrange(block.attn.v_proj(block.attn_norm(x)), "B T (G D) -> B G T D", D=config.head_dim)
         v = v.repeat_interleave(block.attn.H // block.attn.G, dim=1)
-        return block.attn.o(rearrange(weights[i].type_as(v) @ v, "B H T D -> B T (H D)"))
+        return block.attn.o_proj(rearrange(weights[i].type_as(v) @ v, "B H T D -> B T (H D)"))
 
     def mlp(i, h):
         return model.blocks[i].mlp_branch(h)
 
     def total(block, residual, outputs):
         summed = torch.stack([w * y for w, y in zip(block.weights(), outputs)]).sum(dim=0)
-        return residual + summed if config.keep_input else summed.type_as(residual)
+        return residual + summed if block.keep_input else summed.type_as(residual)
 
     for l, block in enumerate(model.blocks):
         raw = scores(block.attn, config, block.attn_norm(x), rope, products)
         weights.append(raw.masked_fill(future, -math.inf).softmax(dim=-1))
-        layers = range(l + 1)
-        if l > 0 and recomputed == "attention":
-            h = total(block, x, [attn(i, x) for i in layers])
+        branch = block.residual.branch if block.sources else None
+        if branch == "attention":
+            h = total(block, x, [attn(i, x) for i in [*block.sources, l]])
         else:
             h = x + attn(l, x)
-        if l > 0 and recomputed == "mlp":
-            x = total(block, h, [mlp(i, x + attn(i, x)) for i in layers])
+        if branch == "mlp":
+            x = total(block, h, [mlp(i, x + attn(i, x)) for i in [*block.sources, l]])
         else:
             x = h + mlp(l, h)
     return F.cross_entropy(model.head(model.norm(x)).flatten(0, 1), targets.flatten())

@@ -70,10 +70,10 @@ def trial(run):
         make_orthogonal(model)
     make = copies if run["task"] == "copy" else queries
     facts = fit(run, model, lambda step: make(run, step), lambda model, x, y: answers(model, x, y)[1])
-    on = model.head.weight.device
+    device = model.head.weight.device
     x, y = make(run | {"batch_size": 512}, UNSEEN)
     with torch.no_grad():
-        logits, loss, targets = answers(model, x.to(on), y.to(on))
+        logits, loss, targets = answers(model, x.to(device), y.to(device))
     right = logits[0].argmax(-1) == targets
     if run["task"] == "copy":
         right = right.view(512, T)[:, half - 1 :]  # the half that can be predicted

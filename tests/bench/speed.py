@@ -28,20 +28,20 @@ import torch
 
 import measure
 import naive
-from config import ArgumentParser, pick_device, pick_dtype, user_errors
-from data import load, replace_file
-from measure import Trainer, ratio
+from config.runtime.common import ArgumentParser, install_excepthook, machine_name, pick_device, pick_dtype
+from data import atomic_write, load_dataset
+from measure import Trainer, ratio, synchronize
 from model import GPT, GPTConfig
 
 COMPILE = """
 import time, torch
 from model import GPT, GPTConfig
 model = GPT(GPTConfig(block_size=256, vocab_size=64, n_layer=12, n_head=4, n_embd=128, {settings}))
-model.compile()
-model.to("{on}")
-idx = torch.randint(64, (4, 256), device="{on}")
+model.compile_blocks()
+model.to("{device}")
+idx = torch.randint(64, (4, 256), device="{device}")
 began = time.time()
-with torch.autocast("{on.type}", torch.bfloat16):
+with torch.autocast("{device.type}", torch.bfloat16):
     model(idx, idx)[1].backward()
 print(time.time() - began)  # which waits for a GPU to have compiled, if not for it to have computed
 """
@@ -51,14 +51,14 @@ VOCABULARY = 65
 
 def gpt(n_layer, n_embd, T, **settings):
     shape = {"n_layer": n_layer, "n_embd": n_embd, "n_head": n_embd // 64, "block_size": T, "vocab_size": VOCABULARY}
-    return GPT(GPTConfig(**shape | settings)).to(on)
+    return GPT(GPTConfig(**shape | settings)).to(device)
 
 
 def nano_gpt(n_layer, n_embd, T):
     """nanoGPT's model of the same shape."""
     config = nanogpt.GPTConfig(T, VOCABULARY, n_layer, n_embd // 64, n_embd, dropout=0.0, bias=False)
     with redirect_stdout(None):  # it counts its parameters aloud
-        return nanogpt.GPT(config).to(on)
+        return nanogpt.GPT(config).to(device)
 
 
 rows = []
@@ -84,7 +84,7 @@ def name_of(precision):
 
 def against_nanogpt():
     """Standard attention and residuals at nanoGPT's shape and number of parameters, the tied head included."""
-    n_layer, n_embd, T, B = (2, 64, 64, 4) if quick else (6, 384, 256, 8 if on.type == "cpu" else 64)
+    n_layer, n_embd, T, B = (2, 64, 64, 4) if quick else (6, 384, 256, 8 if device.type == "cpu" else 64)
 
     def theirs(precision, compiled):
         return Trainer(nano_gpt(n_layer, n_embd, T), B, precision, compiled)
@@ -97,7 +97,7 @@ def against_nanogpt():
             a, b = in_turns([ours(precision, compiled), theirs(precision, compiled)])
             what = f"standard / nanoGPT, {name_of(precision)}, {'compiled' if compiled else 'eager'}"
             report("step", what, ratio(a, b), target, ours_ms=1e3 * min(a), theirs_ms=1e3 * min(b))
-    if on.type == "cpu":
+    if device.type == "cpu":
         a, b = in_turns([ours(default_precision, False), theirs(torch.float32, False)])
         what = f"our defaults ({name_of(default_precision)}) / nanoGPT's (float32)"
         report("step", what, ratio(a, b), 0.60, ours_ms=1e3 * min(a), theirs_ms=1e3 * min(b))
@@ -117,11 +117,12 @@ def against_naive():
 
 def kinds():
     """W2 next to standard attention."""
-    n_layer, n_embd = (2, 64) if quick else (6, 384) if on.type == "cpu" else (12, 768)
+    n_layer, n_embd = (2, 64) if quick else (6, 384) if device.type == "cpu" else (12, 768)
+    compiled = device.type == "cuda"
     for T in (64, 128) if quick else (128, 512, 1024, 4096):
-        B = max(1, (2048 if on.type == "cpu" else 16384) // T)
+        B = max(1, (2048 if device.type == "cpu" else 16384) // T)
         settings = [{}, {"attention": "w2"}, {"attention": "w2", "sigma": "diagonal"}]
-        trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision, on.type == "cuda") for s in settings]
+        trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision, compiled) for s in settings]
         standard, scalar, diagonal = in_turns(trainers)
         memory = [trainer.memory() for trainer in trainers]
         long = T > 1024
@@ -133,29 +134,31 @@ def kinds():
 
 def summed():
     """Summed scores at 12 layers."""
-    n_layer, n_embd, T, B = (3, 64, 64, 1) if quick else (12, 768, 1024, 1 if on.type == "cpu" else 16)
+    n_layer, n_embd, T, B = (3, 64, 64, 1) if quick else (12, 768, 1024, 1 if device.type == "cpu" else 16)
     settings = [{}, {"attention": "summed_qk"}]
-    trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision, on.type == "cuda") for s in settings]
+    trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision, device.type == "cuda") for s in settings]
     flops = trainers[1].model.flops_per_token() / trainers[0].model.flops_per_token()
     a, b = in_turns(trainers)
     what = f"summed QK / standard, {n_layer} layers, T = {T}"
-    report("summed", f"{what}: time", ratio(b, a), 1.8 if on.type == "cpu" else 1.5, counted_flops=flops)
+    report("summed", f"{what}: time", ratio(b, a), 1.8 if device.type == "cpu" else 1.5, counted_flops=flops)
     report("summed", f"{what}: memory", trainers[1].memory() / trainers[0].memory(), 1.15)
 
 
 def methods():
     """Methods 1-4: time per counted operation, and what checkpoint_replays saves."""
-    n_layer, n_embd, T, B = (3, 64, 64, 2) if quick else (6, 384, 256, 4 if on.type == "cpu" else 64)
+    n_layer, n_embd, T, B = (3, 64, 64, 2) if quick else (6, 384, 256, 4 if device.type == "cpu" else 64)
     for precision in dict.fromkeys((torch.float32, default_precision)):
-        standard = Trainer(gpt(n_layer, n_embd, T), B, precision, on.type == "cuda")
+        standard = Trainer(gpt(n_layer, n_embd, T), B, precision, device.type == "cuda")
         for residual in ("m1", "m2", "m3.1", "m3.2", "m4.1", "m4.2"):
-            trainer = Trainer(gpt(n_layer, n_embd, T, residual=residual), B, precision, on.type == "cuda")
+            trainer = Trainer(gpt(n_layer, n_embd, T, residual=residual), B, precision, device.type == "cuda")
             flops = trainer.model.flops_per_token() / standard.model.flops_per_token()
             a, b = in_turns([trainer, standard])
             what = f"{residual} / standard / FLOPs, {name_of(precision)}"
             report("methods", what, ratio(a, b) / flops, 1.05, time=ratio(a, b), counted_flops=flops)
 
-    n_layer, n_embd, T, B = (3, 64, 64, 1) if quick else (12, 384, 1024, 1) if on.type == "cpu" else (12, 768, 1024, 8)
+    n_layer, n_embd, T, B = (12, 384, 1024, 1) if device.type == "cpu" else (12, 768, 1024, 8)
+    if quick:
+        n_layer, n_embd, T, B = 3, 64, 64, 1
     for residual in ("m1", "m2"):
         settings = [{}, {"residual": residual}, {"residual": residual, "checkpoint_replays": True}]
         trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision) for s in settings]
@@ -171,7 +174,7 @@ def compilation():
     for settings in ("residual='m1'", "residual='standard'", "residual='m3.2', attention='w2'"):
         with tempfile.TemporaryDirectory() as cache:
             environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONPATH": str(ROOT)}
-            code = COMPILE.format(settings=settings, on=on)
+            code = COMPILE.format(settings=settings, device=device)
             printed = subprocess.run([sys.executable, "-c", code], env=environment, check=True, stdout=subprocess.PIPE)
         seconds = float(printed.stdout)
         report("compile", f"{settings}, 12 layers: seconds", seconds, 20 if settings == "residual='m1'" else None)
@@ -181,13 +184,15 @@ def compilation():
 def generation():
     """Tokens per second of generate, batch 1, float32."""
     n_layer, n_embd, T, new = (2, 64, 64, 32) if quick else (6, 384, 1024, 1000)
-    prompt = torch.randint(VOCABULARY, (1, T - new if T > new else 1), device=on)
+    prompt = torch.randint(VOCABULARY, (1, T - new if T > new else 1), device=device)
 
     def speed(model):
         model.eval()
         model.generate(prompt, 4)
+        synchronize(device)
         began = time.time()
         model.generate(prompt, new)
+        synchronize(device)
         return new / (time.time() - began)
 
     settings = [{}, {"attention": "w2"}, {"attention": "summed_qk"}, {"residual": "m1"}, {"residual": "m2"}]
@@ -206,20 +211,20 @@ def generation():
 def train(*arguments):
     """The log of a training run, as a list of dicts."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, ROOT / "train.py", *arguments, f"--out_dir={folder}/run", f"--device={on}"]
+        command = [sys.executable, ROOT / "train.py", *arguments, f"--out_dir={folder}/run", f"--device={device}"]
         subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         return [json.loads(line) for line in (Path(folder) / "run" / "log.jsonl").read_text().splitlines()]
 
 
 def race():
     """Seconds of training to the validation loss of nanoGPT's CPU quick start, which its README gives."""
-    ours = train("config/race_cpu.py", "--sample_tokens=0", "--eval_tokens=1000000000")
+    ours = train("config/race_cpu.py", "--eval_tokens=1000000000")
     start, end = ours[0], ours[-1]
     settings = start["settings"]
     tokens = settings["max_iters"] * settings["batch_size"] * settings["block_size"]
     our_seconds, our_loss = tokens / end["tokens_per_second"], end["best_loss"]
 
-    data = load(ROOT / "data" / "shakespeare_char")
+    data = load_dataset(ROOT / "data" / "shakespeare_char")
     steps = 10 if quick else 2000
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "nanogpt"
@@ -285,7 +290,7 @@ def growth():
         points = [{"n_layer": 2, "T": 32, "n_embd": 64}]
     print("\n| layers | context | width | standard |", " | ".join(METHODS), "|\n|" + "---|" * (4 + len(METHODS)))
     for point in points:
-        B = max(1, (1024 if on.type == "cpu" else 16384) // point["T"])
+        B = max(1, (1024 if device.type == "cpu" else 16384) // point["T"])
         trainers = [Trainer(gpt(**point, **s), B, default_precision) for s in ({}, *METHODS.values())]
         seconds = in_turns(trainers)
         memory = [trainer.memory() for trainer in trainers]
@@ -306,6 +311,7 @@ SECTIONS = {
 }  # fmt: skip
 
 if __name__ == "__main__":
+    install_excepthook()
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT, to be timed next to this model")
@@ -316,16 +322,17 @@ if __name__ == "__main__":
     args = parser.parse_args()
     quick = args.quick
     in_turns = partial(measure.in_turns, budget=0, turns=1) if quick else measure.in_turns
-    with user_errors():
-        on = pick_device(args.device)
-        default_precision = pick_dtype("auto", on)
-        chosen = args.only.split(",") if args.only else list(SECTIONS)
-        for name in chosen:
-            if name not in SECTIONS:
-                raise ValueError(f"--only={args.only}: {name!r} is none of {', '.join(SECTIONS)}")
-        if args.nanogpt and not (args.nanogpt / "model.py").is_file():
-            raise ValueError(f"--nanogpt={args.nanogpt}: no checkout of nanoGPT, it has no model.py")
-        args.out.parent.mkdir(parents=True, exist_ok=True)
+    device = pick_device(args.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    default_precision = pick_dtype("auto", device)
+    chosen = args.only.split(",") if args.only else list(SECTIONS)
+    for name in chosen:
+        if name not in SECTIONS:
+            raise ValueError(f"--only={args.only}: {name!r} is none of {', '.join(SECTIONS)}")
+    if args.nanogpt and not (args.nanogpt / "model.py").is_file():
+        raise ValueError(f"--nanogpt={args.nanogpt}: no checkout of nanoGPT, it has no model.py")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     nanogpt = None
     if args.nanogpt:
         spec = importlib.util.spec_from_file_location("nanogpt", args.nanogpt / "model.py")
@@ -333,16 +340,15 @@ if __name__ == "__main__":
         spec.loader.exec_module(nanogpt)
     impossible = set() if nanogpt else {"step", "race"}
     impossible |= set() if args.naive else {"naive"}
-    impossible |= {"race"} if on.type == "cuda" else {"gpu"}
+    impossible |= {"race"} if device.type == "cuda" else {"gpu"}
     impossible |= {"compile"} if quick else set()
 
     torch.manual_seed(0)
-    machine = torch.cuda.get_device_name(on) if on.type == "cuda" else f"{torch.get_num_threads()} threads"
-    machine = f"{on} ({machine}), torch {torch.__version__}, {name_of(default_precision)}"
+    machine = f"{machine_name(device)}, {name_of(default_precision)}"
     print(machine, flush=True)
     for name in chosen:
         if name not in impossible:
             SECTIONS[name]()
-            with replace_file(args.out) as file:  # after each section, since they take minutes
+            with atomic_write(args.out) as file:  # after each section, since they take minutes
                 file.write(json.dumps({"machine": machine, "quick": quick, "rows": rows}, indent=1).encode() + b"\n")
     print(f"\nall figures: {args.out}")

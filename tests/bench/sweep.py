@@ -25,8 +25,9 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 import torch
 
-from config import ArgumentParser, fail, pick_attention_kernel, pick_device, pick_dtype, user_errors
-from data import replace_file
+from config.runtime.common import ArgumentParser, clock, install_excepthook
+from config.runtime.common import pick_attention_kernel, pick_device, pick_dtype
+from data import atomic_write
 from data.corpus import end_with_parent
 from model import GPT, GPTConfig
 
@@ -34,7 +35,7 @@ from model import GPT, GPTConfig
 
 
 def random_numbers(seed, step):
-    """A stream of random numbers of its own for each seed and step, as data/ has it."""
+    """A stream of random numbers of its own for each seed and step."""
     return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, step, 0]))
 
 
@@ -81,6 +82,7 @@ def start_worker(name):
     device = torch.device(name)
     torch.set_num_threads(1)
     if device.type == "cuda":
+        torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
     end_with_parent()
@@ -151,9 +153,9 @@ class Sweep:
         parser.add_argument("--plot", action="store_true", help="draw a figure, with matplotlib, beside the results")
         args = parser.parse_args()
         if args.workers < 1:
-            fail(f"--workers={args.workers}: at least one is needed")
+            raise ValueError(f"--workers={args.workers}: at least one is needed")
         if args.plot and not find_spec("matplotlib"):
-            fail("--plot needs matplotlib: pip install matplotlib")
+            raise ValueError("--plot needs matplotlib: pip install matplotlib")
         self.trial, self.quick, self.showing, self.plotting = trial, args.quick, args.show, args.plot
         self.device, self.workers = pick_device(args.device), args.workers
         self.path = args.out / f"{name}{'_quick' * args.quick}.json"
@@ -168,7 +170,8 @@ class Sweep:
         """What came of each of `runs`, in their order. Those not yet known are done now; `following` come later."""
         missing = list({key(run): run for run in runs if key(run) not in self.done}.values())
         if missing and self.showing:
-            raise ValueError(f"{self.path} lacks {len(missing)} of the next {len(runs)} runs: without --show they are done")
+            lack = f"{self.path} lacks {len(missing)} of the next {len(runs)} runs"
+            raise ValueError(f"{lack}: without --show they are done")
         if missing:
             print(f"{len(missing)} runs, {self.workers} at a time, on {self.machine}; {self.path}", flush=True)
         began = time.time()
@@ -184,7 +187,7 @@ class Sweep:
         return [self.done[key(run)] for run in runs]
 
     def tuned(self, cells, rates, seeds, shorter=1, by="loss", tuning_seeds=(0,)):
-        """Runs each of `cells` (by their names, runs without learning rate and seed) for each seed at the rate it likes.
+        """Runs each of `cells` (by their names, runs without rate and seed) for each seed at the learning rate it likes.
 
         That is the one of `rates` that is best `by` loss or accuracy in the mean of runs of `tuning_seeds`, `shorter`
         times shorter. Returns a list of results by each name.
@@ -210,7 +213,7 @@ class Sweep:
 
     def save(self):
         lines = ",\n".join(json.dumps(result) for result in self.done.values())
-        with replace_file(self.path) as file:
+        with atomic_write(self.path) as file:
             file.write(f"[\n{lines}\n]\n".encode())
 
     def plot(self, panels):
@@ -264,10 +267,6 @@ def name_of(run):
     model = [f"{name}={value}" for name, value in run.get("model", {}).items() if name in shown]
     facts = [f"{run[name]}" for name in ("task", "setting", "data", "candidates", "recipe") if name in run]
     return " ".join([*facts, *model, *(f"{name}={run[name]:g}" for name in ("learning_rate", "seed") if name in run)])
-
-
-def clock(seconds):
-    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
 def plain(x):
@@ -343,9 +342,9 @@ def table(title, header, rows):
 
 def experiment(name, trial, main, description):
     """Runs main(sweep) as a program."""
-    with user_errors():
-        sweep = Sweep(name, trial, description)
-        try:
-            main(sweep)
-        finally:
-            sweep.pool.shutdown(cancel_futures=True)
+    install_excepthook()
+    sweep = Sweep(name, trial, description)
+    try:
+        main(sweep)
+    finally:
+        sweep.pool.shutdown(cancel_futures=True)
