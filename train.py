@@ -23,7 +23,7 @@ from config.runtime.checkpoint import LLAMA_SHAPE, build_model, check_same_run, 
 from config.runtime.checkpoint import load_checkpoint, restore_optimizers, save_checkpoint
 from config.runtime.checks import check_settings, ineffective_settings
 from config.runtime.common import StopSignal, clock, exit_program, install_excepthook, machine_name
-from config.runtime.common import pick_attention_kernel, pick_device, pick_dtype, print0
+from config.runtime.common import pick_attention_kernel, pick_compile, pick_device, pick_dtype, print0
 from config.runtime.distributed import compile_or_eager, dist_max, dist_sum, full_tensor, init_distributed
 from config.runtime.distributed import parallelize_model
 from config.runtime.metrics import MetricLogger
@@ -83,7 +83,7 @@ wandb = False  # and to Weights & Biases, under the name of the run's folder
 # system
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 dtype = "auto"  # auto, float32, bfloat16, float16
-compile = "auto"  # auto: on a GPU; true, false
+compile = "auto"  # auto: on a GPU, and on a CPU if the run takes minutes; true, false
 parallel = "ddp"  # under torchrun: ddp, or fsdp: the parameters too are spread over the processes
 
 settings = read_settings(__file__)  # the above <- config files <- --name=value
@@ -108,6 +108,7 @@ if device.type == "cuda":
 
 data = load_dataset(ensure_prepared(dataset))
 data.check_block_size(block_size)
+tokens, tokens_per_iter = data.meta["tokens"], batch_size * grad_accum_steps * block_size
 
 # the model
 if init_from.startswith("auto"):  # the first start and every restart, by one command
@@ -146,9 +147,10 @@ config = raw_model.config
 if config.vocab_size < data.meta["vocab_size"]:
     raise ValueError(f"data/{dataset} has {data.meta['vocab_size']} different tokens, the model {config.vocab_size}")
 
-compiling = compile == "true" or compile == "auto" and device.type == "cuda"
-if compiling:
-    raw_model.compile_blocks()
+if compile == "auto":  # a resumed run must keep what it has come to
+    pays = pick_compile(device, raw_model.flops_per_token() * max_iters * tokens_per_iter)
+    compile = checkpoint["settings"]["compile"] if init_from == "resume" else str(pays).lower()
+settings["compile"] = compile
 model = parallelize_model(raw_model, parallel, device)
 pick_attention_kernel(raw_model, device, ptdtype)
 
@@ -225,7 +227,6 @@ CURE = f"a lower learning_rate than {learning_rate} may help"
 
 # -----------------------------------------------------------------------------
 # what is about to happen
-tokens, tokens_per_iter = data.meta["tokens"], batch_size * grad_accum_steps * block_size
 kind = {"w2": f" ({config.sigma} σ)", "summed_qk": f" ({config.qk_scale})"}.get(config.attention, "")
 kept = " + input" if config.keep_input and config.residual != "standard" else ""
 size = f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {raw_model.get_num_params():,} parameters"
@@ -234,7 +235,7 @@ epochs = max_iters * tokens_per_iter / tokens["train"]
 print0(f"model   {config.attention}{kind} attention, {config.residual}{kept} residual: {size}; {settings['init_from']}")
 print0(f"data    {data.meta['source']} (data/{dataset}): {counts}")
 print0(f"steps   {iter_num:,} to {max_iters:,} of {tokens_per_iter:,} tokens, {epochs:.3g} epochs in all, {optimizer}")
-print0(f"device  {machine}, {settings['dtype']}; run in {out}")
+print0(f"device  {machine}, {settings['dtype']}{', compiled' * (compile == 'true')}; run in {out}")
 for note in notes:
     print0(f"NOTE    {note}")
 
@@ -247,11 +248,8 @@ if eval_only:
     )
     exit_program()
 
-if compiling:
-    x, y = get_batch(0, 0)
-    with ctx:
-        compile_or_eager(lambda: raw_model(x, y)[1].backward())
-    raw_model.zero_grad()
+if compile == "true":
+    compile_or_eager(raw_model, *get_batch(0, 0), ctx)
 
 if world_size > 1:
     dist.barrier()  # from here on the first process writes to the folder, which the others have now seen as it was

@@ -155,6 +155,12 @@ def pick_dtype(dtype, device) -> torch.dtype:
     return names[dtype]
 
 
+def pick_compile(device, flops) -> bool:
+    """Whether compiling pays for a training of so many floating-point operations: always on a GPU, and on a CPU if it
+    takes minutes. Compiling takes some 20 seconds there, and a core computes about 50 GFLOP/s."""
+    return device.type == "cuda" or device.type == "cpu" and flops > 60 * 50e9 * torch.get_num_threads()
+
+
 def pick_attention_kernel(model, device, dtype):
     """Selects, for this process, the faster of PyTorch's kernels for the attention of `model`.
 

@@ -2,11 +2,13 @@
 
 import os
 import warnings
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
 from config.runtime.common import install_excepthook, pick_device, print0
+from model import GPT
 
 
 def init_distributed(device) -> torch.device:
@@ -53,15 +55,19 @@ def parallelize_model(model, parallel, device):
     return fully_shard(model, mesh=mesh, ignored_params=numbers)
 
 
-def compile_or_eager(trial):
-    """Runs trial(), which compiles. If that fails on any process, all of them go on eager."""
+def compile_or_eager(model, x, y, ctx):
+    """Compiles the blocks of `model`. If that fails on any process, for want of a compiler or for whatever reason, all of
+    them go on eager. It is tried on a small model of its kind, which takes no other process to run."""
     print0("compiling ...")
-    reason = ""
+    trial, reason = GPT(replace(model.config, n_layer=min(model.config.n_layer, 2))).to(x.device), ""
+    for each in (model, trial):
+        each.compile_blocks()
     try:
-        trial()
+        with ctx:
+            trial(x, y)[1].backward()
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # a missing C++ compiler, an old GPU: whatever it is, eager works
+    except Exception as error:
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
     if dist_max(bool(reason)):
         torch.compiler.set_stance("force_eager")
