@@ -24,7 +24,7 @@ def load_dataset(folder) -> "Dataset":
         meta = json.loads(path.read_bytes())
         if meta["version"] != VERSION:
             raise ValueError(f"version {meta['version']!r} is not {VERSION}, the one this program reads")
-        state = dict(meta["tokenizer"])
+        state, _ = dict(meta["tokenizer"]), [meta[fact] for fact in ("vocab_size", "source", "bytes", "sha256")]
         if state.get("kind") in TOKENIZER_FILES:
             part, name = TOKENIZER_FILES[state["kind"]]
             path = folder / name
