@@ -555,22 +555,22 @@ class GPT(nn.Module):
         A target of -1 is ignored. Without targets the loss is None. Raises ValueError for a T that does not fit, and
         for targets of another shape than idx.
         """
-        logits = self.padded_logits(self.features(idx))
-        loss = None
-        if targets is not None:
-            if targets.shape != idx.shape:
-                raise ValueError(f"targets have shape {tuple(targets.shape)}, idx has {tuple(idx.shape)}: they must match")
-            loss = self.loss(logits, targets)
-        return logits[..., : self.config.vocab_size], loss
+        if targets is not None and targets.shape != idx.shape:
+            raise ValueError(f"targets have shape {tuple(targets.shape)}, idx has {tuple(idx.shape)}: they must match")
+        return self.logits_and_loss(self.features(idx), targets)
 
-    def padded_logits(self, x):
-        """The head's logits of x (B, T, C), (B, T, V) or wider: GPT-2's V of 50,257 would misalign, on a GPU, the
-        products of the head, and of its gradients."""
-        missing = -self.config.vocab_size % 64 if x.device.type == "cuda" else 0
-        return F.linear(x, F.pad(self.head.weight, (0, 0, 0, missing))) if missing else self.head(x)
+    def logits_and_loss(self, x, targets):
+        """Logits of the features x (B, T, C), and their mean cross-entropy with the targets (B, T), if any."""
+        weight, missing = self.head.weight, -self.config.vocab_size % 64
+        if x.device.type == "cuda" and missing:  # GPT-2's V of 50,257 would misalign the head's products
+            logits = F.linear(x, F.pad(weight, (0, 0, 0, missing)))
+        else:
+            logits = self.head(x)
+        return logits[..., : self.config.vocab_size], None if targets is None else self.loss(logits, targets)
 
     def loss(self, logits, targets):
-        """Mean cross-entropy. (Compiled, it must not return the logits too: their gradient would be asked for.)"""
+        """Mean cross-entropy. The logits, perhaps padded, come from outside: were they returned by what is compiled, a
+        gradient for them would be asked for at every step, zeros of their size."""
         logits = logits[..., : self.config.vocab_size]
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten().long(), ignore_index=-1)
 

@@ -113,6 +113,7 @@ tokens, tokens_per_iter = data.meta["tokens"], batch_size * grad_accum_steps * b
 # the model
 if init_from.startswith("auto"):  # the first start and every restart, by one command
     init_from = "resume" if find_checkpoint(out) else init_from.removeprefix("auto").removeprefix(":") or "scratch"
+settings["init_from"] = init_from
 if init_from != "resume" and find_checkpoint(out) and not overwrite and not eval_only:
     ways = "--init_from=resume goes on with it, --overwrite=true replaces it, --out_dir=FOLDER leaves it alone"
     raise ValueError(f"{out} already holds a run: {ways}")
@@ -142,8 +143,9 @@ else:  # hf:NAME, a Llama under this run's attention and residual
     if data.tokenizer.state() != hf_tokenizer(name).state():
         raise ValueError(f"data/{dataset} is not in the tokens of {name}: prepare it with --tokenizer={init_from}")
     raw_model = from_pretrained(name, **{field: model_args[field] for field in model_args.keys() - LLAMA_SHAPE})
-    settings |= {"init_from": init_from} | {field: getattr(raw_model.config, field) for field in LLAMA_SHAPE}
 config = raw_model.config
+if settings["init_from"].startswith("hf:"):
+    settings |= {field: getattr(config, field) for field in LLAMA_SHAPE}
 if config.vocab_size < data.meta["vocab_size"]:
     raise ValueError(f"data/{dataset} has {data.meta['vocab_size']} different tokens, the model {config.vocab_size}")
 

@@ -77,7 +77,7 @@ def save_pretrained(model, folder, tokenizer=None):
     not have, and where the files cannot be written.
     """
     folder = Path(folder)
-    if folder.exists():
+    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there already: name a new folder")
     for field in ("attention", "residual"):
         if getattr(model.config, field) != "standard":

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests are parallel enough
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a network for a model
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from config.runtime.common import use_plain_attention
 
 TINY = "--n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=2"
 TINY += " --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
-STOPPING = signal.valid_signals() & {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)}  # what train.py hears
+STOPPING = signal.valid_signals() & {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)}
 TEXT = "the quick brown fox jumps over the lazy dog.\nand again, the dog sleeps!\n" * 40
 
 
@@ -130,6 +131,7 @@ def differences(path, expected):
 
 
 def differing(a, b, name="checkpoint"):
+    """The same for parts of checkpoints, under a name of yours."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return [found for key in a for found in differing(a[key], b[key], f"{name}[{key!r}]")]
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):

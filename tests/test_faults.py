@@ -13,9 +13,8 @@ if sys.platform != "linux":
 import faults
 
 
-def test_killed_or_without_room_it_is_the_undisturbed_run(tmp_path):
+def test_killed_it_is_the_undisturbed_run(tmp_path):
     random.seed(1)
     repository, settings = copy_repository(tmp_path / "repository"), faults.METHODS["w2, m1"]
     whole = faults.train_undisturbed(repository, settings, tmp_path / "w2, m1")
     faults.try_kills(repository, settings, whole, kills=1)
-    faults.starve_by_limit(repository, settings, whole)

@@ -86,13 +86,14 @@ def kill_one_of(torchrun):
 @pytest.mark.parametrize(
     "method",
     [
-        "--parallel=ddp --residual=m3.2 --attention=w2 --max_iters=100",
-        "--parallel=fsdp --residual=m4.2 --attention=summed_qk --qk_scale=5.4 --optimizer=muon --max_iters=30",
+        "--parallel=ddp --residual=m3.2 --attention=w2 --max_iters=60 --checkpoint_interval=10",
+        "--parallel=fsdp --residual=m4.2 --attention=summed_qk --qk_scale=5.4 --optimizer=muon --max_iters=12"
+        " --checkpoint_interval=2",
     ],
     ids=["ddp", "fsdp"],
 )
 def test_two_processes_are_one_and_a_kill_changes_nothing(repo, method):
-    run = f"{RUN} --grad_accum_steps=2 {method} --checkpoint_interval=5 --eval_interval=15 --init_from=auto"
+    run = f"{RUN} --grad_accum_steps=2 {method} --eval_interval=6 --init_from=auto"
     repo(f"train.py {run} --max_iters=4 --out_dir=one")
     finished(torchrun(repo.folder, f"{run} --out_dir=whole"))
     tolerance = 5e-3 if "muon" in method else 1e-5  # Muon computes in bfloat16

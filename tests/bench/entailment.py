@@ -77,7 +77,7 @@ def draw(random, positives, negatives, B, balanced):
 
 def classify(model, x, y):
     """Logits of the two classes, read from the last position, and their loss."""
-    return model.loss(model.features(x)[:, -1:], y)
+    return model.logits_and_loss(model.features(x)[:, -1:], y)
 
 
 def trial(run):

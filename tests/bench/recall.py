@@ -59,7 +59,7 @@ def queries(run, step):
 def answers(model, x, y):
     """Logits and loss where there is a target, and those targets: logits of all positions would cost far more."""
     asked = y >= 0
-    return *model.loss(model.features(x)[asked][None], y[asked][None]), y[asked]
+    return *model.logits_and_loss(model.features(x)[asked][None], y[asked][None]), y[asked]
 
 
 def trial(run):
