@@ -83,7 +83,7 @@ wandb = False  # and to Weights & Biases, under the name of the run's folder
 # system
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 dtype = "auto"  # auto, float32, bfloat16, float16
-compile = "auto"  # auto: on a GPU, and on a CPU if the run takes minutes; true, false
+compile = "auto"  # auto: on a GPU, and on a CPU if the run takes ten minutes; true, false
 parallel = "ddp"  # under torchrun: ddp, or fsdp: the parameters too are spread over the processes
 
 settings = read_settings(__file__)  # the above <- config files <- --name=value
