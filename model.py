@@ -508,6 +508,8 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
+        for p in self.parameters():
+            p.fill_(math.nan)  # what is forgotten below shows at once
         # Every matrix keeps the size of what it multiplies: 1/√fan-in. With the usual 0.02 the branches come out
         # so small that Methods 1-4 as written, which have nothing but branches to pass on, hardly start to learn.
         for module in self.modules():
@@ -633,16 +635,21 @@ class GPT(nn.Module):
             block.recompute = torch.compile(block.recompute)
         self.loss = torch.compile(self.loss)
 
+    def param_groups(self, weight_decay):
+        """Groups of parameters, by their role, for any optimizer: the blocks' matrices, which are for Muon, embedding and
+        head, and, without weight decay, vectors and single numbers, which FSDP wants by themselves."""
+        matrices = [module.weight for module in self.blocks.modules() if isinstance(module, nn.Linear)]
+        tables = [self.embed.weight] + [self.head.weight] * (not self.config.tie_weights)
+        others = set(self.parameters()) - set(matrices) - set(tables)
+        vectors = [p for p in self.parameters() if p in others and p.dim() > 0]
+        numbers = [p for p in self.parameters() if p in others and p.dim() == 0]
+        groups = [{"params": params, "weight_decay": weight_decay} for params in (matrices, tables)]
+        return groups + [{"params": params, "weight_decay": 0.0} for params in (vectors, numbers) if params]
+
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        """AdamW, with weight decay on matrices and embeddings alone; fused where device_type ("cuda") has it."""
-        groups = [
-            {"params": [p for p in self.parameters() if p.dim() >= 2], "weight_decay": weight_decay},
-            {"params": [p for p in self.parameters() if p.dim() == 1], "weight_decay": 0.0},
-        ]
-        numbers = [p for p in self.parameters() if p.dim() == 0]  # by themselves, since FSDP cannot spread them
-        if numbers:
-            groups.append({"params": numbers, "weight_decay": 0.0})
-        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=device_type in ("cuda", "cpu", "mps"))
+        """AdamW on `param_groups`; fused where device_type ("cuda") has it."""
+        fused = device_type in ("cuda", "cpu", "mps")
+        return torch.optim.AdamW(self.param_groups(weight_decay), lr=learning_rate, betas=betas, fused=fused)
 
     def get_num_params(self):
         """Number of parameters; tied ones count once."""

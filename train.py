@@ -158,10 +158,8 @@ pick_attention_kernel(raw_model, device, ptdtype)
 
 # the optimizers
 optimizers = [raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device.type)]
-if optimizer == "muon":
-    matrices = [p for p in raw_model.blocks.parameters() if p.dim() == 2]
-    for group in optimizers[0].param_groups:
-        group["params"] = [p for p in group["params"] if all(p is not matrix for matrix in matrices)]
+if optimizer == "muon":  # for the first group, the blocks' matrices; AdamW keeps the rest
+    matrices = optimizers[0].param_groups.pop(0)["params"]
     # adjust_lr_fn gives Muon's updates the size of AdamW's, so one learning rate serves both
     optimizers.insert(0, torch.optim.Muon(matrices, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw"))
 scaler = torch.amp.GradScaler(device.type, enabled=ptdtype == torch.float16)
