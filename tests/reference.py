@@ -8,14 +8,14 @@ It works on a plain dict of tensors, `state`, under the names of a Hugging Face 
 
     model.embed_tokens.weight, model.layers.{l}.self_attn.q_proj.weight, ..., lm_head.weight
 
-and, for what Llama lacks, `blocks.{l}.mix` and `blocks.{l}.attn.{log_a, a, b, sigma, log_tau}`.
+and, for what Llama lacks, under model.py's own: `blocks.{l}.mix`, `blocks.{l}.attn.{log_a, a, b, sigma.weight, log_tau}`.
 
 Shapes: T positions, C = n_embd, d = head_dim. There is no batch axis: one row at a time.
 """
 
 import torch
 
-EXTRAS = ("mix", "attn.log_a", "attn.a", "attn.b", "attn.sigma", "attn.log_tau")
+from model import ATTENTIONS, QK_SCALES, RESIDUALS, SIGMAS    # their names alone, so that every entry is tested
 
 
 def known(name, table):
@@ -28,22 +28,11 @@ def known(name, table):
 # ----------------------------------------------------------------------------------------------
 # between a model and its plain dict of tensors
 
-def extra(model, layer, name):
-    """The parameter `name` (one of EXTRAS) of a layer, or None where the layer has none."""
-    value = model.blocks[layer]
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    return value.weight if isinstance(value, torch.nn.Module) else value
-
-
 def get_state(model):
     """A model's parameters as float64 leaf tensors: gradients reach them, and only them."""
+    of_llama = set(model.llama_names().values())
     state = dict(model.to_llama())
-    for layer in range(model.config.n_layer):
-        for name in EXTRAS:
-            value = extra(model, layer, name)
-            if value is not None:
-                state[f"blocks.{layer}.{name}"] = value
+    state |= {name: p for name, p in model.named_parameters() if name not in of_llama}
     if model.config.tie_weights:
         state.pop("lm_head.weight", None)
     return {name: value.detach().double().clone().requires_grad_() for name, value in state.items()}
@@ -160,6 +149,28 @@ SUMMED = {"5.1": (scale_51, ()), "5.2": (scale_52, ()), "5.3": (scale_53, ()),
           "5.6": (scale_56, ("log_a", "b")), "5.7": (scale_57, ("log_a",))}
 
 
+# The T x T scores of a head, by the kind of attention. q, k (T, d): the head's, rotated; qk: its QKᵀ of all layers up to
+# this one; h, kv: the query head and the key head that it reads; normed: the layer's input; extras: its own parameters.
+
+def scores_standard(q, k, **_):
+    return standard_scores(q, k)
+
+
+def scores_w2(q, k, h, kv, normed, extras, config, **_):
+    n = known(config.sigma, {"scalar": 1, "diagonal": q.shape[-1]})
+    spread = torch.nn.functional.softplus(normed @ extras["sigma.weight"].T)
+    own, other = h * n, (config.n_head + kv) * n    # the query heads come first
+    return w2_scores(q, k, spread[:, own:own + n], spread[:, other:other + n], extras["log_tau"][h])
+
+
+def scores_summed(q, qk, extras, config, **_):
+    scale, learned = known(config.qk_scale, SUMMED)
+    return scale(qk, q.shape[-1], *(extras[name] for name in learned))
+
+
+SCORES = {"standard": scores_standard, "w2": scores_w2, "summed_qk": scores_summed}
+
+
 def attention_weights(config, state, layer, normed, qk):
     """
     The T x T attention weights of each query head of a layer, from the layer's normed input.
@@ -167,35 +178,22 @@ def attention_weights(config, state, layer, normed, qk):
     Method 5: "attention becomes softmax( Σ QKᵀ / d_s ), the sum running over this layer's QKᵀ and
     those of all earlier layers".
     """
-    name = f"model.layers.{layer}.self_attn."
-    extras = f"blocks.{layer}.attn."
+    name, own = f"model.layers.{layer}.self_attn.", f"blocks.{layer}.attn."
+    extras = {key.removeprefix(own): value for key, value in state.items() if key.startswith(own)}
     n_head, n_kv_head = config.n_head, config.n_kv_head or config.n_head
     d = config.n_embd // n_head
     queries = linear(state, name + "q_proj", normed)
     keys = linear(state, name + "k_proj", normed)
-    if config.attention == "w2":
-        spread = torch.nn.functional.softplus(normed @ state[extras + "sigma"].T)
-        n = known(config.sigma, {"scalar": 1, "diagonal": d})
 
     qk.append([])
     weights = []
-    for head in range(n_head):
-        kv = head // (n_head // n_kv_head)          # the key head that this query head reads
-        q = rope(queries[:, head * d:(head + 1) * d], config.rope_theta)
+    for h in range(n_head):
+        kv = h // (n_head // n_kv_head)             # the key head that this query head reads
+        q = rope(queries[:, h * d:(h + 1) * d], config.rope_theta)
         k = rope(keys[:, kv * d:(kv + 1) * d], config.rope_theta)
         qk[layer].append(q @ k.T)
-        if config.attention == "standard":
-            scores = standard_scores(q, k)
-        elif config.attention == "w2":
-            sigma_q = spread[:, head * n:(head + 1) * n]
-            sigma_k = spread[:, (n_head + kv) * n:(n_head + kv + 1) * n]
-            scores = w2_scores(q, k, sigma_q, sigma_k, state[extras + "log_tau"][head])
-        elif config.attention == "summed_qk":
-            scale, learned = known(config.qk_scale, SUMMED)
-            scores = scale([qk[i][head] for i in range(layer + 1)], d,
-                           *(state[extras + p] for p in learned))
-        else:
-            raise ValueError(f"{config.attention!r} is not known here; known are standard, w2, summed_qk")
+        scores = known(config.attention, SCORES)(
+            q=q, k=k, qk=[of_layer[h] for of_layer in qk], h=h, kv=kv, normed=normed, extras=extras, config=config)
         weights.append(causal_softmax(scores))
     return weights
 
@@ -337,15 +335,21 @@ def uncached_greedy(model, idx, max_new_tokens):
 # ----------------------------------------------------------------------------------------------
 # every kind x method, for the tests
 
-KINDS = {"standard": dict(attention="standard"),
-         "w2-scalar": dict(attention="w2", sigma="scalar"),
-         "w2-diagonal": dict(attention="w2", sigma="diagonal"),
-         **{f"summed-{s}": dict(attention="summed_qk", qk_scale=s) for s in SUMMED}}
+# a kind with variants: the setting that tells them apart, and its values
+VARIANTS = {"w2": ("sigma", SIGMAS), "summed_qk": ("qk_scale", QK_SCALES)}
 
-METHODS = {"standard": dict(residual="standard"),
-           **{name + suffix: dict(residual=name, keep_input=keep)
-              for name in ("m1", "m2", "m3.1", "m3.2", "m4.1", "m4.2")
-              for suffix, keep in (("", False), ("+input", True))}}
+KINDS = {}
+for kind in ATTENTIONS:
+    setting, values = VARIANTS.get(kind, (None, ()))
+    KINDS |= {f"{kind.removesuffix('_qk')}-{value}": {"attention": kind, setting: value} for value in values}
+    if not values:
+        KINDS[kind] = {"attention": kind}
+
+METHODS = {}
+for residual in RESIDUALS:
+    METHODS[residual] = {"residual": residual}
+    if residual != "standard":
+        METHODS[residual + "+input"] = {"residual": residual, "keep_input": True}
 
 GRID = [(kind, method) for kind in KINDS for method in METHODS]
 
