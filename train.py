@@ -107,7 +107,8 @@ if device.type == "cuda":
     torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
 
 data = load_dataset(ensure_prepared(dataset))
-data.batch(seed, 0, 0, batch_size, block_size)  # what would fail at the first step fails before anything is written
+if not eval_only:  # what would fail at the first step fails before anything is written
+    data.batch(seed, 0, 0, batch_size, block_size)
 tokens, tokens_per_iter = data.meta["tokens"], batch_size * grad_accum_steps * block_size
 
 # the model
