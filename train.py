@@ -133,7 +133,7 @@ elif init_from == "resume":
     if not eval_only:
         notes += check_same_run(checkpoint, path, settings, defaults, data, machine)
     elif data.tokenizer.state() != checkpoint["tokenizer"]:
-        raise ValueError(f"data/{dataset} is not in the tokens that {path} was trained on")
+        raise ValueError(f"data/{dataset} is not in the tokens of {path}: prepare it with --tokenizer=run:{out}")
     settings["init_from"] = checkpoint["settings"]["init_from"]  # how it began
     iter_num, val_loss = checkpoint["iter_num"], checkpoint["val_loss"]
     best_val_loss = load_checkpoint(best)["val_loss"] if best.exists() else math.inf  # may be newer than the latest

@@ -72,7 +72,7 @@ def from_pretrained(name_or_path, **override) -> GPT:
 
 
 def save_pretrained(model, folder, tokenizer=None):
-    """Writes a new folder that transformers, and `from_pretrained`, read as a Llama, with the tokenizer, if one is given.
+    """Writes a new folder that transformers, and `from_pretrained`, read as a Llama, and any of our tokenizers with it.
 
     Whole or not at all. Raises ValueError for a folder that is there, for an attention or a residual that a Llama does
     not have, and where the files cannot be written.

@@ -221,11 +221,47 @@ def test_the_loss_over_all_of_a_split(trained, dataset, name):
     assert "over all 288 tokens" in shown
 
 
+def validation_loss(shown):
+    return re.findall(r"^validation loss .*", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "bpe"])
+def test_a_run_scores_a_text_in_its_own_tokens(repo, tmp_path, monkeypatch, tokenizer):
+    monkeypatch.setattr("data.corpus.PART", 500)
+    dataset = f"shakespeare_{tokenizer}"
+    repo(f"{RUN} --dataset={dataset}")
+    of_the_run = data.load_dataset(f"data/{dataset}")
+    (tmp_path / "other.txt").write_text(TEXT)
+    for workers in (1, 2):
+        repo(["data/text/prepare.py", str(tmp_path / "other.txt"), "--tokenizer=run:out/x", f"--workers={workers}"])
+        prepared = data.load_dataset("data/text")
+        assert prepared.tokenizer.state() == of_the_run.tokenizer.state()
+        if tokenizer == "char":  # in byte pairs the split is elsewhere, by less than a token
+            assert all(np.array_equal(prepared.splits[name], of_the_run.splits[name]) for name in data.SPLITS)
+            shown = [repo(f"{EVALUATE} --dataset={name}") for name in (dataset, "text")]
+            assert validation_loss(shown[0]) == validation_loss(shown[1]) != []
+        (loss,) = validation_loss(repo(f"{EVALUATE} --dataset=text"))
+        assert float(loss.split()[2]) == pytest.approx(loss_over(OUT / "best.pt", "text"), abs=1e-4)
+
+
+def test_texts_that_a_run_cannot_score(repo, tmp_path, capsys):
+    repo(RUN)
+    text = tmp_path / "other.txt"
+    text.write_text(TEXT + "é☃", encoding="utf-8")
+    prepare = ["data/text/prepare.py", str(text)]
+    error = refused(repo, [*prepare, "--tokenizer=run:out/x"], capsys)
+    assert f"{text}: the model does not know the characters 'é', '☃'" in error
+    error = refused(repo, [*prepare, "--tokenizer=run:out/nowhere"], capsys)
+    assert "out/nowhere: holds no run" in error
+    error = refused(repo, [*prepare, "--tokenizer=run:out/x", "--vocab_size=300"], capsys)
+    assert "goes with tokenizer 'bpe'" in error
+
+
 def test_data_in_other_tokens_are_not_evaluated(trained, capsys):
     data.prepare("data/text", TEXT.upper(), "other letters")
     capsys.readouterr()
     error = refused(trained, f"{EVALUATE} --dataset=text", capsys)
-    assert "data/text is not in the tokens that out/x/best.pt was trained on" in error
+    assert "data/text is not in the tokens of out/x/best.pt: prepare it with --tokenizer=run:out/x" in error
 
 
 # -- sampling ------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ it, one after another; with `pip install datasets` also .jsonl.gz, .parquet, .cs
 the column. Then train with --dataset=text. Characters are the default since they need no vocabulary size chosen. What
 is interrupted goes on when the same command is given again.
 
---tokenizer=run:FOLDER prepares a text in the tokens of the run in that folder, to be scored by it:
-python train.py --eval_only --init_from=resume --out_dir=FOLDER --dataset=text (with --val_fraction=0.99 nearly all of it).
+--tokenizer=run:FOLDER prepares a text in the tokens of the run in that folder, which then scores the validation part:
+python train.py --eval_only --init_from=resume --out_dir=FOLDER --dataset=text. --val_fraction=0.9 makes that most of it.
 """
 
 import sys
