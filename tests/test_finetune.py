@@ -257,7 +257,7 @@ def test_transformers_alone_writes_the_same_text(repo, tmp_path, monkeypatch, ca
         with pytest.raises(Exception, match="WordLevel error: Missing .UNK. token"):
             theirs.encode("a dög")
 
-    for start in ("the dog", "dog .\n ", "🦊"):
+    for start in ("the dog", "dog .\n ", "🦊 the"):
         sampled = repo(["sample.py", f"--start={start}", "--temperature=0", "--max_new_tokens=40", "--num_samples=1"])
         written = model.generate(**theirs(start, return_tensors="pt"), do_sample=False, max_new_tokens=40)
         again = theirs.decode(written[0], skip_special_tokens=True)

@@ -225,23 +225,31 @@ def validation_loss(shown):
     return re.findall(r"^validation loss .*", shown, re.MULTILINE)
 
 
-@pytest.mark.parametrize("tokenizer", ["char", "bpe"])
-def test_a_run_scores_a_text_in_its_own_tokens(repo, tmp_path, monkeypatch, tokenizer):
-    monkeypatch.setattr("data.corpus.PART", 500)
-    dataset = f"shakespeare_{tokenizer}"
-    repo(f"{RUN} --dataset={dataset}")
-    of_the_run = data.load_dataset(f"data/{dataset}")
-    (tmp_path / "other.txt").write_text(TEXT)
-    for workers in (1, 2):
-        repo(["data/text/prepare.py", str(tmp_path / "other.txt"), "--tokenizer=run:out/x", f"--workers={workers}"])
-        prepared = data.load_dataset("data/text")
-        assert prepared.tokenizer.state() == of_the_run.tokenizer.state()
-        if tokenizer == "char":  # in byte pairs the split is elsewhere, by less than a token
-            assert all(np.array_equal(prepared.splits[name], of_the_run.splits[name]) for name in data.SPLITS)
-            shown = [repo(f"{EVALUATE} --dataset={name}") for name in (dataset, "text")]
-            assert validation_loss(shown[0]) == validation_loss(shown[1]) != []
-        (loss,) = validation_loss(repo(f"{EVALUATE} --dataset=text"))
-        assert float(loss.split()[2]) == pytest.approx(loss_over(OUT / "best.pt", "text"), abs=1e-4)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_scores_its_own_text_the_same(repo, tmp_path, monkeypatch, workers):
+    monkeypatch.setattr("data.corpus.PART", 1000)
+    repo(RUN)
+    (tmp_path / "again.txt").write_text(TEXT)
+    repo(["data/text/prepare.py", str(tmp_path / "again.txt"), "--tokenizer=run:out/x", f"--workers={workers}"])
+    again, own = data.load_dataset("data/text"), data.load_dataset("data/shakespeare_char")
+    assert all(np.array_equal(again.splits[name], own.splits[name]) for name in data.SPLITS)
+    losses = [validation_loss(repo(f"{EVALUATE} --dataset={name}")) for name in ("shakespeare_char", "text")]
+    assert losses[0] == losses[1] != []
+
+
+def test_a_run_scores_another_text_in_its_own_byte_pairs(repo, tmp_path):
+    repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
+    repo(f"{RUN} --dataset=shakespeare_bpe")
+    text = "And another dog, Ünglück: 瓶子 🦊!\n" * 20
+    (tmp_path / "other.txt").write_text(text, encoding="utf-8")
+    repo(["data/text/prepare.py", str(tmp_path / "other.txt"), "--tokenizer=run:out/x", "--val_fraction=0.9"])
+    other = data.load_dataset("data/text")
+    assert other.tokenizer.state() == load(OUT / "best.pt")["tokenizer"]
+    assert other.tokenizer.decode(np.concatenate(list(other.splits.values()))) == text
+    # its training part is shorter than block_size is by default, but no shorter than the run's own
+    (line,) = validation_loss(repo(f"{EVALUATE} --dataset=text"))
+    assert 16 < len(other.splits["train"]) <= 128
+    assert float(line.split()[2]) == pytest.approx(loss_over(OUT / "best.pt", "text"), abs=1e-4)
 
 
 def test_texts_that_a_run_cannot_score(repo, tmp_path, capsys):
