@@ -14,7 +14,7 @@ from config import read_settings
 from config.runtime.checkpoint import build_model, find_checkpoint, load_checkpoint, newest_run
 from config.runtime.checks import check_range
 from config.runtime.common import install_excepthook, pick_device, quiet_pipe
-from data import HFTokenizer, first_tokens, read_text, tokenizer_from_state
+from data import first_tokens, read_text, tokenizer_from_state
 from data.huggingface import save_pretrained
 
 install_excepthook()  # users' mistakes end in one line and exit code 2
@@ -30,7 +30,7 @@ top_k = 0  # draw from the k likeliest tokens only; 0: from all
 top_p = 1.0  # draw from the fewest tokens whose probabilities sum to p
 seed = 1337  # same seed, same text
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
-export = ""  # a new folder to write the model to, as a Llama that transformers reads; then nothing is sampled
+export = ""  # a new folder for model and tokenizer, as a Llama that transformers reads; then nothing is sampled
 settings = read_settings(__file__)
 globals().update(settings)
 # -----------------------------------------------------------------------------
@@ -52,10 +52,8 @@ model = build_model(saved, path).to(device).eval()
 tokenizer = tokenizer_from_state(saved["tokenizer"])
 
 if export:
-    of_hugging_face = isinstance(tokenizer, HFTokenizer)
-    save_pretrained(model, export, tokenizer if of_hugging_face else None)
-    kind = "with its tokenizer" if of_hugging_face else "without its tokenizer, which is none of Hugging Face's"
-    print(f"{export}: a Llama of {model.get_num_params():,} parameters, {kind}")
+    save_pretrained(model, export, tokenizer)
+    print(f"{export}: a Llama of {model.get_num_params():,} parameters, with its tokenizer")
     raise SystemExit(0)
 
 # what to continue

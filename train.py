@@ -107,7 +107,8 @@ if device.type == "cuda":
     torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
 
 data = load_dataset(ensure_prepared(dataset))
-data.batch(seed, 0, 0, batch_size, block_size)  # what would fail at the first step fails before anything is written
+if not eval_only:  # what would fail at the first step fails before anything is written
+    data.batch(seed, 0, 0, batch_size, block_size)
 tokens, tokens_per_iter = data.meta["tokens"], batch_size * grad_accum_steps * block_size
 
 # the model
@@ -132,7 +133,7 @@ elif init_from == "resume":
     if not eval_only:
         notes += check_same_run(checkpoint, path, settings, defaults, data, machine)
     elif data.tokenizer.state() != checkpoint["tokenizer"]:
-        raise ValueError(f"data/{dataset} is not in the tokens that {path} was trained on")
+        raise ValueError(f"data/{dataset} is not in the tokens of {path}: prepare it with --tokenizer=run:{out}")
     settings["init_from"] = checkpoint["settings"]["init_from"]  # how it began
     iter_num, val_loss = checkpoint["iter_num"], checkpoint["val_loss"]
     best_val_loss = load_checkpoint(best)["val_loss"] if best.exists() else math.inf  # may be newer than the latest

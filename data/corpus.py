@@ -217,7 +217,10 @@ def tokenize(tokenizer, part, is_first, path):
             if begins and not marks and not (is_first and i == 0):
                 text = "\n" + text
             content = text.encode()
-            ids = tokenizer.encode_array(text)
+            try:
+                ids = tokenizer.encode_array(text)
+            except ValueError as error:  # of a tokenizer that was not made for this text
+                raise ValueError(f"{part.path}: {error}") from None
             if begins and marks:
                 ids = np.concatenate((marks, ids))
             file.write(ids.astype(dtype).tobytes())

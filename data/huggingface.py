@@ -1,13 +1,14 @@
-"""Llama models of Hugging Face, in and out: a folder, or a name on the hub -> GPT, and GPT -> a folder.
+"""Llama models of Hugging Face and their tokenizers, in and out: a folder or a name on the hub -> GPT -> a folder.
 
 Needs transformers, which is imported at first use.
 """
 
 import os
+import re
 import shutil
 from pathlib import Path
 
-from data.tokenizer import HFTokenizer
+from data.tokenizer import BPETokenizer, CharTokenizer, HFTokenizer
 from model import GPT, GPTConfig
 
 # the fields of a Hugging Face LlamaConfig, by those of GPTConfig
@@ -71,7 +72,7 @@ def from_pretrained(name_or_path, **override) -> GPT:
 
 
 def save_pretrained(model, folder, tokenizer=None):
-    """Writes a new folder that transformers, and `from_pretrained`, read as a Llama, and the HFTokenizer with it, if any.
+    """Writes a new folder that transformers, and `from_pretrained`, read as a Llama, and any of our tokenizers with it.
 
     Whole or not at all. Raises ValueError for a folder that is there, for an attention or a residual that a Llama does
     not have, and where the files cannot be written.
@@ -81,7 +82,8 @@ def save_pretrained(model, folder, tokenizer=None):
         raise ValueError(f"{folder} is there already: name a new folder")
     for field in ("attention", "residual"):
         if getattr(model.config, field) != "standard":
-            raise ValueError(f"{field} = {getattr(model.config, field)!r} is nothing that a Llama has")
+            instead = "to share it copy model.py and the checkpoint, as README.md shows"
+            raise ValueError(f"{field} = {getattr(model.config, field)!r} is nothing that a Llama has: {instead}")
     transformers = import_transformers()
     fields = {name: getattr(model.config, ours) for ours, name in LLAMA_CONFIG.items()}
     rope = {"rope_type": "default", "rope_theta": model.config.rope_theta}
@@ -91,14 +93,47 @@ def save_pretrained(model, folder, tokenizer=None):
     try:
         transformers.LlamaForCausalLM(config).save_pretrained(unfinished, state_dict=model.to_llama())
         if tokenizer:
-            theirs, start = tokenizer.tokenizer, tokenizer.prompt_start
-            first = {"bos_token": theirs.id_to_token(start[0])} if start else {}
-            transformers.PreTrainedTokenizerFast(tokenizer_object=theirs, **first).save_pretrained(unfinished)
+            to_transformers(tokenizer).save_pretrained(unfinished)
         unfinished.rename(folder)
     except Exception as error:  # safetensors has types of its own
         raise ValueError(f"{folder}: could not be written: {reason(error)}") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def to_transformers(tokenizer):
+    """Any of our tokenizers as one of transformers that gives the same tokens and the same text."""
+    options = {"clean_up_tokenization_spaces": False}
+    if isinstance(tokenizer, HFTokenizer):
+        theirs = tokenizer.tokenizer
+        if tokenizer.prompt_start:
+            options["bos_token"] = theirs.id_to_token(tokenizer.prompt_start[0])
+    else:
+        theirs = {CharTokenizer: of_characters, BPETokenizer: of_byte_pairs}[type(tokenizer)](tokenizer)
+        options["split_special_tokens"] = True  # what looks like one is the plain text it is, as it is here
+    return import_transformers().PreTrainedTokenizerFast(tokenizer_object=theirs, **options)
+
+
+def of_characters(tokenizer):
+    """A word for each character, and an error for any other."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    theirs = Tokenizer(models.WordLevel({character: i for i, character in enumerate(tokenizer.chars)}))
+    theirs.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    theirs.decoder = decoders.Fuse()
+    return theirs
+
+
+def of_byte_pairs(tokenizer):
+    """The same ranks, split pattern and special tokens, by the converter for tiktoken's files."""
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    # Python and Rust know \x80, \u2e80 and \U0010ffff; Rust and Oniguruma, which splits there, know \x{10ffff}
+    pattern = re.sub(r"\\(?:x(\w{2})|u(\w{4})|U(\w{8}))", r"\\x{\1\2\3}", tokenizer.pattern)
+    special = sorted(tokenizer.special_tokens, key=tokenizer.special_tokens.get)
+    converter = TikTokenConverter(pattern=pattern, extra_special_tokens=special)
+    converter.load_tiktoken_bpe = lambda path: tokenizer.ranks  # there is no file
+    return converter.converted()
 
 
 def hf_tokenizer(name) -> HFTokenizer:

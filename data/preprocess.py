@@ -39,10 +39,10 @@ def ensure_prepared(name) -> Path:
 def prepare(folder, text, source, tokenizer="char", vocab_size=None, val_fraction=0.1):
     """Writes train.bin, val.bin and meta.json to `folder`: the last `val_fraction` of `text` is for validation.
 
-    `tokenizer` is "char", "bpe" (of `vocab_size` tokens, 1024 unless given, trained on the training part), "gpt2" or
-    "hf:NAME" (see `make_tokenizer`). `source` says where the text comes from; whoever shows a loss should show it.
-    Bad input is a ValueError, raised before anything is written. `corpus.py` does the same to texts that do not fit
-    into memory.
+    `tokenizer` is "char", "bpe" (of `vocab_size` tokens, 1024 unless given, trained on the training part), "gpt2",
+    "hf:NAME" or "run:FOLDER" (see `make_tokenizer`). `source` says where the text comes from; whoever shows a loss
+    should show it. Bad input is a ValueError, raised before anything is written. `corpus.py` does the same to texts
+    that do not fit into memory.
     """
     check_fraction(val_fraction)
     check_worth(text, source)

@@ -185,7 +185,7 @@ def checked_ids(ids, vocab_size) -> list[int]:
 
 def make_tokenizer(name, vocab_size, alphabet, sample):
     """The tokenizer of that name: "char" of the characters in alphabet(), "bpe" of `vocab_size` tokens learned from
-    sample(), "gpt2", or "hf:" and the folder or hub name of a Hugging Face model."""
+    sample(), "gpt2", "hf:" and the folder or hub name of a Hugging Face model, or "run:" and the folder of a run."""
     if vocab_size is not None and name != "bpe":
         raise ValueError(f"vocab_size={vocab_size} goes with tokenizer 'bpe', not with {name!r}")
     if name == "char":
@@ -198,7 +198,11 @@ def make_tokenizer(name, vocab_size, alphabet, sample):
         from data.huggingface import hf_tokenizer
 
         return hf_tokenizer(name.removeprefix("hf:"))
-    raise ValueError(f"unknown tokenizer {name!r}; choose from 'char', 'bpe', 'gpt2', 'hf:NAME'")
+    if name.startswith("run:"):
+        from config.runtime.checkpoint import run_tokenizer
+
+        return run_tokenizer(name.removeprefix("run:"))
+    raise ValueError(f"unknown tokenizer {name!r}; choose from 'char', 'bpe', 'gpt2', 'hf:NAME', 'run:FOLDER'")
 
 
 def gpt2_tokenizer() -> BPETokenizer:

@@ -128,7 +128,7 @@ def test_train_beside_a_run(trained, capsys, arguments):
 def test_a_run_is_evaluated_in_its_own_tokens(trained, capsys):
     trained("data/shakespeare_bpe/prepare.py --vocab_size=300")
     command = f"{RESUME} --eval_only --dataset=shakespeare_bpe"
-    check(trained, command, "data/shakespeare_bpe is not in the tokens that out/run/best.pt was trained on", capsys)
+    check(trained, command, "data/shakespeare_bpe is not in the tokens of out/run/best.pt: prepare it with --tokenizer=run:out/run", capsys)
 
 
 def test_a_batch_that_needs_more_memory_than_there_is(repo, capsys):

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 import data
 from conftest import TEXT, TINY, load, log_of, refused
-from data.huggingface import from_pretrained, hf_tokenizer
+from data.huggingface import from_pretrained, hf_tokenizer, to_transformers
 from data.tokenizer import END
 from model import GPT, GPTConfig
 
@@ -210,7 +210,6 @@ def test_an_exported_run_is_the_same_model(tuned, llama, capsys):
 def test_a_run_of_our_own_is_exported(repo, capsys, options):
     repo(f"train.py {TINY} {options} --out_dir=out/own")
     repo("sample.py --export=out/exported")
-    assert not list(Path("out/exported").glob("*token*"))  # its tokenizer is none of theirs
     saved = load("out/own/best.pt")
     model = GPT(GPTConfig(**saved["config"])).eval()
     model.load_state_dict(saved["model"])
@@ -218,6 +217,67 @@ def test_a_run_of_our_own_is_exported(repo, capsys, options):
     with torch.no_grad():
         theirs = LlamaForCausalLM.from_pretrained("out/exported")
         torch.testing.assert_close(theirs(idx).logits, model(idx)[0], atol=1e-5, rtol=1e-5)
+
+
+# -- an exported run, opened with transformers alone ---------------------------------------------------------
+
+STRANGE = """“Ünglück”, 瓶子 🦊 'n't' "it's" . , ! ?  \t\n\n <|endoftext|> \x00\x7f\u2e7f\u2e80\U0010ffff"""
+ENDS = ["\n", " ", "   ", " the dog ", "\n\nthe\n", "dog .", "it 's"]
+
+
+def gpt2_like(text, vocab_size):
+    """GPT-2's split pattern and its special token, on ranks that need no download."""
+    learned = data.train_bpe(text, vocab_size)
+    pattern = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+    return data.BPETokenizer(learned.ranks, pattern, {END: len(learned.ranks)})
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe", "like GPT-2", *MAKERS])
+def test_transformers_alone_writes_the_same_text(repo, tmp_path, monkeypatch, caplog, kind):
+    text = TEXT + STRANGE * 5
+    if kind in MAKERS:
+        PreTrainedTokenizerFast(tokenizer_object=MAKERS[kind](), bos_token="<s>").save_pretrained(tmp_path / "theirs")
+    if kind == "like GPT-2":
+        monkeypatch.setattr(data.tokenizer, "gpt2_tokenizer", lambda: gpt2_like(text, 300))
+    names = {"char": "char", "bpe": "bpe", "like GPT-2": "gpt2"}
+    data.prepare("data/text", text, "test", names.get(kind, f"hf:{tmp_path / 'theirs'}"))
+    repo(f"train.py {TINY} --block_size=64 --max_iters=30 --learning_rate=1e-2 --dataset=text --out_dir=out/run")
+    assert "with its tokenizer" in repo("sample.py --export=out/exported")
+
+    ours = data.load_dataset("data/text").tokenizer
+    theirs = AutoTokenizer.from_pretrained("out/exported")
+    model = AutoModelForCausalLM.from_pretrained("out/exported")
+    assert len(theirs) == ours.vocab_size == model.config.vocab_size
+    for sample in (text, STRANGE, *ENDS):
+        ids = theirs(sample).input_ids
+        assert ids == ours.encode(sample)
+        assert theirs.decode(ids) == ours.decode(ids)
+        assert theirs.decode(ids, skip_special_tokens=True) == sample or kind == "like Llama 2"  # it drops what it puts
+    if isinstance(ours, data.CharTokenizer):
+        with pytest.raises(Exception, match="WordLevel error: Missing .UNK. token"):
+            theirs.encode("a dög")
+
+    for start in ("the dog", "dog .\n ", "🦊 the"):
+        sampled = repo(["sample.py", f"--start={start}", "--temperature=0", "--max_new_tokens=40", "--num_samples=1"])
+        written = model.generate(**theirs(start, return_tensors="pt"), do_sample=False, max_new_tokens=40)
+        again = theirs.decode(written[0], skip_special_tokens=True)
+        assert sampled.split("-" * 80 + "\n")[1] == again + "\n"
+    assert not caplog.records  # generate has nothing to warn of
+
+
+def test_byte_pairs_are_theirs_too(tmp_path):
+    """On any text: the split pattern and the order of merges are the same."""
+    random = np.random.default_rng(0)
+    characters = [*"etaoin shrdlu", *" '\n\t09!", *STRANGE, *map(chr, range(0x300))]
+    characters += [chr(i) for i in random.integers(0x110000, size=300) if not 0xD800 <= i < 0xE000]
+    texts = ["".join(random.choice(characters, size=30)) for _ in range(500)]
+    for ours in (data.train_bpe(TEXT + STRANGE, 400), gpt2_like(TEXT + STRANGE, 400)):
+        to_transformers(ours).save_pretrained(tmp_path)
+        theirs = AutoTokenizer.from_pretrained(tmp_path)
+        for text in texts:
+            assert theirs.encode(text) == ours.encode(text)
+        for ids in random.integers(ours.vocab_size, size=(200, 20)).tolist():
+            assert theirs.decode(ids) == ours.decode(ids)
 
 
 def change_weights(folder, change):
@@ -257,7 +317,8 @@ def test_a_llama_whose_weights_do_not_fit_is_refused(llama, tmp_path, how):
 
 def test_what_is_no_llama_is_not_exported(repo, capsys):
     repo(f"train.py {TINY} --residual=m1 --out_dir=out/m1")
-    assert "residual = 'm1' is nothing that a Llama has" in refused(repo, "sample.py --export=out/exported", capsys)
+    error = refused(repo, "sample.py --export=out/exported", capsys)
+    assert "residual = 'm1' is nothing that a Llama has: to share it copy model.py and the checkpoint" in error
 
 
 def test_bad_starts(repo, llama, monkeypatch, capsys):

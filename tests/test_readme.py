@@ -1,17 +1,23 @@
 """What the READMEs show must work, and the first of them must stay short."""
 
 import importlib
+import os
 import re
+import shutil
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from conftest import TINY
+
 ROOT = Path(__file__).resolve().parents[1]
 README, OF_TESTS, OF_BENCH = (
     (ROOT / folder / "README.md").read_text(encoding="utf-8") for folder in ("", "tests", "tests/bench")
 )
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 DELTA = r"[+-]\d\.\d{3} ± \d\.\d{3}"
 
 
@@ -19,10 +25,34 @@ def test_it_is_read_in_five_minutes():
     assert len(README.split()) <= 1500
 
 
-def test_snippet_runs(capsys):
-    (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(snippet, {})
-    assert capsys.readouterr().out == "torch.Size([2, 28])\n"
+def test_snippet_runs():
+    found = {}
+    exec(SNIPPETS[0], found)
+    assert found["logits"].shape == (2, 64, 100) and all(p.grad is not None for p in found["model"].parameters())
+
+
+@pytest.mark.parametrize("dataset", ["shakespeare_char", "shakespeare_bpe"])
+def test_a_run_is_shared_as_model_and_checkpoint(repo, tmp_path, dataset):
+    """In a folder that holds model.py, the checkpoint and, for other tokenizers than characters, tokenizer.py."""
+    repo(f"data/{dataset}/prepare.py" + " --vocab_size=300" * (dataset == "shakespeare_bpe"))
+    repo(f"train.py {TINY} --attention=w2 --residual=m1 --dataset={dataset} --out_dir=out/run")
+    snippet, files = SNIPPETS[1], ["model.py", "out/run/best.pt"]
+    if dataset == "shakespeare_bpe":
+        files.append("data/tokenizer.py")
+        lines = snippet.splitlines()[:-3] + [
+            "from tokenizer import tokenizer_from_state",
+            "tokenizer = tokenizer_from_state(saved['tokenizer'])",
+            "idx = torch.tensor([tokenizer.encode('the')])",
+            "print(tokenizer.decode(model.generate(idx, 200, temperature=0.8)[0].tolist()))",
+        ]
+        snippet = "\n".join(lines)
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    for name in files:
+        shutil.copy(repo.folder / name, folder)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHONUTF8": "1"}
+    text = subprocess.check_output([sys.executable, "-c", snippet], cwd=folder, env=environment, text=True)
+    assert text.startswith("the") and len(text) > 100
 
 
 @pytest.mark.parametrize("text", [README, OF_TESTS, OF_BENCH], ids=["root", "tests", "bench"])

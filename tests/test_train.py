@@ -221,11 +221,55 @@ def test_the_loss_over_all_of_a_split(trained, dataset, name):
     assert "over all 288 tokens" in shown
 
 
+def validation_loss(shown):
+    return re.findall(r"^validation loss .*", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_scores_its_own_text_the_same(repo, tmp_path, monkeypatch, workers):
+    monkeypatch.setattr("data.corpus.PART", 1000)
+    repo(RUN)
+    (tmp_path / "again.txt").write_text(TEXT)
+    repo(["data/text/prepare.py", str(tmp_path / "again.txt"), "--tokenizer=run:out/x", f"--workers={workers}"])
+    again, own = data.load_dataset("data/text"), data.load_dataset("data/shakespeare_char")
+    assert all(np.array_equal(again.splits[name], own.splits[name]) for name in data.SPLITS)
+    losses = [validation_loss(repo(f"{EVALUATE} --dataset={name}")) for name in ("shakespeare_char", "text")]
+    assert losses[0] == losses[1] != []
+
+
+def test_a_run_scores_another_text_in_its_own_byte_pairs(repo, tmp_path):
+    repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
+    repo(f"{RUN} --dataset=shakespeare_bpe")
+    text = "And another dog, Ünglück: 瓶子 🦊!\n" * 20
+    (tmp_path / "other.txt").write_text(text, encoding="utf-8")
+    repo(["data/text/prepare.py", str(tmp_path / "other.txt"), "--tokenizer=run:out/x", "--val_fraction=0.9"])
+    other = data.load_dataset("data/text")
+    assert other.tokenizer.state() == load(OUT / "best.pt")["tokenizer"]
+    assert other.tokenizer.decode(np.concatenate(list(other.splits.values()))) == text
+    # its training part is shorter than block_size is by default, but no shorter than the run's own
+    (line,) = validation_loss(repo(f"{EVALUATE} --dataset=text"))
+    assert 16 < len(other.splits["train"]) <= 128
+    assert float(line.split()[2]) == pytest.approx(loss_over(OUT / "best.pt", "text"), abs=1e-4)
+
+
+def test_texts_that_a_run_cannot_score(repo, tmp_path, capsys):
+    repo(RUN)
+    text = tmp_path / "other.txt"
+    text.write_text(TEXT + "é☃", encoding="utf-8")
+    prepare = ["data/text/prepare.py", str(text)]
+    error = refused(repo, [*prepare, "--tokenizer=run:out/x"], capsys)
+    assert f"{text}: the model does not know the characters 'é', '☃'" in error
+    error = refused(repo, [*prepare, "--tokenizer=run:out/nowhere"], capsys)
+    assert "out/nowhere: holds no run" in error
+    error = refused(repo, [*prepare, "--tokenizer=run:out/x", "--vocab_size=300"], capsys)
+    assert "goes with tokenizer 'bpe'" in error
+
+
 def test_data_in_other_tokens_are_not_evaluated(trained, capsys):
     data.prepare("data/text", TEXT.upper(), "other letters")
     capsys.readouterr()
     error = refused(trained, f"{EVALUATE} --dataset=text", capsys)
-    assert "data/text is not in the tokens that out/x/best.pt was trained on" in error
+    assert "data/text is not in the tokens of out/x/best.pt: prepare it with --tokenizer=run:out/x" in error
 
 
 # -- sampling ------------------------------------------------------------------------------------------------

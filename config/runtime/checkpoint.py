@@ -8,6 +8,7 @@ import torch.distributed as dist
 from config.runtime.common import print0
 from config.runtime.distributed import dist_max
 from data.files import atomic_write
+from data.tokenizer import tokenizer_from_state
 from model import GPT, GPTConfig
 
 VERSION = 5  # of the layout of a checkpoint
@@ -104,6 +105,14 @@ def build_model(checkpoint, path) -> GPT:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{path}: the weights do not fit the config saved with them: {reason}") from None
     return model
+
+
+def run_tokenizer(folder):
+    """The tokenizer of the run in a folder; ValueError if there is none."""
+    path = find_checkpoint(Path(folder), prefer="best")
+    if path is None:
+        raise ValueError(f"{folder}: holds no run: no ckpt.pt and no best.pt")
+    return tokenizer_from_state(load_checkpoint(path)["tokenizer"])
 
 
 def restore_optimizers(checkpoint, path, model, optimizers, scaler):

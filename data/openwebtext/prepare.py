@@ -17,7 +17,7 @@ if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", default="Skylion007/openwebtext", help="name on the hub, or a folder")
     parser.add_argument("--field", default="text", help="column with the text (default: text)")
-    parser.add_argument("--tokenizer", default="gpt2", help="char, bpe, gpt2 or hf:NAME (default: gpt2)")
+    parser.add_argument("--tokenizer", default="gpt2", help="char, bpe, gpt2, hf:NAME or run:FOLDER (default: gpt2)")
     parser.add_argument("--vocab_size", type=int, help="tokens to learn for bpe (default: 1024)")
     parser.add_argument("--val_fraction", type=float, default=0.0005, help="share kept for validation (default: 0.0005)")
     parser.add_argument("--workers", type=int, help="processes at work (default: one for each core)")

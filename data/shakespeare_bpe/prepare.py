@@ -14,7 +14,7 @@ from data import prepare, tiny_shakespeare
 if __name__ == "__main__":
     install_excepthook()
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--tokenizer", default="bpe", help="bpe, gpt2 or hf:NAME (default: bpe)")
+    parser.add_argument("--tokenizer", default="bpe", help="bpe, gpt2, hf:NAME or run:FOLDER (default: bpe)")
     parser.add_argument("--vocab_size", type=int, help="tokens to learn for bpe (default: 1024)")
     options = parser.parse_args()
     folder = Path(__file__).resolve().parent

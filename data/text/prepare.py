@@ -4,6 +4,9 @@ Takes plain text (UTF-8) and .jsonl (of whose lines --field is the text), of any
 it, one after another; with `pip install datasets` also .jsonl.gz, .parquet, .csv and their like, of which --field is
 the column. Then train with --dataset=text. Characters are the default since they need no vocabulary size chosen. What
 is interrupted goes on when the same command is given again.
+
+--tokenizer=run:FOLDER prepares a text in the tokens of the run in that folder, which then scores the validation part:
+python train.py --eval_only --init_from=resume --out_dir=FOLDER --dataset=text. --val_fraction=0.9 makes that most of it.
 """
 
 import sys
@@ -17,7 +20,7 @@ if __name__ == "__main__":
     install_excepthook()
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("paths", nargs="*", metavar="text")
-    parser.add_argument("--tokenizer", default="char", help="char, bpe, gpt2 or hf:NAME (default: char)")
+    parser.add_argument("--tokenizer", default="char", help="char, bpe, gpt2, hf:NAME or run:FOLDER (default: char)")
     parser.add_argument("--vocab_size", type=int, help="tokens to learn for bpe (default: 1024)")
     parser.add_argument("--field", default="text", help="field or column with the text (default: text)")
     parser.add_argument("--val_fraction", type=float, default=0.1, help="share kept for validation (default: 0.1)")
