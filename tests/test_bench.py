@@ -15,6 +15,7 @@ from reference import GRID, perturb, settings
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
+import measure
 import naive
 
 
@@ -39,11 +40,24 @@ def speed(tmp_path, monkeypatch):
 
 
 def test_speed_in_small(speed, tmp_path):
-    sections = "naive,kinds,summed,methods,generate,growth"
+    sections = "naive,kinds,summed,methods,replays,generate,growth"
     speed("--quick", "--naive", f"--only={sections}")
     figures = json.loads((tmp_path / "speed.json").read_text())
     assert figures["quick"] and {row["section"] for row in figures["rows"]} == set(sections.split(","))
     assert all(row["value"] > 0 for row in figures["rows"] if row["section"] != "growth")
+
+
+def test_everything_of_a_gpu_in_small(speed, tmp_path, monkeypatch):
+    """And on a GPU with too little memory for one of its rows."""
+
+    def full(self):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(measure.Trainer, "memory", full)
+    speed("--quick", "--everything", "--only=124m,padding")
+    *_, row = lines = (tmp_path / "speed.md").read_text().splitlines()
+    assert "torch" in lines[0] and "commit" in lines[0] and row.startswith("| padding | v padded / not, scores 128 wide")
+    assert "| 124m | Method 1: out of memory |  |  |  |  |" in lines
 
 
 @pytest.mark.parametrize("argument, named", [("--only=step,tempo", "tempo"), ("--nanogpt=nowhere", "nowhere")])

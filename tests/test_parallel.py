@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from config.runtime.distributed import full_tensor, parallelize_model
 from conftest import TINY, differences, load, log_of, refused
-from model import GPT, GPTConfig
+from model import RESIDUALS, GPT, GPTConfig
 from reference import GRID, perturb, settings
 
 RUN = f"{TINY} --grad_accum_steps=4 --dropout=0.1 --lr_decay=none --seed=5"
@@ -66,6 +66,32 @@ def compare_gradients(rank, folder):
 def test_gradients_of_every_method(tmp_path):
     torch.multiprocessing.spawn(compare_gradients, (tmp_path,), nprocs=2)
     assert [json.loads((tmp_path / f"wrong{rank}.json").read_text()) for rank in range(2)] == [[], []]
+
+
+@pytest.fixture
+def gathered(monkeypatch):
+    """Makes this process one of two by name alone; a list that grows by one whenever FSDP puts parameters together."""
+    groups = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    calls, gather = [], groups.foreach_all_gather
+    monkeypatch.setattr(groups, "foreach_all_gather", lambda *args, **more: calls.append(1) or gather(*args, **more))
+    dist.init_process_group("fake", rank=0, world_size=2, store=fake.FakeStore())
+    yield calls
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_fsdp_gathers_a_layer_once(gathered, residual):
+    """For forward and backward pass together, however often later layers recompute it; a standard layer for each."""
+    config = GPTConfig(**settings("standard", "standard", n_layer=12, residual=residual))
+    model = parallelize_model(GPT(config), "fsdp", torch.device("cpu"))
+    idx = torch.zeros(1, 12, dtype=torch.long)
+    for _ in range(2):  # steps, that the first leaves nothing put together
+        gathered.clear()
+        loss = model(idx, idx)[1]
+        assert len(gathered) == 12 + 1  # the layers, and what belongs to none
+        loss.backward()
+        assert len(gathered) == 13 + (12 if residual == "standard" else 0)
 
 
 # -- train.py ------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import torch
 
 import data
 import model
+from config.runtime import common
 from conftest import TEXT, TINY, differences, differing, error_of, load, log_of, refused
 
 fcntl = pytest.importorskip("fcntl")  # and the signals of Unix
@@ -137,6 +138,22 @@ def test_what_auto_came_to_is_kept(run, capsys, dtype):
     error = refused(run, f"{RESUME} --dtype={other}", capsys)
     assert f"dtype = '{other}' (was '{came_to}')" in error
     run(f"{RESUME} --dtype={came_to}")
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_compiled_or_not_it_goes_on_so(run, monkeypatch, pays):
+    """... where compile=auto would come to something else, with more steps to go or on another device."""
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
+    monkeypatch.setattr(common, "pick_compile", lambda device, flops: pays)
+    run(f"{RUN} --out_dir={WHOLE} --compile=auto")
+    kill_after(3)
+    assert load("steps/3.pt")["settings"]["compile"] == str(pays).lower()
+    compiled.clear()
+    monkeypatch.setattr(common, "pick_compile", lambda device, flops: not pays)
+    run(RESUME)
+    assert bool(compiled) == pays and load(RESUMED / "ckpt.pt")["settings"]["compile"] == str(pays).lower()
+    assert log_of(RESUMED, "resume")[0]["settings"]["compile"] == str(pays).lower()
 
 
 def test_all_other_settings_are_named(run, capsys):

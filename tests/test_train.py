@@ -18,6 +18,8 @@ from torch.nn.functional import cross_entropy
 
 import data
 from config.runtime.checkpoint import save_checkpoint
+from config.runtime.common import pick_compile, pick_dtype
+from config.runtime.distributed import compile_or_eager
 from conftest import ROOT, TEXT, TINY, contents, differing, error_of, load, log_of, refused
 from model import GPT, GPTConfig
 
@@ -130,6 +132,54 @@ def test_eager_where_compiling_fails(repo, monkeypatch):
     with pytest.raises(SystemExit):  # the broken functions stay broken here, as the stance is not real
         repo(f"{RUN} --compile=true")
     assert stances == ["force_eager"]
+
+
+@pytest.mark.parametrize("error, line", [(AssertionError(), "AssertionError: "), (OSError("no\nroom"), "OSError: no")])
+def test_why_nothing_is_compiled_is_said_in_a_line(monkeypatch, capsys, error, line):
+    stances = []
+    monkeypatch.setattr(torch.compiler, "set_stance", stances.append)
+    compile_failing(monkeypatch, error)
+    assert capsys.readouterr().out.splitlines() == ["compiling ...", f"not compiled, eager from here: {line}"]
+    assert stances == ["force_eager"]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("out of memory")])
+def test_too_little_memory_is_no_reason_to_go_on_eager(monkeypatch, error):
+    monkeypatch.setattr(torch.compiler, "set_stance", lambda stance: pytest.fail("went on"))
+    with pytest.raises(type(error)):
+        compile_failing(monkeypatch, error)
+
+
+def compile_failing(monkeypatch, error):
+    """compile_or_eager where calling what is compiled raises `error`."""
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(torch, "compile", lambda function: fail)
+    idx = torch.zeros(1, 4, dtype=torch.long)
+    model = GPT(GPTConfig(block_size=4, vocab_size=5, n_layer=1, n_head=1, n_embd=8))
+    compile_or_eager(model, idx, idx, nullcontext())
+
+
+@pytest.mark.parametrize(
+    "device, minutes, pays",
+    [("cuda", 0, True), ("cpu", 9, False), ("cpu", 11, True), ("mps", 99, False)],
+)
+@pytest.mark.parametrize("threads", [1, 4])
+def test_compiling_by_default(monkeypatch, device, minutes, pays, threads):
+    """On a GPU, and on a CPU for trainings of ten minutes and more, at 50 GFLOP/s for each thread."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert pick_compile(torch.device(device), 60 * minutes * 50e9 * threads) is pays
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mps_computes_in_float32(dtype):
+    mps = torch.device("mps")
+    assert pick_dtype("auto", mps) == pick_dtype("float32", mps) == torch.float32
+    with pytest.raises(ValueError, match=f"dtype = '{dtype}' does not work on mps.*use float32") as error:
+        pick_dtype(dtype, mps)
+    assert "\n" not in str(error.value)
 
 
 def test_a_compiled_run_is_the_eager_one(repo, monkeypatch):

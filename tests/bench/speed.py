@@ -1,11 +1,12 @@
 """
-What a step, a token and a compilation cost: python tests/bench/speed.py [--nanogpt=PATH] [--naive] [--quick]
+What a step, a token and a compilation cost: python tests/bench/speed.py [--nanogpt=PATH] [--naive] [--everything]
 
 Everything that is compared is timed in one process, in turns, and given as a ratio: a shared machine's speed wanders,
 a ratio of turns much less so. The tables go to the terminal, all figures to out/speed.json. Without --only it takes
 about half an hour on two CPU cores.
 """
 
+import gc
 import importlib.util
 import json
 import os
@@ -17,14 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import measure
 import naive
@@ -73,6 +77,37 @@ def report(section, what, value, target=None, at_least=False, **facts):
     against = f"target {'≥' if at_least else '≤'} {target:g}{'' if met else '   MISSED'}" if target is not None else ""
     detail = "   ".join(f"{name} {fact:.4g}" for name, fact in facts.items())
     print(f"{section:10} {what:58} {value:8.3f}   {against:22} {detail}".rstrip(), flush=True)
+
+
+@contextmanager
+def spared(section, what):
+    """Too little memory for what is measured in here is a line of the table, and no more than that."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        rows.append({"section": section, "what": f"{what}: out of memory", "value": None, "target": None, "met": None})
+        print(f"{section:10} {what}: out of memory", flush=True)
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+COLUMNS = ("section", "what", "value", "target", "met")
+
+
+def short(number):
+    return "" if number is None else f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
+
+
+def markdown(title):
+    """The rows so far as a table for a README, under what they were measured on and at which commit."""
+    lines = [title, "", "| | | value | target | met | |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        section, what, value, target, met = map(row.get, COLUMNS)
+        met = {True: "yes", False: "no", None: ""}[met]
+        facts = [f"{name.replace('_', ' ')} {short(fact)}" for name, fact in row.items() if name not in COLUMNS]
+        lines.append(f"| {section} | {what} | {short(value)} | {short(target)} | {met} | {', '.join(facts)} |")
+    return "\n".join(lines) + "\n"
 
 
 def name_of(precision):
@@ -145,7 +180,7 @@ def summed():
 
 
 def methods():
-    """Methods 1-4: time per counted operation, and what checkpoint_replays saves."""
+    """Methods 1-4: time per counted operation."""
     n_layer, n_embd, T, B = (3, 64, 64, 2) if quick else (6, 384, 256, 4 if device.type == "cpu" else 64)
     for precision in dict.fromkeys((torch.float32, default_precision)):
         standard = Trainer(gpt(n_layer, n_embd, T), B, precision, device.type == "cuda")
@@ -156,17 +191,21 @@ def methods():
             what = f"{residual} / standard / FLOPs, {name_of(precision)}"
             report("methods", what, ratio(a, b) / flops, 1.05, time=ratio(a, b), counted_flops=flops)
 
+
+def replays():
+    """What checkpoint_replays saves, and costs."""
     n_layer, n_embd, T, B = (12, 384, 1024, 1) if device.type == "cpu" else (12, 768, 1024, 8)
     if quick:
         n_layer, n_embd, T, B = 3, 64, 64, 1
     for residual in ("m1", "m2"):
-        settings = [{}, {"residual": residual}, {"residual": residual, "checkpoint_replays": True}]
-        trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision) for s in settings]
-        _, plain, checkpointed = in_turns(trainers)
-        memory = [trainer.memory() for trainer in trainers]
         what = f"{residual}, {n_layer} layers, T = {T}, checkpoint_replays"
-        report("methods", f"{what}: memory / standard", memory[2] / memory[0], 1.5, without=memory[1] / memory[0])
-        report("methods", f"{what}: time / without", ratio(checkpointed, plain), 1.35)
+        with spared("replays", what):
+            settings = [{}, {"residual": residual}, {"residual": residual, "checkpoint_replays": True}]
+            trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision) for s in settings]
+            _, plain, checkpointed = in_turns(trainers)
+            memory = [trainer.memory() for trainer in trainers]
+            report("replays", f"{what}: memory / standard", memory[2] / memory[0], 1.5, without=memory[1] / memory[0])
+            report("replays", f"{what}: time / without", ratio(checkpointed, plain), 1.35)
 
 
 def compilation():
@@ -258,16 +297,66 @@ def race():
     report("race", "parameters, ours / nanoGPT's", start["parameters"] / parameters, 1)
 
 
-def gpu():
-    """What only a GPU can show: the utilisation at GPT-2's size, and nanoGPT's Shakespeare size to its end."""
-    trainer = Trainer(gpt(12, 768, 1024, vocab_size=50304), 32, torch.bfloat16, compiled=True)
-    (seconds,) = in_turns([trainer])
-    mfu = trainer.model.estimate_mfu(32, statistics.median(seconds))
-    report("gpu", "124M, T = 1024, batch 32, bfloat16, compiled: MFU", mfu, 0.5, True)
-    del trainer
-    log = train("config/standard_shakespeare.py", "config/size_gpu.py")
-    report("gpu", "size_gpu.py, 5000 steps: validation loss", log[-1]["best_loss"], 1.45)
-    report("gpu", "size_gpu.py, 5000 steps: seconds, evaluations included", log[-1]["seconds"], 90)
+def size_124m():
+    """GPT-2's size, compiled: utilisation, the methods next to the standard model, and the first step, which compiles."""
+    n_layer, n_embd, T, B, vocab_size = (2, 64, 64, 2, 65) if quick else (12, 768, 1024, 16, 50304)
+    medians = {}
+    for name, target in {"standard": 0.4, "W2": None, "summed QK": 0.2, "Method 1": 0.35, "Method 2": None}.items():
+        cold = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        with spared("124m", name), cold as cache, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache):
+            model = gpt(n_layer, n_embd, T, vocab_size=vocab_size, **METHODS.get(name, {}))
+            trainer = Trainer(model, B, default_precision, compiled=not quick)
+            (seconds,) = in_turns([trainer])
+            medians[name] = statistics.median(seconds)
+            facts = {"first_step_s": trainer.first_seconds, "GB": trainer.memory() / 1e9}
+            report("124m", f"{name}: tokens/s", B * T / medians[name], **facts)
+            if device.type == "cuda":
+                report("124m", f"{name}: MFU", model.estimate_mfu(B, medians[name]), target, True)
+    for name, target in {"W2": 1.1, "summed QK": None}.items():
+        if {name, "standard"} <= medians.keys():
+            report("124m", f"{name} / standard: time", medians[name] / medians["standard"], target)
+
+
+class Attending:
+    """Causal attention to values 64 wide, forward and backward, timed as a Trainer is."""
+
+    def __init__(self, heads, T, width, pad=0, plain=False):
+        shapes = [(1, heads, T, size) for size in (width, width, 64)]
+        self.inputs = [torch.randn(shape, device=device, dtype=default_precision, requires_grad=True) for shape in shapes]
+        self.pad, self.plain = pad, plain
+
+    def timed_step(self):
+        began = time.perf_counter()
+        q, k, v = self.inputs
+        with sdpa_kernel(SDPBackend.MATH) if self.plain else nullcontext():
+            v = F.pad(v, (0, self.pad))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=q.size(-1) ** -0.5)[..., :64]
+        torch.autograd.grad(y.sum(), self.inputs)
+        synchronize(device)
+        return time.perf_counter() - began
+
+
+def padding():
+    """What model.py's attention_layout decides on a GPU: values as wide as scores of up to 256, and no wider beyond."""
+    for width in (72, 128) if quick else (192, 256, 384, 768):
+        for T in (64,) if quick else (256, 1024):
+            heads = 2 if quick else 12 * 16384 // T
+            with spared("padding", f"scores {width} wide, T = {T}"):
+                each = [Attending(heads, T, width), Attending(heads, T, width, pad=width - 64)]
+                each.append(Attending(heads, T, width, plain=True))
+                unpadded, padded, plain = in_turns(each)
+                milliseconds = 1e3 * statistics.median(unpadded)
+                what = f"v padded / not, scores {width} wide, T = {T}: time"
+                facts = {"plain_products": ratio(plain, unpadded), "not_padded_ms": milliseconds}
+                report("padding", what, ratio(padded, unpadded), 1, width > 256, **facts)
+
+
+def shakespeare():
+    """nanoGPT's Shakespeare size to its end."""
+    tiny = "--max_iters=10 --n_layer=2 --n_embd=64 --n_head=2 --block_size=32 --batch_size=2 --eval_tokens=64".split()
+    log = train("config/standard_shakespeare.py", *(tiny if quick else ["config/size_gpu.py"]))
+    report("train", "size_gpu.py, 5000 steps: validation loss", log[-1]["best_loss"], 1.47)
+    report("train", "size_gpu.py, 5000 steps: seconds, evaluations included", log[-1]["seconds"], 90)
 
 
 # -- how cost grows ------------------------------------------------------------------------------------------
@@ -307,8 +396,10 @@ def growth():
 
 SECTIONS = {
     "step": against_nanogpt, "naive": against_naive, "kinds": kinds, "summed": summed, "methods": methods,
-    "compile": compilation, "generate": generation, "race": race, "gpu": gpu, "growth": growth,
+    "replays": replays, "124m": size_124m, "padding": padding, "compile": compilation, "generate": generation,
+    "race": race, "train": shakespeare, "growth": growth,
 }  # fmt: skip
+EVERYTHING = "124m,padding,replays,generate,train"  # that is open on a GPU
 
 if __name__ == "__main__":
     install_excepthook()
@@ -318,15 +409,20 @@ if __name__ == "__main__":
     parser.add_argument("--naive", action="store_true", help="time the explicit T x T form too")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; no figure counts")
     parser.add_argument("--only", default="", help=f"sections, separated by commas: {', '.join(SECTIONS)}")
-    parser.add_argument("--out", type=Path, default=Path("out/speed.json"), help="where the figures go")
+    parser.add_argument("--everything", action="store_true", help="in ten minutes on a GPU what is open there")
+    parser.add_argument("--out", type=Path, help="where the figures go; out/speed.json, with --everything out/gpu.json")
     args = parser.parse_args()
+    args.out = args.out or Path("out/gpu.json" if args.everything else "out/speed.json")
     quick = args.quick
-    in_turns = partial(measure.in_turns, budget=0, turns=1) if quick else measure.in_turns
+    in_turns = measure.in_turns
+    if quick or args.everything:
+        in_turns = partial(measure.in_turns, budget=0 if quick else 5, turns=1 if quick else 5)
     device = pick_device(args.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     default_precision = pick_dtype("auto", device)
-    chosen = args.only.split(",") if args.only else list(SECTIONS)
+    only = args.only or (EVERYTHING if args.everything else "")
+    chosen = only.split(",") if only else list(SECTIONS)
     for name in chosen:
         if name not in SECTIONS:
             raise ValueError(f"--only={args.only}: {name!r} is none of {', '.join(SECTIONS)}")
@@ -340,15 +436,20 @@ if __name__ == "__main__":
         spec.loader.exec_module(nanogpt)
     impossible = set() if nanogpt else {"step", "race"}
     impossible |= set() if args.naive else {"naive"}
-    impossible |= {"race"} if device.type == "cuda" else {"gpu"}
+    impossible |= {"race"} if device.type == "cuda" else set() if args.everything else {"124m", "padding", "train"}
     impossible |= {"compile"} if quick else set()
 
     torch.manual_seed(0)
-    machine = f"{machine_name(device)}, {name_of(default_precision)}"
+    git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    machine = f"{machine_name(device)}, {name_of(default_precision)}, commit {git.stdout.strip() or 'unknown'}"
     print(machine, flush=True)
     for name in chosen:
         if name not in impossible:
-            SECTIONS[name]()
+            with spared(name, "the rest"):
+                SECTIONS[name]()
             with atomic_write(args.out) as file:  # after each section, since they take minutes
                 file.write(json.dumps({"machine": machine, "quick": quick, "rows": rows}, indent=1).encode() + b"\n")
-    print(f"\nall figures: {args.out}")
+            if args.everything:
+                args.out.with_suffix(".md").write_text(markdown(machine), encoding="utf-8")
+    table = f", as a table: {args.out.with_suffix('.md')}" if args.everything else ""
+    print(f"\nall figures: {args.out}{table}")
