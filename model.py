@@ -170,7 +170,7 @@ def causal_attention(q, k, v, dropout=0.0):
     q, k, D = q.to(v.dtype), k.to(v.dtype), v.size(-1)
     T, S = q.shape[-2:]
     assert T == 1 or T == k.size(-2), "causal only if queries and keys are the same tokens"
-    fused = torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()  # of CPUs: see pick_attention_kernel
+    fused = torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()  # which is about CPUs too
     width, repeats = attention_layout(v.device.type, v.dtype, T, S, D, q.size(1) // k.size(1), fused)
     if width > D:
         v = F.pad(v, (0, width - D))
@@ -239,9 +239,10 @@ class Attention(nn.Module):
         return apply_rope(q, rope), apply_rope(k, rope)
 
     def score_vectors(self, x, rope, earlier):
-        """The layer's (q̂, k̂), from its normed input x (B, T, C), and the (q, k) that later layers' scores need or None.
+        """The layer's (q̂, k̂), from its normed input x (B, T, C), and the (q, k) that later layers' scores need, or None.
 
-        `earlier` has the layers before this one, each as what it has `Kept`.
+        `earlier` has the layers before this one, each as what it has `Kept`. Each vector may depend on its
+        own token alone: no mask is made anywhere.
         """
         q, k = self.project(x, rope)
         return q * self.D**-0.5, k, None
@@ -495,8 +496,8 @@ class KVCache:
 class GPT(nn.Module):
     """The model. It also takes the place of the GPT in nanoGPT's model.py.
 
-    Under autocast its logits are of autocast's type. On a CPU bfloat16 is fast up to a context of some 512 with PyTorch's
-    plain attention: torch.backends.cuda.enable_flash_sdp(False) and .allow_fp16_bf16_reduction_math_sdp(True).
+    Under autocast its logits are of autocast's type. On a CPU bfloat16 is fast, up to a context of some 512, with
+    PyTorch's plain attention: torch.backends.cuda.enable_flash_sdp(False), allow_fp16_bf16_reduction_math_sdp(True).
     """
 
     def __init__(self, config):
@@ -640,8 +641,8 @@ class GPT(nn.Module):
         self.loss = torch.compile(self.loss)
 
     def param_groups(self, weight_decay):
-        """Groups of parameters, by their role, for any optimizer: the blocks' matrices, which are for Muon, embedding and
-        head, and, without weight decay, vectors and single numbers, which FSDP wants by themselves."""
+        """Groups of parameters, by their role, for any optimizer: the blocks' matrices, which Muon is for; embedding and
+        head; and, without weight decay, vectors, and single numbers, which FSDP wants by themselves."""
         matrices = [module.weight for module in self.blocks.modules() if isinstance(module, nn.Linear)]
         tables = [self.embed.weight] + [self.head.weight] * (not self.config.tie_weights)
         others = set(self.parameters()) - set(matrices) - set(tables)

@@ -230,7 +230,8 @@ CURE = f"a lower learning_rate than {learning_rate} may help"
 # what is about to happen
 kind = {"w2": f" ({config.sigma} σ)", "summed_qk": f" ({config.qk_scale})"}.get(config.attention, "")
 kept = " + input" if config.keep_input and config.residual != "standard" else ""
-size = f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {raw_model.get_num_params():,} parameters"
+parameters = raw_model.get_num_params()
+size = f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {parameters:,} parameters"
 counts = f"{tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on"
 epochs = max_iters * tokens_per_iter / tokens["train"]
 print0(f"model   {config.attention}{kind} attention, {config.residual}{kept} residual: {size}; {settings['init_from']}")
@@ -261,7 +262,7 @@ if rank == 0:
         latest.unlink(missing_ok=True)
         best.unlink(missing_ok=True)
 facts = {"settings": settings, "config": asdict(config), "data": data.meta, "machine": machine, "notes": notes}
-logger.log("resume" if iter_num else "start", iter_num, parameters=raw_model.get_num_params(), **facts)
+logger.log("resume" if iter_num else "start", iter_num, parameters=parameters, **facts)
 
 # -----------------------------------------------------------------------------
 # the loop

@@ -26,7 +26,7 @@ LLAMA_SHAPE = {"n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "bias", "r
 
 
 def save_checkpoint(path, model, optimizers, scaler, **facts) -> bool:
-    """Writes the state of the training, and `facts`; whether that worked. Where a disk is full, what was there is whole.
+    """Writes the state of the training, and `facts`; whether that worked. On a full disk what was there stays whole.
 
     All processes call it, and the first writes what they gather, on the CPU. Raises ValueError, before anything is
     written, for a fact that `load_checkpoint` would refuse.
@@ -80,7 +80,7 @@ def newest_run():
 
 
 def load_checkpoint(path) -> dict:
-    """What `save_checkpoint` wrote, on the CPU. No code in it is run. ValueError if it is damaged or of another version."""
+    """What `save_checkpoint` wrote, on the CPU. No code in it is run. ValueError for one that cannot be read."""
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:

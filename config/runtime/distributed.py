@@ -56,8 +56,8 @@ def parallelize_model(model, parallel, device):
 
 
 def compile_or_eager(model, x, y, ctx):
-    """Compiles the blocks of `model`. If that fails on any process, for want of a compiler or for whatever reason, all of
-    them go on eager. It is tried on a small model of its kind, which takes no other process to run."""
+    """Compiles the blocks of `model`. If that fails on any process, for want of a compiler or whatever else, all of them
+    go on eager. It is tried on a small model of its kind, which takes no other process to run."""
     print0("compiling ...")
     trial, reason = GPT(replace(model.config, n_layer=min(model.config.n_layer, 2))).to(x.device), ""
     for each in (model, trial):
