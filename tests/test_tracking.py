@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, TINY, error_of, log_of, refused, run_program
+from model import GPT, GPTConfig
 
 WANDB = '''
 import json
@@ -105,23 +106,65 @@ def plot(tmp_path, monkeypatch, capsys):
     return run
 
 
+START = {
+    "event": "start", "step": 0, "parameters": 10,
+    "settings": {"batch_size": 2, "grad_accum_steps": 5, "block_size": 10, "max_iters": 40},
+    "config": {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 10, "vocab_size": 7},
+    "data": {"source": "a text", "vocab_size": 7, "sha256": "s", "tokenizer": {"kind": "char"}},
+}  # fmt: skip
+
+
+def write_log(folder, *evals, steps=(10, 20, 30, 40), end="", **changes):
+    """A log by hand: 100 tokens per step, 1,000 per second; `evals` are validation losses."""
+    lines = [START | changes]
+    for i, step in enumerate(steps):
+        lines.append({"event": "step", "step": step, "loss": 9.0, "tokens_per_second": 1000.0})
+        if i < len(evals):
+            lines.append({"event": "eval", "step": step, "val_loss": evals[i], "bits_per_byte": evals[i] / 2})
+        if step == 20:
+            lines.append(START | changes | {"event": "resume", "step": 20})
+    Path(folder).mkdir(parents=True)
+    Path(folder, "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + end)
+
+
 def test_runs_in_one_picture(plot, repo, monkeypatch):
     monkeypatch.chdir(repo.folder)
     for out in ("out/a", "out/b$_{x$"):
         repo(f"train.py {TINY} --out_dir={out}")
     with open("out/a/log.jsonl", "a") as file:
         file.write('{"event": "st')  # it is being written
-    for name in ("both.png", "both"):
-        assert plot("out/a/log.jsonl", "out/b$_{x$/log.jsonl", f"--out={name}") == (0, f"{name}\n", "")
+    Path("out/other").mkdir()
+    for name, x in (("both.png", "tokens"), ("both", "flops"), ("time.png", "time")):
+        code, output, error = plot("out/a", "out/b$_{x$/log.jsonl", "out/other", f"--x={x}", f"--out={name}")
+        assert (code, output.splitlines()[-1], error) == (0, f"picture: {name}", "")
         assert Path(name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table(plot, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    config, other = START["config"], START["data"] | {"sha256": "t"}
+    write_log("out/a", 3.0, 2.0, 1.5, 1.6)
+    write_log("out/b", 3.0, steps=(10, 20), end='{"ev', config=config | {"residual": "m1", "keep_input": True})
+    write_log("out/c", steps=(10,), config=config | {"attention": "w2"})
+    write_log("out/d", 1.2, data=other)
+    code, output, error = plot("out/a", "out/b", "out/c", "out/d")
+    rows = [line.split("   ") for line in output.splitlines()[1:5]]
+    rows = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    flops = GPT(GPTConfig(**config)).flops_per_token() * 4000
+    assert (code, error) == (0, "") and [row[-1] for row in rows] == ["out/d", "out/a", "out/b", "out/c"]
+    assert rows[1][:4] == ["standard", "2 × 16", "10", "4k"] and float(rows[1][4]) == pytest.approx(flops, rel=0.01)
+    assert rows[1][5:8] == ["1,000", "1.5000 [2]", "0.7500"] and rows[0][6] == "1.2000 [1]"
+    assert (rows[2][0], rows[2][3]) == ("m1 + input", "2k of 4k")
+    assert (rows[3][0], rows[3][6:8]) == ("w2 (scalar σ)", ["-", "-"])
+    assert "NOTE    a picture needs matplotlib: pip install matplotlib\n" in output
 
 
 @pytest.mark.parametrize("content, named", [
     (None, "log.jsonl: No such file or directory"),
-    ("", "log.jsonl: no step has been logged yet"),
+    ("", "log.jsonl: no run has been logged yet"),
     ("[]\n", "log.jsonl: not a log of train.py"),
     ('{"event": "step"}\n', "log.jsonl: not a log of train.py"),
-    ('{"event": "step", "step": 1, "loss": {}}\n', "log.jsonl: not a log of train.py"),
+    ('{"event": "start", "step": 0, "settings": {}}\n', "log.jsonl: not a log of train.py"),
     ("[" * 10**5 + "\n", "log.jsonl: not a log of train.py"),
     ("\udcff", "log.jsonl: not a log of train.py"),
 ], ids=count())  # fmt: skip
@@ -133,7 +176,8 @@ def test_a_log_that_cannot_be_drawn(plot, monkeypatch, content, named):
     assert code == 2 and error.count("\n") == 1 and named in error
 
 
-def test_without_matplotlib(plot, monkeypatch):
+def test_a_picture_that_was_asked_for_without_matplotlib(plot, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    Path("log.jsonl").write_text('{"event": "step", "step": 1, "loss": 2.5}\n')
-    assert "plotting needs matplotlib: pip install matplotlib" in plot("log.jsonl")[2]
+    write_log("a", 2.0)
+    code, output, error = plot("a", "--out=a.png")
+    assert code == 2 and "2.0000" in output and "a picture needs matplotlib: pip install matplotlib" in error
