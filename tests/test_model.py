@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch._dynamo
+from functorch.compile import make_boxed_func
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -672,9 +673,9 @@ def test_no_compiled_function_asks_for_the_gradient_of_logits(compile_with):
     def record(graph, inputs):
         named = [node for node in graph.graph.nodes if node.op == "placeholder" and "tangents" in node.name]
         tangents.append([tuple(node.meta["val"].shape) for node in named])
-        return graph.forward
+        return make_boxed_func(graph.forward)
 
-    compile_with(aot_autograd(fw_compiler=lambda graph, inputs: graph.forward, bw_compiler=record))
+    compile_with(aot_autograd(fw_compiler=lambda graph, inputs: make_boxed_func(graph.forward), bw_compiler=record))
     model = build("standard", "m1")
     idx = tokens(model, 2, 12)
     model.compile_blocks()

@@ -134,7 +134,7 @@ def test_eager_where_compiling_fails(repo, monkeypatch):
     assert stances == ["force_eager"]
 
 
-@pytest.mark.parametrize("error, line", [(AssertionError(), "AssertionError: "), (OSError("no\nroom"), "OSError: no")])
+@pytest.mark.parametrize("error, line", [(AssertionError(), "AssertionError"), (OSError("no\nroom"), "OSError: no")])
 def test_why_nothing_is_compiled_is_said_in_a_line(monkeypatch, capsys, error, line):
     stances = []
     monkeypatch.setattr(torch.compiler, "set_stance", stances.append)

@@ -68,7 +68,7 @@ def compile_or_eager(model, x, y, ctx):
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
     if dist_max(bool(reason)):
         torch.compiler.set_stance("force_eager")
         print0(f"not compiled, eager from here: {reason or 'another process could not'}")

@@ -298,7 +298,7 @@ def race():
 
 
 def size_124m():
-    """GPT-2's size, compiled: utilisation, the methods next to the standard model, and the first step, which compiles."""
+    """GPT-2's size, compiled: utilisation, the methods over the standard model, and the first step, which compiles."""
     n_layer, n_embd, T, B, vocab_size = (2, 64, 64, 2, 65) if quick else (12, 768, 1024, 16, 50304)
     medians = {}
     for name, target in {"standard": 0.4, "W2": None, "summed QK": 0.2, "Method 1": 0.35, "Method 2": None}.items():
@@ -322,7 +322,8 @@ class Attending:
 
     def __init__(self, heads, T, width, pad=0, plain=False):
         shapes = [(1, heads, T, size) for size in (width, width, 64)]
-        self.inputs = [torch.randn(shape, device=device, dtype=default_precision, requires_grad=True) for shape in shapes]
+        like = {"device": device, "dtype": default_precision, "requires_grad": True}
+        self.inputs = [torch.randn(shape, **like) for shape in shapes]
         self.pad, self.plain = pad, plain
 
     def timed_step(self):
@@ -331,7 +332,7 @@ class Attending:
         with sdpa_kernel(SDPBackend.MATH) if self.plain else nullcontext():
             v = F.pad(v, (0, self.pad))
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=q.size(-1) ** -0.5)[..., :64]
-        torch.autograd.grad(y.sum(), self.inputs)
+        torch.autograd.grad(y, self.inputs, torch.ones_like(y))
         synchronize(device)
         return time.perf_counter() - began
 
