@@ -253,16 +253,18 @@ def parallel_map(work, jobs, workers):
             pool.shutdown(cancel_futures=True)
 
 
+worker = {}  # of this process: its work
+
+
 def start_worker(work):
     """Keeps `work` for `do_job`: it may hold a large tokenizer, which then is sent to a process once."""
-    global task
-    task = work
+    worker["work"] = work
     end_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel enough
 
 
 def do_job(*job):
-    return task(*job)
+    return worker["work"](*job)
 
 
 def end_with_parent():
