@@ -112,9 +112,12 @@ if not eval_only:  # what would fail at the first step fails before anything is 
 tokens, tokens_per_iter = data.meta["tokens"], batch_size * grad_accum_steps * block_size
 
 # the model
-if init_from.startswith("auto"):  # the first start and every restart, by one command
+automatic = init_from.startswith("auto")
+if automatic:  # the first start and every restart, by one command
     init_from = "resume" if find_checkpoint(out) else init_from.removeprefix("auto").removeprefix(":") or "scratch"
 settings["init_from"] = init_from
+if eval_only and init_from == "scratch":
+    raise ValueError("eval_only = True needs a trained model: add --init_from=resume, and the run's config or --out_dir")
 if init_from != "resume" and find_checkpoint(out) and not overwrite and not eval_only:
     ways = "--init_from=resume goes on with it, --overwrite=true replaces it, --out_dir=FOLDER leaves it alone"
     raise ValueError(f"{out} already holds a run: {ways}")
@@ -137,6 +140,9 @@ elif init_from == "resume":
     settings["init_from"] = checkpoint["settings"]["init_from"]  # how it began
     iter_num, val_loss = checkpoint["iter_num"], checkpoint["val_loss"]
     best_val_loss = load_checkpoint(best)["val_loss"] if best.exists() else math.inf  # may be newer than the latest
+    if iter_num >= max_iters and automatic and not eval_only:
+        print0(f"{path} has come to step {iter_num:,} of {max_iters:,}: nothing is left to do")
+        exit_program()
     if iter_num >= max_iters and not eval_only:
         raise ValueError(f"max_iters = {max_iters}, but {path} has come to step {iter_num}: give more to go on")
 else:  # hf:NAME, a Llama under this run's attention and residual
@@ -342,6 +348,7 @@ while iter_num < max_iters and not stopped_by:
         logger.log("eval", iter_num, train_loss=train_loss, val_loss=val_loss, **numbers)
         if val_loss < best_val_loss and save(best):
             best_val_loss = val_loss
+            saved_iter = saved_iter or iter_num  # best.pt serves until there is a ckpt.pt
     if saving and save(latest):
         saved_iter = iter_num
     last_time += time.time() - paused

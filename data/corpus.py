@@ -151,7 +151,7 @@ def read_jsonl(part):
                 continue
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise ValueError(f"{part.path}: line at byte {place}: not JSON") from None
             row = row if isinstance(row, dict) else {}
             if not isinstance(row.get(part.field, 0), str | None):

@@ -242,8 +242,8 @@ DAMAGES = {
     "turn(LATEST, lambda old: bytes(len(old)))": NO_CHECKPOINT,
     "LATEST.unlink(), LATEST.mkdir()": "ckpt.pt: Is a directory",
     # another program's
-    "torch.save(torch.ones(3), LATEST)": "ckpt.pt: a checkpoint of version None; this program reads ",
-    "torch.save(GPT(GPTConfig(8, 9, 1, 1, n_embd=4)).state_dict(), LATEST)": "ckpt.pt: a checkpoint of version None",
+    "torch.save(torch.ones(3), LATEST)": NO_CHECKPOINT,
+    "torch.save(GPT(GPTConfig(8, 9, 1, 1, n_embd=4)).state_dict(), LATEST)": NO_CHECKPOINT,
     "torch.save(GPT(GPTConfig(8, 9, 1, 1, n_embd=4)), LATEST)": NO_CHECKPOINT,
     "torch.save(Call(os.system, 'touch marker'), LATEST)": NO_CHECKPOINT,
     "rewrite('version = 4')": "ckpt.pt: a checkpoint of version 4; this program reads ",

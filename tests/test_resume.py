@@ -17,7 +17,7 @@ import torch
 import data
 import model
 from config.runtime import common
-from conftest import TEXT, TINY, differences, differing, error_of, load, log_of, refused
+from conftest import TEXT, TINY, contents, differences, differing, error_of, load, log_of, refused
 
 fcntl = pytest.importorskip("fcntl")  # and the signals of Unix
 
@@ -127,6 +127,21 @@ def test_best_is_never_worse_even_if_newer_than_the_latest(run):
 
 
 # -- the same run --------------------------------------------------------------------------------------------
+
+
+def test_auto_leaves_a_finished_run_alone(run):
+    run(f"{RUN} --out_dir={WHOLE}")
+    before = contents(WHOLE)
+    assert "nothing is left to do" in run(f"{RUN} --out_dir={WHOLE} --init_from=auto")
+    assert contents(WHOLE) == before
+
+
+def test_a_damaged_checkpoint_names_the_whole_one(run, capsys):
+    run(f"{RUN} --out_dir={WHOLE}")
+    path = WHOLE / "ckpt.pt"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    error = refused(run, f"{RUN} --max_iters=8 --out_dir={WHOLE} --init_from=resume", capsys)
+    assert f"{path}: damaged" in error and f"once it is moved away {WHOLE / 'best.pt'} takes its place" in error
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])

@@ -258,6 +258,11 @@ def trained(repo):
     return repo
 
 
+def test_a_model_that_nobody_trained_is_not_evaluated(trained, capsys):
+    error = refused(trained, "train.py --eval_only --device=cpu --out_dir=out/x", capsys)
+    assert "eval_only = True needs a trained model: add --init_from=resume" in error
+
+
 @pytest.mark.parametrize("dataset", ["shakespeare_char", "text"])
 @pytest.mark.parametrize("name", ["best.pt", "ckpt.pt"])
 def test_the_loss_over_all_of_a_split(trained, dataset, name):

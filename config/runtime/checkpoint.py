@@ -83,11 +83,15 @@ def load_checkpoint(path) -> dict:
     """What `save_checkpoint` wrote, on the CPU. No code in it is run. ValueError for one that cannot be read."""
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except Exception:  # damaged bytes make torch.load fail in all sorts of ways
-        raise ValueError(f"{path}: damaged, or not a checkpoint of train.py") from None
-    version = checkpoint.get("version") if isinstance(checkpoint, dict) else None
+        checkpoint = None
+    if not isinstance(checkpoint, dict) or "version" not in checkpoint:
+        others = [other for other in (path.parent / "ckpt.pt", path.parent / "best.pt") if other != path and other.exists()]
+        cure = f"; once it is moved away {others[0]} takes its place" if others else ""
+        raise ValueError(f"{path}: damaged, or not a checkpoint of train.py{cure}")
+    version = checkpoint["version"]
     if version != VERSION:
         raise ValueError(f"{path}: a checkpoint of version {version!r}; this program reads {VERSION}")
     missing = [part for part in PARTS if part not in checkpoint]

@@ -26,7 +26,7 @@ if __name__ == "__main__":
     parser.add_argument("--val_fraction", type=float, default=0.1, help="share kept for validation (default: 0.1)")
     parser.add_argument("--workers", type=int, help="processes at work (default: one for each core)")
     options = parser.parse_args()
-    if not options.paths:
+    if not options.paths or "" in options.paths:
         raise ValueError("give the files or folders to prepare: python data/text/prepare.py my.txt")
     files = [file for path in options.paths for file in text_files(path)]
     parts = [part for file in files for part in parts_of_file(file, options.field)]
