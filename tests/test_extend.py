@@ -62,6 +62,23 @@ def test_every_entry_has_a_float64_form():
     assert set(model.RESIDUALS) == set(reference.BLOCKS)
 
 
+@pytest.mark.parametrize("choice", [{}, dict(attention="w2", residual="m1"), dict(attention="summed_qk", residual="m4.2")])
+def test_gradients_by_sample(choice):
+    """torch.func's vmap over samples gives each one's own gradients."""
+    gpt = GPT(GPTConfig(block_size=8, vocab_size=11, n_layer=3, n_head=2, n_embd=16, **choice))
+    idx = torch.randint(11, (4, 8), generator=torch.Generator().manual_seed(0))
+    weights = {name: p.detach() for name, p in gpt.named_parameters()}
+
+    def loss(weights, sample):
+        return torch.func.functional_call(gpt, weights, (sample[None], sample[None]))[1]
+
+    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, idx)
+    for i, sample in enumerate(idx):
+        expected = torch.autograd.grad(gpt(sample[None], sample[None])[1], list(gpt.parameters()))
+        for name, gradient in zip(weights, expected):
+            torch.testing.assert_close(found[name][i], gradient, rtol=1e-3, atol=1e-5)
+
+
 # -- the steps of "Adding your own" --------------------------------------------------------------------------
 
 

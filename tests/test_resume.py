@@ -64,7 +64,7 @@ def assert_same_run():
 
 @pytest.mark.parametrize("kind, residual", METHODS)
 def test_every_method_resumes_exactly(run, kind, residual):
-    method = f"--attention={kind} --residual={residual} --qk_scale=5.6"
+    method = f"--n_layer=5 --n_kv_head=1 --attention={kind} --residual={residual} --qk_scale=5.6"
     run(f"{RUN} {method} --out_dir={WHOLE}")
     kill_after(3)
     run(f"{RESUME} {method}")
