@@ -724,7 +724,9 @@ class GPT(nn.Module):
             if not torch.equal(given.setdefault("lm_head.weight", embed), embed):
                 raise ValueError("lm_head.weight differs from model.embed_tokens.weight: set tie_weights = False")
         names, tensors = model.llama_names(), model.state_dict()
-        for name in sorted(names.keys() ^ given.keys()):
+        differing = sorted(names.keys() ^ given.keys())
+        if differing:
+            name = differing[0]
             raise ValueError(f"the Llama checkpoint {'lacks' if name in names else 'has'} {name}, unlike this config")
         for llama, name in names.items():
             if given[llama].shape != tensors[name].shape:

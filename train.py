@@ -140,10 +140,10 @@ elif init_from == "resume":
     settings["init_from"] = checkpoint["settings"]["init_from"]  # how it began
     iter_num, val_loss = checkpoint["iter_num"], checkpoint["val_loss"]
     best_val_loss = load_checkpoint(best)["val_loss"] if best.exists() else math.inf  # may be newer than the latest
-    if iter_num >= max_iters and automatic and not eval_only:
-        print0(f"{path} has come to step {iter_num:,} of {max_iters:,}: nothing is left to do")
-        exit_program()
     if iter_num >= max_iters and not eval_only:
+        if automatic:
+            print0(f"{path} has come to step {iter_num:,} of {max_iters:,}: nothing is left to do")
+            exit_program()
         raise ValueError(f"max_iters = {max_iters}, but {path} has come to step {iter_num}: give more to go on")
 else:  # hf:NAME, a Llama under this run's attention and residual
     name = init_from.removeprefix("hf:")

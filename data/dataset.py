@@ -24,7 +24,9 @@ def load_dataset(folder) -> "Dataset":
         meta = json.loads(path.read_bytes())
         if meta["version"] != VERSION:
             raise ValueError(f"version {meta['version']!r} is not {VERSION}, the one this program reads")
-        state, _ = dict(meta["tokenizer"]), [meta[fact] for fact in ("vocab_size", "source", "bytes", "sha256")]
+        for fact in ("vocab_size", "source", "bytes", "sha256"):
+            meta[fact]  # a KeyError if it is missing
+        state = dict(meta["tokenizer"])
         if state.get("kind") in TOKENIZER_FILES:
             part, name = TOKENIZER_FILES[state["kind"]]
             path = folder / name
