@@ -80,7 +80,7 @@ def tables_of(output):
     return [line for line in output.splitlines() if line.startswith("|")]
 
 
-@pytest.mark.parametrize("arguments, named", [(["tempo"], "tempo"), ([], "methods, recall")])
+@pytest.mark.parametrize("arguments, named", [(["tempo"], "tempo"), ([], "methods, depth")])
 def test_what_is_no_experiment_is_refused(arguments, named):
     done = run_py(*arguments)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and named in done.stderr

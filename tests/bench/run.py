@@ -1,7 +1,8 @@
 """
-All benchmarks: python tests/bench/run.py {methods,recall,entailment,micro,speed} [--quick] [...]
+All benchmarks: python tests/bench/run.py {methods,depth,recall,entailment,micro,speed} [--quick] [...]
 
     methods      which attention and which residual method wins on Tiny Shakespeare
+    depth        does a residual method pay in deeper models, on a longer text
     recall       associative recall: the copy task, and MQAR
     entailment   which node of a tree is above which
     micro        W2 and standard: loss, time and memory of three small models
@@ -14,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-MODES = ("methods", "recall", "entailment", "micro", "speed")
+MODES = ("methods", "depth", "recall", "entailment", "micro", "speed")
 
 if __name__ == "__main__":
     mode, *arguments = sys.argv[1:] or [""]

@@ -106,6 +106,9 @@ def fit(run, model, batch, loss=mean_loss):
     """
     steps, highest = run["steps"], run["learning_rate"]
     model.to(device).train()
+    if run.get("compile"):
+        torch.compiler.reset()  # what the worker's earlier models compiled
+        model.compile_blocks()
     pick_attention_kernel(model, device, pick_dtype(run.get("dtype", "float32"), device))
     if run["recipe"] == "fair":  # what train.py does
         optimizer = model.configure_optimizers(0.1, highest, (0.9, 0.99), device.type)
@@ -140,10 +143,14 @@ def fit(run, model, batch, loss=mean_loss):
 # -- many runs -----------------------------------------------------------------------------------------------
 
 
+class Lacking(ValueError):
+    """Runs that --show would need have not been done."""
+
+
 class Sweep:
     """The runs of one experiment, and its command line."""
 
-    def __init__(self, name, trial, description):
+    def __init__(self, name, trial, description, add_arguments):
         parser = ArgumentParser(description=description)
         parser.add_argument("--quick", action="store_true", help="tiny runs, to see that it works; no figure counts")
         parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
@@ -151,7 +158,8 @@ class Sweep:
         parser.add_argument("--out", type=Path, default=ROOT / "out" / "bench", help="folder of the results")
         parser.add_argument("--show", action="store_true", help="show the results that are there; run nothing")
         parser.add_argument("--plot", action="store_true", help="draw a figure, with matplotlib, beside the results")
-        args = parser.parse_args()
+        add_arguments(parser)
+        self.args = args = parser.parse_args()
         if args.workers < 1:
             raise ValueError(f"--workers={args.workers}: at least one is needed")
         if args.plot and not find_spec("matplotlib"):
@@ -166,12 +174,12 @@ class Sweep:
         spawn = multiprocessing.get_context("spawn")  # a GPU cannot be used by a fork
         self.pool = ProcessPoolExecutor(self.workers, spawn, start_worker, (str(self.device),))
 
-    def run(self, runs, following=0):
-        """What came of each of `runs`, in their order. Those not yet known are done now; `following` come later."""
+    def run(self, runs):
+        """What came of each of `runs`, in their order. Those not yet known are done now; with --show, Lacking."""
         missing = list({key(run): run for run in runs if key(run) not in self.done}.values())
         if missing and self.showing:
             lack = f"{self.path} lacks {len(missing)} of the next {len(runs)} runs"
-            raise ValueError(f"{lack}: without --show they are done")
+            raise Lacking(f"{lack}: without --show they are done")
         if missing:
             print(f"{len(missing)} runs, {self.workers} at a time, on {self.machine}; {self.path}", flush=True)
         began = time.time()
@@ -181,7 +189,7 @@ class Sweep:
             result = plain({"run": run, **future.result(), "machine": self.machine})
             self.done[key(run)] = result
             self.save()
-            left = (time.time() - began) / count * (len(missing) - count + following)
+            left = (time.time() - began) / count * (len(missing) - count)
             came = f"loss {result['loss']}" if "loss" in result else "done"
             print(f"[{count}/{len(missing)}] {name_of(run)}: {came}; {clock(left)} left", flush=True)
         return [self.done[key(run)] for run in runs]
@@ -189,21 +197,25 @@ class Sweep:
     def tuned(self, cells, rates, seeds, shorter=1, by="loss", tuning_seeds=(0,)):
         """Runs each of `cells` (by their names, runs without rate and seed) for each seed at the learning rate it likes.
 
-        That is the one of `rates` that is best `by` loss or accuracy in the mean of runs of `tuning_seeds`, `shorter`
-        times shorter. Returns a list of results by each name.
+        That is the best `by` loss or accuracy in the mean of runs of `tuning_seeds`, `shorter` times shorter: one of
+        `rates` or, where the best of these is the lowest or highest, of as many halves or doubles as it takes for the
+        best to have a worse one on either side. Returns a list of results by each name.
         """
-        trials = [
-            cell | {"learning_rate": rate, "seed": seed, "steps": cell["steps"] // shorter}
-            for cell in cells.values()
-            for rate in rates
-            for seed in tuning_seeds
-        ]
-        found = in_groups(self.run(trials, following=len(cells) * len(seeds)), len(tuning_seeds))
-        chosen = {}
-        for (name, cell), of_cell in zip(cells.items(), in_groups(found, len(rates))):
-            values = [average(result[by] for result in of_rate) for of_rate in of_cell]
-            values = [-math.inf if math.isnan(value) else value if by == "accuracy" else -value for value in values]
-            chosen[name] = cell | {"learning_rate": rates[values.index(max(values))]}
+        values = {name: dict.fromkeys(rates) for name in cells}  # of the rates to try
+        while untried := [(name, rate) for name in cells for rate, value in values[name].items() if value is None]:
+            trials = [
+                cells[name] | {"learning_rate": rate, "seed": seed, "steps": cells[name]["steps"] // shorter}
+                for name, rate in untried
+                for seed in tuning_seeds
+            ]
+            for (name, rate), found in zip(untried, in_groups(self.run(trials), len(tuning_seeds))):
+                value = average(result[by] for result in found)
+                values[name][rate] = -math.inf if math.isnan(value) else value if by == "accuracy" else -value
+            for of_cell in values.values():
+                best = max(of_cell, key=of_cell.get)
+                if best in (min(of_cell), max(of_cell)) and not self.quick:
+                    of_cell.setdefault(best * (2 if best == max(of_cell) else 0.5))
+        chosen = {name: cell | {"learning_rate": max(values[name], key=values[name].get)} for name, cell in cells.items()}
         return self.repeated(chosen, seeds)
 
     def repeated(self, runs, seeds):
@@ -340,10 +352,10 @@ def table(title, header, rows):
     print(flush=True)
 
 
-def experiment(name, trial, main, description):
-    """Runs main(sweep) as a program."""
+def experiment(name, trial, main, description, add_arguments=lambda parser: None):
+    """Runs main(sweep) as a program, whose own arguments sweep.args has too."""
     install_excepthook()
-    sweep = Sweep(name, trial, description)
+    sweep = Sweep(name, trial, description, add_arguments)
     try:
         main(sweep)
     finally:
