@@ -51,14 +51,6 @@ class Residual:
     weights: str = "one"  # w_i: "one", "mean" (1/m) or "learned" (softmax of the block's `mix`)
     sources: Callable = range  # layer l -> the earlier layers that it recomputes: range(l), all of them
 
-    def keeps_input(self, config):
-        """Whether the residual itself stays in the sum: an identity path from the first layer to the last."""
-        return self.branch is None or config.keep_input
-
-    def branch_scale(self, config):
-        """The size that branches start at: 1/√(2L) where a stream adds up the outputs of 2L of them."""
-        return (2 * config.n_layer) ** -0.5 if self.keeps_input(config) else 1.0
-
 
 RESIDUALS = {
     "standard": Residual(),
@@ -399,7 +391,7 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(config.n_embd, eps=config.norm_eps)
         self.mlp = MLP(config)
         self.residual = RESIDUALS[config.residual]
-        self.keep_input = self.residual.keeps_input(config)
+        self.keep_input = self.residual.branch is None or config.keep_input  # whether x, or h, stays in the sum
         self.sources = self.residual.sources(layer) if self.residual.branch else ()  # none in the first layer
         self.summed = self.residual.branch if self.sources else None  # the branch whose residual a sum replaces
         if self.residual.weights == "learned" and self.sources:
@@ -531,8 +523,8 @@ class GPT(nn.Module):
             elif isinstance(module, Block) and hasattr(module, "mix"):
                 nn.init.zeros_(module.mix)
         for block in self.blocks:
-            block.attn.o_proj.weight.mul_(block.residual.branch_scale(self.config))
-            block.mlp.down_proj.weight.mul_(block.residual.branch_scale(self.config))
+            for output in (block.attn.o_proj, block.mlp.down_proj):  # 2L branches add up to about what one would be
+                output.weight.mul_((2 * self.config.n_layer) ** -0.5)
             if block.summed == "attention" and not block.keep_input:
                 block.attn.init_at_self()
 
