@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 import data
@@ -21,6 +22,7 @@ import entailment
 import methods
 import recall
 import run as all_of_them
+import stats
 import sweep
 
 
@@ -203,38 +205,105 @@ def test_pairs(balanced):
 # -- statistics ----------------------------------------------------------------------------------------------
 
 
-def losses(*values):
-    return [{"loss": value} for value in values]
+def results(*losses, flops=1.0):
+    return [{"loss": loss, "flops": flops, "run": {"seed": seed}} for seed, loss in enumerate(losses)]
 
 
-def test_a_difference_and_its_standard_error():
-    delta, error = sweep.difference(losses(1, 2, 3), losses(4, 6, 8))
-    assert delta == -4 and error == pytest.approx(math.sqrt(1 / 3 + 4 / 3))
-    assert sweep.compare(losses(1, 2, 3), losses(4, 6, 8)) == "-4.000 ± 1.291 better"
-    assert sweep.compare(losses(4, 6, 8), losses(1, 2, 3)) == "+4.000 ± 1.291 worse"
-    assert sweep.compare(losses(3.5, 5.5, 7.5), losses(4, 6, 8)) == "-0.500 ± 1.633"
-    assert sweep.mean_sd(losses(1, 2, 3)) == "2.000 ± 1.000"
+def test_two_methods_compare_as_in_a_paired_t_test():
+    one, other = np.array([1.0, 2.0, 4.0, 3.5]), np.array([1.2, 2.1, 4.4, 3.6])
+    ((difference, half, p),) = stats.differences({"one": results(*one), "other": results(*other)}).values()
+    expected = scipy.stats.ttest_rel(other, one)
+    assert [difference, p] == pytest.approx([np.mean(other - one), expected.pvalue])
+    assert [difference - half, difference + half] == pytest.approx(list(expected.confidence_interval(0.95)))
 
 
-def test_the_learning_rate_is_chosen_among_what_did_not_diverge(tmp_path, monkeypatch):
+def test_a_seed_that_is_hard_for_all_is_no_noise():
+    groups = {"a": results(1.0, 5.0, 9.0), "b": results(1.1, 5.1, 9.1), "c": results(2.0, 6.1, 9.9)}
+    found = stats.differences(groups)
+    assert list(found) == ["b", "c"] and found["b"][0] == pytest.approx(0.1) and found["c"][0] == pytest.approx(1.0)
+    assert found["c"][2] < 0.001 < found["b"][1] < 0.2
+
+
+def test_holm():
+    assert stats.holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx(
+        {"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06}
+    )
+
+
+def test_a_difference_in_words():
+    groups = {"standard": results(1.0, 1.1, 1.2), "worse": results(2.0, 2.11, 2.2), "lost": results(None, 1.0, 1.0)}
+    texts = stats.compare(groups)
+    assert texts["standard"] == "" and texts["lost"] == "diverged"
+    assert texts["worse"].startswith("+1.003 ± ") and texts["worse"].endswith(" worse")
+    assert stats.in_words(0.1, 0.2, 0.3) == "+0.100 ± 0.200"
+    assert stats.in_words(0.2, 0.1, 0.01, higher_is_better=True) == "+0.200 ± 0.100 better"
+
+
+@pytest.fixture
+def curve():
+    """Of a model that comes to 4 - ln C + (ln C)²/10, and of two that come as far as that with 2 and with 20, at a cost of 3."""
+
+    def ladder(flops):
+        exact = 4 - math.log(flops) + math.log(flops) ** 2 / 10
+        return results(exact + 0.001, exact - 0.001, exact, flops=flops)
+
+    runs = [result for flops in (1.0, 2.0, 4.0, 8.0) for result in ladder(flops)]
+    others = {"other": 2.0, "far": 20.0}
+    groups = {name: [result | {"flops": 3.0} for result in ladder(flops)] for name, flops in others.items()}
+    return stats.CostCurve(runs, groups)
+
+
+def test_a_method_is_compared_with_the_curve_at_its_cost(curve):
+    difference, half, p = curve.differences()["other"]
+    exact = math.log(3) - math.log(2) + (math.log(2) ** 2 - math.log(3) ** 2) / 10
+    assert difference == pytest.approx(exact) and half < 0.01 and p < 0.05
+
+
+def test_what_a_method_is_worth(curve):
+    worth, low, high = curve.equal_cost("other")
+    assert worth == pytest.approx(2, rel=0.01) and 1.9 < low < worth < high < 2.1
+    assert curve.equal_cost("far")[0] == math.inf  # beyond the longest run
+
+
+def test_a_slope():
+    change, half = stats.slope([(1, 3.0, 0.1, 5), (2, 2.0, 0.1, 5), (3, 1.0, 0.1, 5)])
+    assert change == pytest.approx(-1) and half == pytest.approx(scipy.stats.t.ppf(0.975, 15) * 0.1 / math.sqrt(2))
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """A Sweep whose runs come to study.loss(run) at once."""
     monkeypatch.setattr(sys, "argv", ["x", f"--out={tmp_path}", "--device=cpu"])
-    of_rate = {0.1: 3.0, 0.2: 2.0, 0.4: math.nan}
-    study = sweep.Sweep("study", None, "")
+    study = sweep.Sweep("study", None, "", lambda parser: None)
     study.pool.shutdown()
 
     class Pool:
         def submit(self, trial, run):
             future = Future()
-            future.set_result({"loss": of_rate[run["learning_rate"]] + run["seed"]})
+            future.set_result({"loss": study.loss(run)})
             return future
 
     study.pool = Pool()
+    return study
+
+
+def test_the_learning_rate_is_chosen_among_what_did_not_diverge(study):
+    of_rate = {0.1: 3.0, 0.2: 2.0, 0.4: math.nan}
+    study.loss = lambda run: of_rate[run["learning_rate"]] + run["seed"]
     cells = {"only": {"steps": 8, "model": {}}}
     ((one, other),) = study.tuned(cells, [0.4, 0.1, 0.2], [5, 6], shorter=2, tuning_seeds=[0]).values()
     assert [result["run"] for result in (one, other)] == [
         {"steps": 8, "model": {}, "learning_rate": 0.2, "seed": seed} for seed in (5, 6)
     ]
-    kept = json.loads((tmp_path / "study.json").read_text())
+    kept = json.loads(study.path.read_text())
     names = "learning_rate", "seed", "steps"
     found = {tuple(result["run"][name] for name in names): result["loss"] for result in kept}
     assert found == {(0.4, 0, 4): None, (0.1, 0, 4): 3, (0.2, 0, 4): 2, (0.2, 5, 8): 7, (0.2, 6, 8): 8}
+
+
+def test_rates_are_tried_until_the_best_has_worse_ones_on_both_sides(study):
+    study.loss = lambda run: abs(math.log2(run["learning_rate"])) + run["seed"]  # best at 1
+    ((one,),) = study.tuned({"only": {"steps": 8, "model": {}}}, [0.125, 0.25], [5]).values()
+    assert one["run"]["learning_rate"] == 1
+    tried = {result["run"]["learning_rate"] for result in study.done.values()}
+    assert tried == {0.125, 0.25, 0.5, 1, 2}

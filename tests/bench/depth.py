@@ -3,72 +3,110 @@ Does a residual method pay at depth? python tests/bench/depth.py [--data=text] [
 
 Models of 2, 4 and 8 layers on a corpus that is longer than the runs: a prepared dataset, by default data/text. The
 standard model is trained for half, once, twice and four times the steps, each time with a decay of its own. A curve
-through these losses says what the standard model would have come to at the cost of a method.
+through these losses says what it comes to at the cost of a method, and at what cost it comes to the method's loss.
 """
 
+import math
 from contextlib import nullcontext
 from unittest.mock import patch
 
 import torch
 
 import methods
-from sweep import Lacking, experiment
-from model import GPT, GPTConfig, Residual
+from stats import CostCurve, compare, in_words, slope
+from sweep import Lacking, experiment, mean_sd, pyplot, table
+from model import GPT, GPTConfig
 
-LADDER = {0.5: 2, 1: 3, 2: 2, 4: 2}  # times the steps, and how many seeds the standard model is trained so long with
-KEPT = {name: {"residual": name, "keep_input": True} for name in ("m1", "m2", "m3.1")}
+SEEDS = [1, 2, 3]
+LADDER = [(times, seed) for times in (4, 2, 0.5) for seed in SEEDS[:2]]  # how else the standard model is trained
 MODELS = {
     "standard": {},
     "Method 1": {"residual": "m1"},
-    "Method 1, input kept": KEPT["m1"],
-    "Method 2, input kept": KEPT["m2"],
-    "Method 3.1, input kept": KEPT["m3.1"],
+    "Method 1, input kept": {"residual": "m1", "keep_input": True},
+    "Method 2": {"residual": "m2"},
+    "Method 2, input kept": {"residual": "m2", "keep_input": True},
+    "Method 3.1, input kept": {"residual": "m3.1", "keep_input": True},
     "W2, scalar σ": {"attention": "w2"},
     "Method 5.2": {"attention": "summed_qk", "qk_scale": "5.2"},
 }
-# what is run, in this order: the deepest models first
+# layers, and which models of them: in the order in which they are run
 STAGES = [
     (8, ["standard", "Method 1", "Method 1, input kept"]),
     (4, ["standard", "Method 1", "Method 1, input kept", "Method 2, input kept"]),
     (2, ["standard", "Method 1", "Method 1, input kept", "Method 2, input kept"]),
-    (8, ["Method 2, input kept", "Method 3.1, input kept"]),
-    (8, ["standard, wider", "W2, scalar σ", "Method 5.2"]),
+    (8, ["Method 2, input kept"]),
+    (8, ["Method 3.1, input kept"]),
+    (8, ["W2, scalar σ", "Method 5.2"]),
+    (8, ["standard, wider"]),
 ]
-BRANCH_SCALES = {"1": lambda self, config: 1.0, "1/√(2L)": lambda self, config: (2 * config.n_layer) ** -0.5}
+COLORS = {"Method 1": "#1f5a92", "Method 2": "#d9771e", "Method 3.1": "#2e8b57", "W2": "#8a4fa3", "Method 5.2": "#b03a48"}
 
 
 def trial(run):
-    """A run whose residual method has the branches that run["branch_scale"] says."""
-    rule = BRANCH_SCALES.get(run.get("branch_scale"))
-    with patch.object(Residual, "branch_scale", rule) if rule else nullcontext():
+    """A run; with run["branches"] "unscaled", of a model whose branches start without their factor of 1/√(2L)."""
+    unscaled = patch.object(GPT, "init_weights", init_unscaled) if "branches" in run else nullcontext()
+    with unscaled:
         result = methods.trial(run)
     return result | {"text_sha256": methods.dataset(run["data"]).meta["text_sha256"]}
 
 
-def main(sweep):
-    size = {"block_size": 128, "n_head": 2, "n_embd": 64}
-    run = {"data": sweep.args.data, "batch_size": 16, "steps": 2000, "recipe": "fair", "dtype": "auto"}
-    run |= {"compile": True, "eval_tokens": 524288}
-    rates, seeds = [4e-3, 8e-3, 1.6e-2], [1, 2, 3]
+@torch.no_grad()
+def init_unscaled(model, init_weights=GPT.init_weights):
+    init_weights(model)
+    for block in model.blocks:
+        for output in (block.attn.o_proj, block.mlp.down_proj):
+            output.weight.mul_((2 * model.config.n_layer) ** 0.5)
 
-    def cell(n_layer, name, branch_scale="1"):
+
+def main(sweep):
+    size, steps, batch_size, eval_tokens = {"block_size": 128, "n_head": 2, "n_embd": 64}, 2000, 16, 524288
+    stages = STAGES
+    if sweep.quick:
+        size, steps, batch_size, eval_tokens = {"block_size": 16, "n_head": 2, "n_embd": 16}, 8, 2, 1000
+        stages = [(n_layer, ["standard", "Method 1, input kept", "W2, scalar σ"]) for n_layer in (2, 3)]
+    run = {"data": sweep.args.data, "batch_size": batch_size, "steps": steps, "recipe": "fair", "dtype": "auto"}
+    run |= {"compile": not sweep.quick, "eval_tokens": eval_tokens}
+
+    def cell(n_layer, name):
         shape = size | {"n_layer": n_layer}
         if name == "standard, wider":
             return run | {"model": as_costly(shape, shape | MODELS["Method 1"])}
-        of_branches = {"branch_scale": branch_scale} if "residual" in MODELS[name] else {}
-        return run | {"model": shape | MODELS[name]} | of_branches
+        return run | {"model": shape | MODELS[name]}
 
-    trials = [
-        cell(n_layer, name, branch_scale) | {"steps": run["steps"] // 2, "learning_rate": rate, "seed": 0}
-        for n_layer, names in [(4, ["Method 1, input kept", "Method 3.1, input kept", "Method 1"]), (8, ["Method 1, input kept"])]
-        for name in names
-        for branch_scale in BRANCH_SCALES
-        for rate in rates
-    ]
-    sweep.run(trials)
-    for n_layer, names in STAGES:
-        cells = {name: cell(n_layer, name) for name in names}
-        results = sweep.tuned(cells, rates, seeds, shorter=2)
+    groups, ladders = {}, {}  # of each number of layers: results by the model's name, and those of the standard model
+    try:
+        for n_layer, names in stages:
+            cells = {name: cell(n_layer, name) for name in names}
+            results = sweep.tuned(cells, [8e-3, 1.6e-2], SEEDS, shorter=2)
+            if "standard" in names:
+                once = results["standard"]
+                longer = [once[0]["run"] | {"steps": round(steps * times), "seed": seed} for times, seed in LADDER]
+                ladders[n_layer] = once + sweep.run(longer)
+            groups.setdefault(n_layer, {}).update(results)
+        show_branches(sweep, cell)
+    except Lacking as lacking:
+        print(f"NOTE   {lacking}")
+    curves = {}
+    for n_layer, ladder in sorted(ladders.items()):
+        others = {name: results for name, results in groups[n_layer].items() if name != "standard"}
+        curves[n_layer] = CostCurve(ladder, others)
+        show_curve(n_layer, ladder, steps)
+        show(n_layer, groups[n_layer], curves[n_layer])
+    show_slopes(curves)
+    if sweep.plotting:
+        sweep.save_figure(draw(groups, curves))
+
+
+def show_branches(sweep, cell):
+    """Whether branches should start smaller by 1/√(2L) in Methods 1 to 4 too: half the steps, one seed."""
+    rows, rates = [], [4e-3, 8e-3, 1.6e-2]
+    for name in ["Method 1", "Method 1, input kept", "Method 2", "Method 3.1, input kept"]:
+        for scale, key in (("1/√(2L)", {}), ("1", {"branches": "unscaled"})):
+            run = cell(4, name)
+            run |= {"steps": run["steps"] // 2, "seed": 0} | key
+            results = sweep.run([run | {"learning_rate": rate} for rate in rates])
+            rows.append([name, scale, *(f"{result['loss']:.3f}" for result in results)])
+    table("4 layers, how large branches start: loss by learning rate", ["model", "branches", *map("{:g}".format, rates)], rows)
 
 
 def as_costly(shape, method):
@@ -81,6 +119,99 @@ def as_costly(shape, method):
     widths = range(shape["n_embd"], 8 * shape["n_embd"], 8)
     width = min(widths, key=lambda width: abs(flops(shape | {"n_embd": width}) - flops(method)))
     return shape | {"n_embd": width}
+
+
+def show_curve(n_layer, ladder, steps):
+    lengths = sorted({result["run"]["steps"] for result in ladder})
+    of_length = {length: [result for result in ladder if result["run"]["steps"] == length] for length in lengths}
+    table(
+        f"{n_layer} layers, the standard model by its steps",
+        ["steps", *(f"{length / steps:g} × {steps:,}" for length in lengths)],
+        [["loss", *map(mean_sd, of_length.values())]],
+    )
+
+
+def show(n_layer, groups, curve):
+    """What the methods come to, and what that is worth."""
+    standard = groups["standard"][0]
+    compared, at_equal_cost = compare(groups), curve.differences()
+    rows = []
+    for name, results in groups.items():
+        facts = results[0]
+        row = [name, f"{facts['parameters']:,}", f"{facts['run']['learning_rate']:g}", mean_sd(results), compared[name]]
+        row.append(f"{facts['flops'] / standard['flops']:.2f}")
+        if name in at_equal_cost:
+            worth, low, high = (cost / standard["flops"] for cost in curve.equal_cost(name))
+            row += [in_words(*at_equal_cost[name]), f"{bounded(worth)} ({bounded(low)} to {bounded(high)})"]
+            row.append(verdict(*at_equal_cost[name]))
+        rows.append(row + [""] * (9 - len(row)))
+    tokens = standard["run"]["steps"] * standard["run"]["batch_size"] * standard["run"]["model"]["block_size"]
+    table(
+        f"{n_layer} layers, {tokens:,} tokens, {tokens / standard['parameters']:.1f} for each parameter of the standard model",
+        ["model", "parameters", "learning rate", "loss", "difference", "FLOPs", "at equal FLOPs", "compute worth", ""],
+        rows,
+    )
+
+
+def bounded(times):
+    """Times the standard model's compute, of which 0 and infinity mean: beyond its shortest and longest runs."""
+    factors = [factor for factor, _ in LADDER]
+    return f"< {min(factors)}" if times == 0 else f"> {max(factors)}" if math.isinf(times) else f"{times:.2f}"
+
+
+def verdict(difference, half, p):
+    if p < 0.05:
+        return "pays" if difference < 0 else "hurts"
+    return f"undecided within ±{abs(difference) + half:.3f}"
+
+
+def show_slopes(curves):
+    """How the difference at equal cost changes with each doubling of the layers."""
+    names = list(dict.fromkeys(name for curve in curves.values() for name in curve.flops))
+    rows = []
+    for name in names:
+        points = [(n_layer, curve) for n_layer, curve in curves.items() if name in curve.flops]
+        if len(points) > 1:
+            estimates = [(math.log2(n_layer), *curve.model.estimate({name: 1})[:2], curve.model.freedom) for n_layer, curve in points]
+            change, half = slope(estimates)
+            rows.append([name, ", ".join(str(n_layer) for n_layer, _ in points), f"{change:+.3f} ± {half:.3f}"])
+    table("The difference at equal cost, for each doubling of the layers", ["model", "layers", "change"], rows)
+
+
+def draw(groups, curves):
+    """What a model is worth over what it costs, both in times the standard model's compute at equal steps."""
+    figure, axis = pyplot().subplots(figsize=(7.2, 5.2))
+    costs = [0.9, 4.6]
+    axis.plot(costs, costs, color="black", linewidth=1)
+    axis.text(3.1, 3.25, "pays above this line", fontsize=9, rotation=40, ha="center", va="bottom")
+    names = list(dict.fromkeys(name for curve in curves.values() for name in curve.flops))
+    for name in names:
+        color = next((color for start, color in COLORS.items() if name.startswith(start)), "#555555")
+        points = []
+        for n_layer, curve in curves.items():
+            if name not in curve.flops:
+                continue
+            unit = groups[n_layer]["standard"][0]["flops"]
+            cost, shortest, longest = (flops / unit for flops in (curve.flops[name], *curve.range))
+            worth, low, high = (min(max(times / unit, shortest), longest) for times in curve.equal_cost(name))
+            axis.plot([cost, cost], [low, high], color=color, linewidth=1.3)
+            points.append((cost, worth, 3 + 1.2 * n_layer))
+        x, y, sizes = zip(*points)
+        axis.plot(x, y, color=color, linewidth=0.8, linestyle=":")
+        face = color if "kept" in name or name not in MODELS or "residual" not in MODELS[name] else "white"
+        for place in points:
+            axis.plot(*place[:2], marker="o", markersize=place[2], markerfacecolor=face, markeredgecolor=color)
+        axis.plot([], [], marker="o", color=color, markerfacecolor=face, linestyle=":", label=name)
+    for scale in (axis.set_xscale, axis.set_yscale):
+        scale("log", base=2)
+    for ticks in (axis.xaxis, axis.yaxis):
+        ticks.set_major_formatter("{x:g}")
+    axis.set(xlabel="cost: operations over the standard model's", ylabel="worth: operations in which the standard model gets as far")
+    axis.grid(color="#e4e4e4", linewidth=0.7)
+    axis.spines[:].set_visible(False)
+    axis.legend(frameon=False, fontsize=9)
+    figure.tight_layout()
+    return figure
 
 
 def add_arguments(parser):

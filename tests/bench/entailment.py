@@ -1,5 +1,5 @@
 """
-Entailment: is one node of a tree above another? python tests/bench/entailment.py [--quick] [--plot]
+Entailment: is one node of a tree above another? python tests/bench/entailment.py [--quick]
 
 The hierarchy task of the W2 document. A random tree (up to 4 children a node, 6 levels below the root, at most 1,024
 nodes); the input is a node and a candidate, and two classes are read from the last position: is the candidate an
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from sweep import W2_KINDS, compare, experiment, fair_cells, fit, make_orthogonal, mean_sd, published_cells
+from stats import compare
+from sweep import W2_KINDS, experiment, fair_cells, fit, make_orthogonal, mean_sd, published_cells
 from sweep import random_numbers, table
 from model import GPT, GPTConfig
 
@@ -110,29 +111,21 @@ def main(sweep):
     task = {"batch_size": batch_size, "steps": steps}
     size = {"block_size": 2, "vocab_size": vocab_size, "n_layer": 2}
 
-    panels = []
     for candidates in ("any", "balanced"):
         of = task | {"candidates": candidates}
         results = sweep.repeated(published_cells(of, size, PUBLISHED), seeds)
         show(f"candidates {candidates}, as published", results)
-        panels.append((f"candidates {candidates}, as published", results))
 
         cells = fair_cells(of, size | {"n_embd": width, "n_head": width // 16})
         # a run takes seconds, and what it makes of the pairs held out wavers
         results = sweep.tuned(cells, rates, seeds, by="accuracy", tuning_seeds=tuning_seeds)
         show(f"candidates {candidates}, width {width}, equal parameters", results)
-        panels.append((f"candidates {candidates}, width {width}", results))
-    sweep.plot(panels)
-
-
-def columns(results, standard, name):
-    """What it is on the pairs of training and on those held out, and the latter's difference."""
-    delta = compare(results, standard, name) if results is not standard else ""
-    return mean_sd(results, f"seen {name}"), mean_sd(results, name), delta
 
 
 def show(title, results):
+    """What it is on the pairs of training and on those held out, and the latter's difference."""
     held_out = "held out", "difference"
+    compared = {name: compare(results, name) for name in ("accuracy", "loss")}
     table(
         title,
         ["", "parameters", "learning rate", *("accuracy, seen", *held_out), *("loss, seen", *held_out)],
@@ -141,8 +134,8 @@ def show(title, results):
                 name,
                 f"{group[0]['parameters']:,}",
                 f"{group[0]['run']['learning_rate']:g}",
-                *columns(group, results["standard"], "accuracy"),
-                *columns(group, results["standard"], "loss"),
+                *(mean_sd(group, "seen accuracy"), mean_sd(group, "accuracy"), compared["accuracy"][name]),
+                *(mean_sd(group, "seen loss"), mean_sd(group, "loss"), compared["loss"][name]),
             ]
             for name, group in results.items()
         ],

@@ -1,17 +1,18 @@
 """
-Which method wins? python tests/bench/methods.py [--quick] [--plot]
+Which method wins? python tests/bench/methods.py [--quick]
 
 Every kind of attention and every residual method, at train.py's default size, on Tiny Shakespeare by characters and by
 BPE: validation loss over three seeds, each method at the learning rate that suits it. The standard model is also
-trained for as many steps as give it a method's floating-point operations, for a comparison at equal cost.
+trained for as many steps as give it each method's floating-point operations: the curve through these losses says what
+it comes to at equal cost.
 """
 
 from functools import cache
 
 import torch
 
-from sweep import W2_KINDS, autocast, average, compare, difference, experiment, fit, mean_sd, pyplot, table
-from sweep import with_parameters
+from stats import CostCurve, compare, in_words
+from sweep import W2_KINDS, autocast, average, experiment, fit, mean_sd, table, with_parameters
 from data import ensure_prepared, load_dataset
 from model import GPT, GPTConfig, QK_SCALES
 
@@ -22,8 +23,7 @@ METHODS |= {f"Method {name[1:]}, input kept": {"residual": name, "keep_input": T
 METHODS |= W2_KINDS
 METHODS |= {f"Method {scale}": {"attention": "summed_qk", "qk_scale": scale} for scale in QK_SCALES}
 
-DATA = {"shakespeare_char": "characters", "shakespeare_bpe": "BPE"}
-COLORS = {"shakespeare_char": "#1f5a92", "shakespeare_bpe": "#d9771e"}
+DATA = ["shakespeare_char", "shakespeare_bpe"]
 
 
 @cache
@@ -85,7 +85,6 @@ def main(sweep):
         names = ["standard", "Method 3.2", "W2, diagonal σ", "Method 5.4"]
     run = {"batch_size": batch_size, "steps": steps, "recipe": "fair", "dtype": "auto", "eval_tokens": eval_tokens}
 
-    compared = {}
     for data in DATA:
         if not sweep.showing:
             dataset(data)  # prepared once here, not by all workers at the same time
@@ -100,7 +99,9 @@ def main(sweep):
         at_its_rate = cells["standard"] | {"learning_rate": standard[0]["run"]["learning_rate"]}
         cost = {name: group[0]["flops"] / standard[0]["flops"] for name, group in results.items()}
         longer = {name: at_its_rate | {"steps": round(steps * ratio)} for name, ratio in cost.items()}
-        longer = sweep.repeated(longer, seeds)
+        ladder = [result for group in sweep.repeated(longer, seeds).values() for result in group]
+        methods = {name: group for name, group in results.items() if name != "standard"}
+        compared, at_equal_cost = compare(results), CostCurve(ladder, methods).differences()
 
         table(
             f"{data}, {steps} steps of {batch_size * size['block_size']} tokens",
@@ -111,9 +112,9 @@ def main(sweep):
                     f"{group[0]['parameters']:,}",
                     f"{group[0]['run']['learning_rate']:g}",
                     mean_sd(group),
-                    compare(group, standard) if name != "standard" else "",
+                    compared[name],
                     f"{cost[name]:.2f}",
-                    compare(group, longer[name]) if name != "standard" else "",
+                    in_words(*at_equal_cost[name]) if name in at_equal_cost else "",
                 ]
                 for name, group in results.items()
             ],
@@ -127,52 +128,6 @@ def main(sweep):
                 for what in group[0]["learned"]
             ],
         )
-        compared[data] = {
-            name: (cost[name], difference(group, standard), difference(group, longer[name]))
-            for name, group in results.items()
-            if name != "standard"
-        }
-    if sweep.plotting:
-        sweep.save_figure(draw(compared, steps))
-
-
-def draw(compared, steps):
-    """Each method's loss less the standard model's, at equal steps and at equal cost, and its operations.
-
-    `compared` holds, by dataset and method: operations over the standard model's, and two differences with errors.
-    """
-    names = sorted(next(iter(compared.values())), key=family_of)  # a family's rows stand together
-    rows = [i + 0.7 * len({family_of(name) for name in names[: i + 1]}) for i in range(len(names))]
-    figure, axes = pyplot().subplots(1, 2, sharey=True, sharex=True, figsize=(9.6, 2 + 0.2 * rows[-1]))
-    titles = f"at equal steps ({steps})", "at equal cost"
-    for i, (axis, title) in enumerate(zip(axes, titles), 1):
-        axis.axvline(0, color="black", linewidth=1)
-        axis.grid(axis="x", color="#e4e4e4", linewidth=0.7)
-        axis.set_axisbelow(True)
-        for data, nudge in zip(compared, (-0.16, 0.16)):
-            deltas, errors = zip(*(compared[data][name][i] for name in names))
-            places = [row + nudge for row in rows]
-            style = {"fmt": "o", "markersize": 4, "elinewidth": 1.3, "color": COLORS[data], "label": DATA[data]}
-            axis.errorbar(deltas, places, xerr=errors, **style)
-        axis.set_title(title, fontsize=11, loc="left", pad=12)
-        axis.tick_params(length=0, labelsize=9)
-        axis.spines[:].set_visible(False)
-    axes[0].set_yticks(rows, names)
-    axes[0].set_ylim(rows[-1] + 0.8, rows[0] - 0.8)
-    axes[0].legend(loc="lower right", frameon=False, fontsize=9.5, handletextpad=0.2)
-
-    beside = {"transform": axes[1].get_yaxis_transform(), "fontsize": 9, "ha": "right", "va": "center"}
-    axes[1].text(1.22, rows[0] - 1.25, "× FLOPs", **beside)
-    for x, data in zip((1.1, 1.22), compared):
-        for row, name in zip(rows, names):
-            axes[1].text(x, row, f"{compared[data][name][0]:.2f}", color=COLORS[data], **beside)
-    figure.supxlabel("validation loss less the standard model's, in nats per token (left of 0: better)", fontsize=9.5)
-    figure.tight_layout()
-    return figure
-
-
-def family_of(name):
-    return "5." in name, name.startswith("W2"), "kept" in name
 
 
 def layers_of(results, what, n_layer):

@@ -1,5 +1,5 @@
 """
-The three micro settings of the W2 document: python tests/bench/micro.py [--quick] [--plot]
+The three micro settings of the W2 document: python tests/bench/micro.py [--quick]
 
 The copy task of recall.py with 2 layers and a context of 128 (base) or 512 (long), or 4 layers (deep): the loss after
 a hundred steps at one learning rate, and the time and peak memory of a training step, W2 and standard in turns. With
@@ -11,7 +11,8 @@ import statistics
 import torch
 
 import recall
-from sweep import W2_KINDS, compare, experiment, mean_sd, table
+from stats import compare
+from sweep import W2_KINDS, experiment, mean_sd, table
 from config.runtime.common import pick_device
 from measure import Trainer, in_turns, ratio
 from model import GPT, GPTConfig
@@ -49,7 +50,7 @@ def main(sweep):
         "published widths": {"standard": standard, "W2, diagonal σ": diagonal},
         "equal widths": {"standard": standard} | {name: standard | kind for name, kind in W2_KINDS.items()},
     }
-    rows, panels = [], []
+    rows = []
     for setting, (n_layer, T, batch_size) in settings.items():
         for which, models in widths.items():
             size = {"block_size": T - 1, "vocab_size": vocab_size, "n_layer": n_layer}
@@ -60,7 +61,7 @@ def main(sweep):
             costs = {"task": "cost", "setting": f"{setting}, {which}", "models": list(models.values())}
             costs |= {"batch_size": batch_size, "budget": budget, "device": str(sweep.device)}
             (costs,) = sweep.run([costs])  # nothing beside it, or it would not be timed alone
-            panels.append((f"{setting}, {which}", results))
+            compared = compare(results)
             for i, (name, group) in enumerate(results.items()):
                 rows.append(
                     [
@@ -68,7 +69,7 @@ def main(sweep):
                         name,
                         f"{group[0]['parameters']:,}",
                         mean_sd(group),
-                        compare(group, results["standard"]) if i else "",
+                        compared[name],
                         f"{1e3 * costs['seconds'][i]:.0f} ms",
                         f"{costs['ratios'][i]:.2f}",
                         f"{costs['bytes'][i] / 1e6:.0f} MB",
@@ -76,7 +77,6 @@ def main(sweep):
                 )
     header = ["setting", "", "parameters", "loss", "difference", "step", "/ standard", "memory"]
     table(f"Loss after {steps} steps at a learning rate of 1e-3, and what a step costs", header, rows)
-    sweep.plot(panels)
 
 
 if __name__ == "__main__":

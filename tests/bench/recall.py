@@ -1,5 +1,5 @@
 """
-Associative recall: python tests/bench/recall.py [--quick] [--plot]
+Associative recall: python tests/bench/recall.py [--quick]
 
 First the copy task of the W2 document: T/2 random tokens and then the same again, the loss over all positions. What
 comes first cannot be predicted, so no model gets below (T/2 - 1)/(T - 1) · ln V, and what can be told apart is how many
@@ -13,7 +13,8 @@ import math
 import numpy as np
 import torch
 
-from sweep import W2_KINDS, compare, experiment, fair_cells, fit, make_orthogonal, mean_sd, published_cells
+from stats import compare
+from sweep import W2_KINDS, experiment, fair_cells, fit, make_orthogonal, mean_sd, published_cells
 from sweep import random_numbers, table
 from model import GPT, GPTConfig
 
@@ -91,10 +92,8 @@ def main(sweep):
         vocab_size, T, batch_size, steps, rates, mqar_rates, seeds = 16, 8, 4, 10, rates[:2], mqar_rates[:2], seeds[:2]
         mqar_vocab, mqar_width, mqar_batch_size, mqar_steps, lengths = 64, 32, 4, 10, {16: 2}
 
-    panels = []
-
     def show(title, results):
-        panels.append((title, results))
+        compared = compare(results)
         table(
             title,
             ["", "parameters", "learning rate", "loss", "difference", "accuracy"],
@@ -104,7 +103,7 @@ def main(sweep):
                     f"{group[0]['parameters']:,}",
                     f"{group[0]['run']['learning_rate']:g}",
                     mean_sd(group),
-                    compare(group, results["standard"]) if name != "standard" else "",
+                    compared[name],
                     mean_sd(group, "accuracy"),
                 ]
                 for name, group in results.items()
@@ -125,7 +124,6 @@ def main(sweep):
         cells = fair_cells(task, size | {"n_embd": mqar_width, "n_head": 1})
         results = sweep.tuned(cells, mqar_rates, seeds, by="accuracy")
         show(f"MQAR, T = {T}, {pairs} pairs, width {mqar_width}, equal parameters", results)
-    sweep.plot(panels)
 
 
 if __name__ == "__main__":

@@ -211,10 +211,11 @@ class Sweep:
             for (name, rate), found in zip(untried, in_groups(self.run(trials), len(tuning_seeds))):
                 value = average(result[by] for result in found)
                 values[name][rate] = -math.inf if math.isnan(value) else value if by == "accuracy" else -value
-            for of_cell in values.values():
+            for name, of_cell in values.items():
                 best = max(of_cell, key=of_cell.get)
-                if best in (min(of_cell), max(of_cell)) and not self.quick:
-                    of_cell.setdefault(best * (2 if best == max(of_cell) else 0.5))
+                beyond = best * 2 if best == max(of_cell) else best / 2
+                if best in (min(of_cell), max(of_cell)) and not self.quick and not self.showing:
+                    of_cell.setdefault(beyond)
         chosen = {name: cell | {"learning_rate": max(values[name], key=values[name].get)} for name, cell in cells.items()}
         return self.repeated(chosen, seeds)
 
@@ -227,31 +228,6 @@ class Sweep:
         lines = ",\n".join(json.dumps(result) for result in self.done.values())
         with atomic_write(self.path) as file:
             file.write(f"[\n{lines}\n]\n".encode())
-
-    def plot(self, panels):
-        """With --plot, draws the training losses of the panels: (title, {label: results of some seeds})."""
-        if not self.plotting:
-            return
-        columns = min(4, len(panels))
-        rows = -(-len(panels) // columns)
-        figure, axes = pyplot().subplots(rows, columns, figsize=(3.6 * columns, 3 * rows), squeeze=False)
-        for axis, (title, lines) in zip(axes.flat, panels):
-            ends = []
-            for i, (label, results) in enumerate(lines.items()):
-                curve = [average(values) for values in zip(*(result["curve"] for result in results))]
-                steps = [(j + 0.5) / len(curve) * results[0]["run"]["steps"] for j in range(len(curve))]
-                axis.plot(steps, curve, label=label, color="black" if i == 0 else f"C{i - 1}", linewidth=1)
-                ends += [curve[-1], curve[len(curve) // 3]]
-            axis.set_ylim(min(ends) - 0.05 * (max(ends) - min(ends)), max(ends))
-            axis.set_title(title, fontsize=9)
-            axis.tick_params(labelsize=7)
-            axis.legend(fontsize=6)
-        for axis in axes.flat[len(panels) :]:
-            axis.remove()
-        figure.supxlabel("steps", fontsize=8)
-        figure.supylabel("training loss", fontsize=8)
-        figure.tight_layout()
-        self.save_figure(figure)
 
     def save_figure(self, figure):
         path = self.path.with_suffix(".png")
@@ -314,33 +290,11 @@ def average(values):
     return statistics.fmean(math.nan if value is None else value for value in values)
 
 
-def values_of(results, name="loss"):
-    return [math.nan if result[name] is None else result[name] for result in results]
-
-
 def mean_sd(results, name="loss", digits=3):
     """Mean ± standard deviation over the seeds."""
-    values = values_of(results, name)
-    return f"{statistics.fmean(values):.{digits}f} ± {deviation(values):.{digits}f}"
-
-
-def deviation(values):
-    return statistics.stdev(values) if len(values) > 1 else math.nan
-
-
-def difference(results, others, name="loss"):
-    """Mean of `results` less that of `others`, and its standard error: √(s₁²/n₁ + s₂²/n₂)."""
-    a, b = values_of(results, name), values_of(others, name)
-    error = math.sqrt(deviation(a) ** 2 / len(a) + deviation(b) ** 2 / len(b))
-    return statistics.fmean(a) - statistics.fmean(b), error
-
-
-def compare(results, others, name="loss", digits=3):
-    """The difference with its standard error, in words where it exceeds two of them."""
-    delta, error = difference(results, others, name)
-    good = delta > 0 if "accuracy" in name else delta < 0
-    verdict = ("better" if good else "worse") if abs(delta) > 2 * error else ""
-    return f"{delta:+.{digits}f} ± {error:.{digits}f} {verdict}".strip()
+    values = [math.nan if result[name] is None else result[name] for result in results]
+    deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+    return f"{statistics.fmean(values):.{digits}f} ± {deviation:.{digits}f}"
 
 
 def table(title, header, rows):

@@ -1,0 +1,142 @@
+"""
+Statistics of the experiments: what a loss owes to its method, and what to its seed or its cost.
+
+Runs of one seed see the same batches and start, as far as their parameters are the same, from the same draws. So
+methods are compared within seeds: loss = its method's + its seed's + noise, by least squares, the noise being as large
+for all. Intervals are of 95 %, by Student's t. Whether a difference counts is decided by its p-value with Holm's
+correction for all comparisons of its column.
+"""
+
+import math
+import statistics
+
+import numpy as np
+from scipy.stats import t as student
+
+
+class LinearModel:
+    """Least squares of y on rows of named numbers; what a row does not name is 0 there."""
+
+    def __init__(self, rows, y):
+        self.names = list(dict.fromkeys(name for row in rows for name in row))
+        X, y = self.columns(rows), np.array(y, dtype=float)
+        self.inverse = np.linalg.pinv(X.T @ X)
+        self.coefficients = self.inverse @ X.T @ y
+        self.freedom = len(y) - np.linalg.matrix_rank(X)
+        noise = y - X @ self.coefficients
+        self.variance = noise @ noise / self.freedom if self.freedom else math.nan
+
+    def columns(self, rows):
+        return np.array([[row.get(name, 0.0) for name in self.names] for row in rows])
+
+    def estimate(self, row):
+        """The sum that a row stands for, its standard error, half the width of its interval, and p of its being 0."""
+        (x,) = self.columns([row])
+        value, error = float(x @ self.coefficients), math.sqrt(self.variance * (x @ self.inverse @ x))
+        return value, error, student.ppf(0.975, self.freedom) * error, 2 * student.sf(abs(value) / error, self.freedom)
+
+
+def holm(p):
+    """Holm's corrected p-values, by name: taking what is below 0.05, all of it is true with 95 %."""
+    corrected, largest = {}, 0.0
+    for rank, name in enumerate(sorted(p, key=p.get)):
+        largest = max(largest, min(1.0, (len(p) - rank) * p[name]))
+        corrected[name] = largest
+    return corrected
+
+
+def observations(groups, name="loss"):
+    """(group, result, value) of all results, by the group's name; groups with a run that diverged are left out."""
+    finite = {group: results for group, results in groups.items() if all(r[name] is not None for r in results)}
+    return [(group, result, result[name]) for group, results in finite.items() for result in results]
+
+
+def seed_of(result):
+    return f"seed {result['run']['seed']}"
+
+
+def differences(groups, name="loss"):
+    """Each group's `name` less the first one's, {group: (difference, half its interval's width, corrected p)}."""
+    first = next(iter(groups))
+    seen = observations(groups, name)
+    rows = [{seed_of(result): 1} | ({group: 1} if group != first else {}) for group, result, _ in seen]
+    model = LinearModel(rows, [value for *_, value in seen])
+    return coefficients(model, {group: group for group, *_ in seen if group != first})
+
+
+def coefficients(model, names):
+    """{group: (coefficient, half its interval's width, corrected p)} of {group: the coefficient's name}."""
+    estimates = {group: model.estimate({name: 1}) for group, name in names.items()}
+    p = holm({group: estimate[3] for group, estimate in estimates.items()})
+    return {group: (estimate[0], estimate[2], p[group]) for group, estimate in estimates.items()}
+
+
+class CostCurve:
+    """What one model's loss is after training of some cost: quadratic in the logarithm of the operations.
+
+    It goes through `ladder`, runs of that model of several lengths, and each of `groups` of other models lies some
+    difference off it: loss = c₁ ln C + c₂ (ln C)² + its seed's + its group's.
+    """
+
+    def __init__(self, ladder, groups):
+        self.unit = statistics.fmean(result["flops"] for result in ladder)
+        seen = observations({None: ladder} | groups)
+        rows = [self.at(result["flops"]) | {seed_of(result): 1} | ({group: 1} if group else {}) for group, result, _ in seen]
+        self.model = LinearModel(rows, [loss for *_, loss in seen])
+        self.flops = {group: result["flops"] for group, result, _ in seen if group}
+        self.range = [pick(result["flops"] for result in ladder) for pick in (min, max)]
+
+    def at(self, flops):
+        x = math.log(flops / self.unit)
+        return {"ln C": x, "(ln C)²": x * x}
+
+    def differences(self):
+        """Each group's loss less that at its cost: {group: (difference, half its interval's width, corrected p)}."""
+        return coefficients(self.model, {group: group for group in self.flops})
+
+    def equal_cost(self, group):
+        """The operations that take the ladder's model to the loss of `group`, and the ends of their interval.
+
+        At the interval's ends the group's loss is just told apart from the curve; infinite or 0 is an end that lies
+        beyond the ladder.
+        """
+        costs = np.geomspace(*self.range, 400)
+        estimates = [self.model.estimate(self.above(group, C)) for C in costs]
+        above = np.array([estimate[0] for estimate in estimates])  # grows with the cost
+        low, high = (np.array([sign * half for _, _, half, _ in estimates]) for sign in (-1, 1))
+        return [self.where_zero(costs, line) for line in (above, above + high, above + low)]
+
+    def above(self, group, flops):
+        """A row of the model: the group's loss less that of the curve after so many operations."""
+        there, here = self.at(self.flops[group]), self.at(flops)
+        return {group: 1} | {name: there[name] - here[name] for name in there}
+
+    @staticmethod
+    def where_zero(costs, rising):
+        """The cost at which a rising line crosses 0."""
+        if rising[0] > 0:
+            return 0.0
+        return float(np.interp(0, rising, costs, right=math.inf))
+
+
+def slope(points):
+    """How y grows with x, and half the interval's width, of (x, y, standard error, degrees of freedom) with known errors."""
+    x, y, error, freedom = np.array(points).T
+    weights = 1 / error**2
+    x = x - np.average(x, weights=weights)
+    information = (weights * x * x).sum()
+    return (weights * x * y).sum() / information, student.ppf(0.975, freedom.sum()) / math.sqrt(information)
+
+
+def in_words(difference, half, p, higher_is_better=False, digits=3):
+    """The difference ± half its interval's width, and better or worse where the corrected p is below 0.05."""
+    better = (difference > 0) == higher_is_better
+    verdict = ("better" if better else "worse") if p < 0.05 else ""
+    return f"{difference:+.{digits}f} ± {half:.{digits}f} {verdict}".strip()
+
+
+def compare(groups, name="loss"):
+    """The differences to the first of `groups` in words, by the group's name: nothing for the first itself."""
+    found = differences(groups, name)
+    texts = {group: in_words(*found[group], "accuracy" in name) if group in found else "diverged" for group in groups}
+    return texts | {next(iter(groups)): ""}
