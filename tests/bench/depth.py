@@ -100,13 +100,15 @@ def main(sweep):
 def show_branches(sweep, cell):
     """Whether branches should start smaller by 1/√(2L) in Methods 1 to 4 too: half the steps, one seed."""
     rows, rates = [], [4e-3, 8e-3, 1.6e-2]
-    for name in ["Method 1", "Method 1, input kept", "Method 2", "Method 3.1, input kept"]:
+    models = [(8, "Method 1"), *((4, f"Method {name}") for name in ("1", "2", "1, input kept", "3.1, input kept"))]
+    for n_layer, name in models:
         for scale, key in (("1/√(2L)", {}), ("1", {"branches": "unscaled"})):
-            run = cell(4, name)
+            run = cell(n_layer, name)
             run |= {"steps": run["steps"] // 2, "seed": 0} | key
             results = sweep.run([run | {"learning_rate": rate} for rate in rates])
-            rows.append([name, scale, *(f"{result['loss']:.3f}" for result in results)])
-    table("4 layers, how large branches start: loss by learning rate", ["model", "branches", *map("{:g}".format, rates)], rows)
+            rows.append([n_layer, name, scale, *(f"{result['loss']:.3f}" for result in results)])
+    header = ["layers", "model", "branches", *(f"{rate:g}" for rate in rates)]
+    table("How large branches start: loss by learning rate, after half the steps", header, rows)
 
 
 def as_costly(shape, method):
