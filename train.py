@@ -160,7 +160,7 @@ if compile == "auto":  # a resumed run must keep what it has come to
     pays = pick_compile(device, raw_model.flops_per_token() * max_iters * tokens_per_iter)
     compile = checkpoint["settings"]["compile"] if init_from == "resume" else str(pays).lower()
 settings["compile"] = compile
-model = parallelize_model(raw_model, parallel, device)
+model = parallelize_model(raw_model, parallel, device, ptdtype)
 pick_attention_kernel(raw_model, device, ptdtype)
 
 # the optimizers

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -63,20 +64,48 @@ def compare_gradients(rank, folder):
     dist.destroy_process_group()
 
 
-def test_gradients_of_every_method(tmp_path):
-    torch.multiprocessing.spawn(compare_gradients, (tmp_path,), nprocs=2)
+def compare_types(rank, folder):
+    """One of two processes under autocast: matrices that travel in its type, next to float32, which it casts."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    wrong = []
+    for kind, method in product(("standard", "w2-diagonal", "summed-5.4"), ("standard", "m1", "m2+input", "m4.2")):
+        results = []
+        for dtype in (torch.bfloat16, None):
+            model = perturb(GPT(GPTConfig(**settings(kind, method, n_layer=3, bias=True))))
+            together = parallelize_model(model, "fsdp", torch.device("cpu"), dtype)
+            idx = torch.randint(19, (1, 12), generator=torch.Generator().manual_seed(rank))
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = together(idx, idx)[1]
+            loss.backward()
+            results.append([loss, *(full_tensor(p.grad) for p in model.parameters())])
+        if not all(map(torch.equal, *results)):
+            wrong.append(f"{kind}, {method}")
+    (folder / f"wrong{rank}.json").write_text(json.dumps(wrong))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("compare", [compare_gradients, compare_types])
+def test_gradients_of_every_method(tmp_path, compare):
+    torch.multiprocessing.spawn(compare, (tmp_path,), nprocs=2)
     assert [json.loads((tmp_path / f"wrong{rank}.json").read_text()) for rank in range(2)] == [[], []]
 
 
 @pytest.fixture
 def gathered(monkeypatch):
-    """Makes this process one of two by name alone; a list that grows by one whenever FSDP puts parameters together."""
+    """Makes this process one of two by name alone; a list of the types in which FSDP puts parameters together."""
     groups = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_param_group")
     fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
-    calls, gather = [], groups.foreach_all_gather
-    monkeypatch.setattr(groups, "foreach_all_gather", lambda *args, **more: calls.append(1) or gather(*args, **more))
+    dtypes, gather = [], groups.foreach_all_gather
+
+    def recorded(*args, **more):
+        result = gather(*args, **more)
+        dtypes.append(result.all_gather_output.dtype)
+        return result
+
+    monkeypatch.setattr(groups, "foreach_all_gather", recorded)
     dist.init_process_group("fake", rank=0, world_size=2, store=fake.FakeStore())
-    yield calls
+    yield dtypes
     dist.destroy_process_group()
 
 
@@ -84,14 +113,15 @@ def gathered(monkeypatch):
 def test_fsdp_gathers_a_layer_once(gathered, residual):
     """For forward and backward pass together, however often later layers recompute it; a standard layer for each."""
     config = GPTConfig(**settings("standard", "standard", n_layer=12, residual=residual))
-    model = parallelize_model(GPT(config), "fsdp", torch.device("cpu"))
+    model = parallelize_model(GPT(config), "fsdp", torch.device("cpu"), torch.bfloat16)
     idx = torch.zeros(1, 12, dtype=torch.long)
     for _ in range(2):  # steps, that the first leaves nothing put together
         gathered.clear()
-        loss = model(idx, idx)[1]
-        assert len(gathered) == 12 + 1  # the layers, and what belongs to none
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(idx, idx)[1]
+        assert gathered == [torch.float32] + [torch.bfloat16] * 12  # the layers' matrices, after all else
         loss.backward()
-        assert len(gathered) == 13 + (12 if residual == "standard" else 0)
+        assert gathered[13:] == [torch.bfloat16] * (12 if residual == "standard" else 0)
 
 
 # -- train.py ------------------------------------------------------------------------------------------------

@@ -31,16 +31,17 @@ def init_distributed(device) -> torch.device:
     return device
 
 
-def parallelize_model(model, parallel, device):
+def parallelize_model(model, parallel, device, dtype=None):
     """The `model` as the processes train it together on `device`: what to call in its place. `parallel` is ddp or fsdp.
 
-    With fsdp each process keeps a share of every parameter, except of those that are single numbers (a and b of 5.4).
+    With fsdp each process keeps a share of every parameter, except of those that are single numbers (a and b of 5.4),
+    and the blocks' matrices are put together in `dtype`: autocast's, or None for their own.
     """
     if not dist.is_initialized():
         return model.to(device)
     if parallel == "ddp":
         return torch.nn.parallel.DistributedDataParallel(model.to(device), gradient_as_bucket_view=True)
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing is written into these views
     mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
@@ -48,11 +49,17 @@ def parallelize_model(model, parallel, device):
     for p in numbers:
         p.data = p.data.to(device)  # fully_shard moves the rest, block by block, since a device may not hold it whole
         p.register_hook(lambda grad: dist_sum(grad) / dist.get_world_size())  # and averages the rest's gradients
+    # Each block's group has its matrices alone, gathered in `dtype`, which autocast would cast them to anyway; their
+    # gradients are averaged in their own. All else is in the model's group, made first: later it would skip the blocks.
+    matrices = {module.weight for module in model.blocks.modules() if isinstance(module, torch.nn.Linear)}
+    fully_shard(model, mesh=mesh, ignored_params=numbers | matrices)
+    policy = MixedPrecisionPolicy(dtype, reduce_dtype=model.embed.weight.dtype, cast_forward_inputs=False)
     for block in model.blocks:
         # A layer that later ones recompute stays put together from its forward pass to the end of its backward pass,
         # between which all of that lies: it is gathered once.
-        fully_shard(block, mesh=mesh, reshard_after_forward=block.residual.branch is None, ignored_params=numbers)
-    return fully_shard(model, mesh=mesh, ignored_params=numbers)
+        reshard, others = block.residual.branch is None, set(block.parameters()) - matrices
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard, ignored_params=others, mp_policy=policy)
+    return model
 
 
 def compile_or_eager(model, x, y, ctx):
