@@ -75,7 +75,7 @@ grad_clip = 1.0  # largest norm of the gradient; 0: no limit
 # keeping and watching
 checkpoint_interval = 200  # steps between checkpoints
 eval_interval = 200  # steps between evaluations
-eval_tokens = 131072  # tokens evaluated in each split, at most
+eval_tokens = 131072  # tokens evaluated in the validation split, at most; in the training split a quarter of it
 eval_only = False  # print the loss over the whole validation split, and write nothing
 log_interval = 10  # steps between log lines
 tensorboard = False  # what goes to log.jsonl goes to TensorBoard too, in the run's folder
@@ -337,7 +337,7 @@ while iter_num < max_iters and not stopped_by:
 
     paused = time.time()
     if evaluating:
-        train_loss, val_loss = estimate_loss("train", eval_tokens), estimate_loss("val", eval_tokens)
+        train_loss, val_loss = estimate_loss("train", max(1, eval_tokens // 4)), estimate_loss("val", eval_tokens)
         if not math.isfinite(val_loss):
             give_up(f"the validation loss is {val_loss} at step {iter_num}: {CURE}")
         numbers = describe_loss(val_loss)
