@@ -181,37 +181,36 @@ def show_slopes(curves):
 
 
 def draw(groups, curves):
-    """What a model is worth over what it costs, both in times the standard model's compute at equal steps."""
-    figure, axis = pyplot().subplots(figsize=(7.2, 5.2))
-    costs = [0.9, 4.6]
-    axis.plot(costs, costs, color="black", linewidth=1)
-    axis.text(3.1, 3.25, "pays above this line", fontsize=9, rotation=40, ha="center", va="bottom")
-    names = list(dict.fromkeys(name for curve in curves.values() for name in curve.flops))
-    for name in names:
-        color = next((color for start, color in COLORS.items() if name.startswith(start)), "#555555")
+    """What a model is worth over what it costs, both in times the standard model's compute; a line joins its depths."""
+    figure, axis = pyplot().subplots(figsize=(8, 5))
+    pays = [0.9, 4.5]
+    axis.plot(pays, pays, color="black", linewidth=1)
+    axis.annotate("worth its cost", (2.5, 2.5), (-8, 8), textcoords="offset points", fontsize=9, ha="right")
+    for name in dict.fromkeys(name for curve in curves.values() for name in curve.flops):
+        color = next((color for start, color in COLORS.items() if name.startswith(start)), "#666666")
+        style = {"color": color, "marker": "o" if "residual" in MODELS.get(name, {}) else "D", "linewidth": 0.8}
+        style["markerfacecolor"] = "white" if style["marker"] == "o" and "kept" not in name else color
         points = []
         for n_layer, curve in curves.items():
-            if name not in curve.flops:
-                continue
-            unit = groups[n_layer]["standard"][0]["flops"]
-            cost, shortest, longest = (flops / unit for flops in (curve.flops[name], *curve.range))
-            worth, low, high = (min(max(times / unit, shortest), longest) for times in curve.equal_cost(name))
-            axis.plot([cost, cost], [low, high], color=color, linewidth=1.3)
-            points.append((cost, worth, 3 + 1.2 * n_layer))
-        x, y, sizes = zip(*points)
-        axis.plot(x, y, color=color, linewidth=0.8, linestyle=":")
-        face = color if "kept" in name or name not in MODELS or "residual" not in MODELS[name] else "white"
-        for place in points:
-            axis.plot(*place[:2], marker="o", markersize=place[2], markerfacecolor=face, markeredgecolor=color)
-        axis.plot([], [], marker="o", color=color, markerfacecolor=face, linestyle=":", label=name)
-    for scale in (axis.set_xscale, axis.set_yscale):
-        scale("log", base=2)
-    for ticks in (axis.xaxis, axis.yaxis):
-        ticks.set_major_formatter("{x:g}")
-    axis.set(xlabel="cost: operations over the standard model's", ylabel="worth: operations in which the standard model gets as far")
+            if name in curve.flops:
+                unit = groups[n_layer]["standard"][0]["flops"]
+                cost, *worth = (flops / unit for flops in (curve.flops[name], *curve.equal_cost(name)))
+                worth, low, high = (min(max(times, LADDER[-1][0]), LADDER[0][0]) for times in worth)
+                axis.plot([cost, cost], [low, high], color=color, linewidth=1.3)
+                axis.plot(cost, worth, markersize=3 + n_layer, **style)
+                points.append((cost, worth))
+        axis.plot(*zip(*points), color=color, linewidth=0.8, linestyle=":")
+        axis.plot([], [], label=name, markersize=7, **style)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log", base=2)
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.set_xlabel("cost: operations, over the standard model's")
+    axis.set_ylabel("worth: operations of the standard model for the same loss")
+    axis.set_title(f"markers grow with the layers: {', '.join(map(str, curves))}", fontsize=9, loc="left")
     axis.grid(color="#e4e4e4", linewidth=0.7)
     axis.spines[:].set_visible(False)
-    axis.legend(frameon=False, fontsize=9)
+    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=9)
     figure.tight_layout()
     return figure
 
