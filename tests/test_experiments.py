@@ -15,6 +15,7 @@ import torch
 import data
 from config.runtime.common import report_error, use_plain_attention
 from conftest import ROOT, TEXT, TINY, log_of
+from model import rope_table
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
@@ -24,6 +25,7 @@ import recall
 import run as all_of_them
 import stats
 import sweep
+import why
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +78,24 @@ def test_an_interrupted_experiment_goes_on(tmp_path, here):
     assert second.count(" left\n") == 1 and tables_of(second) == tables_of(first.stdout)
     again = json.loads(file.read_text())
     assert all({**new, "seconds": 0} == {**old, "seconds": 0} for new, old in zip(again, results))
+
+
+def test_why_w2_is_slow_to_recall_goes_on_too(tmp_path, here):
+    arguments = "--why", "--quick", "--device=cpu", f"--out={tmp_path}"
+    first = here("recall", *arguments, "--plot")
+    file = tmp_path / "recall_why_quick.json"
+    results = json.loads(file.read_text())
+    assert len(tables_of(first)) == (2 + 12) + (2 + 3 * 12) and len(results) == 2 * 12
+    assert (tmp_path / "recall_why_quick.png").exists() and not (tmp_path / "recall_quick.json").exists()
+    file.write_text(json.dumps(results[:-1]))
+    second = here("recall", *arguments)
+    assert second.count(" left\n") == 1 and tables_of(second) == tables_of(first)
+    again = json.loads(file.read_text())
+    assert all({**new, "seconds": 0} == {**old, "seconds": 0} for new, old in zip(again, results))
+
+    file.write_text(json.dumps(results[:18]))  # without the cells that come last
+    shown = tables_of(here("recall", *arguments, "--show"))
+    assert len(shown) == (2 + 9) + (2 + 3 * 9) and set(shown) <= set(tables_of(first))
 
 
 def tables_of(output):
@@ -149,6 +169,112 @@ def test_equal_parameters():
 def test_published_models_have_the_published_size(which, parameters):
     settings = {"block_size": 127, "vocab_size": 1024, "n_layer": 2} | recall.PUBLISHED[which][0]
     assert sweep.GPT(sweep.GPTConfig(**settings)).get_num_params() == parameters
+
+
+# -- why W2 is slow to recall --------------------------------------------------------------------------------
+
+RECALL = {"task": "mqar", "pairs": 2, "batch_size": 4, "dtype": "float32", "compile": False, "seed": 3}
+RECALL |= {"steps": 1, "warmup": 1, "look_every": 1, "learning_rate": 1e-2}
+SMALL = {"block_size": 16, "vocab_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16, "bias": True}
+STANDARD, W2 = RECALL | {"model": SMALL}, RECALL | {"model": SMALL | {"attention": "w2"}}
+
+
+def attention_of(run, log_tau=None):
+    """A layer's attention in float64, with biases and perhaps another τ, and inputs for its score vectors."""
+    attn = why.make_model(run).double().blocks[1].attn
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        attn.k_proj.bias.normal_(generator=generator)
+        if log_tau is not None:
+            attn.log_tau.copy_(torch.tensor(log_tau))
+    x = torch.randn(3, 12, 16, generator=generator, dtype=torch.float64)
+    return attn, x, rope_table(0, 12, 8, 1e4, x)
+
+
+def scores_of(attn, x, rope):
+    q, k, _ = attn.score_vectors(x, rope, ())
+    return q @ k.mT
+
+
+def test_scores_without_sigma():
+    attn, x, rope = attention_of(W2 | {"scores": "qk_key_norm"}, log_tau=[0.5, 2.0])
+    q, k = attn.project(x, rope)
+    tau = torch.tensor([0.5, 2.0], dtype=torch.float64).exp() + 1e-6
+    expected = torch.empty(3, 2, 12, 12, dtype=torch.float64)
+    for head in range(2):
+        for m in range(12):
+            for n in range(12):
+                query, key = q[:, head, m], k[:, head, n]
+                product, norm = (query * key).sum(-1), (key * key).sum(-1)
+                expected[:, head, m, n] = 2 / tau[head] * (product - norm / 2)
+    torch.testing.assert_close(scores_of(attn, x, rope), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_scores_of_qk_alone_start_as_the_standard_ones():
+    attn, x, rope = attention_of(W2 | {"scores": "qk"})
+    standard, _, _ = attention_of(STANDARD)
+    standard.load_state_dict(attn.state_dict(), strict=False)
+    torch.testing.assert_close(scores_of(attn, x, rope), scores_of(standard, x, rope), rtol=1e-6, atol=0)  # ε of τ
+
+
+@pytest.mark.parametrize("changed, parts", [
+    (STANDARD, ["qk"]),
+    (W2 | {"scores": "qk"}, ["qk"]),
+    (W2 | {"scores": "qk_key_norm"}, ["qk", "key_norm"]),
+    (W2, ["qk", "key_norm", "sigma"]),
+])  # fmt: skip
+def test_terms_add_up_to_the_scores(changed, parts):
+    attn, x, rope = attention_of(changed)
+    q, k, _ = attn.score_vectors(x, rope, ())
+    terms = why.score_terms(attn, q, k)
+    assert [name for name, term in terms.items() if term.any()] == parts
+    torch.testing.assert_close(sum(terms.values()), scores_of(attn, x, rope))
+
+
+def test_a_seed_starts_all_variants_alike():
+    whole = why.make_model(W2).state_dict()
+    for scores in ("qk", "qk_key_norm"):
+        other = why.make_model(W2 | {"scores": scores}).state_dict()
+        assert whole.keys() == other.keys() and all(torch.equal(whole[name], other[name]) for name in whole)
+
+
+def test_another_start():
+    whole, longer, smaller = (why.make_model(W2 | change) for change in ({}, {"tau_start": 3}, {"key_size": 0.5}))
+    for block, of_longer, of_smaller in zip(whole.blocks, longer.blocks, smaller.blocks):
+        torch.testing.assert_close(of_longer.attn.log_tau.exp(), 3 * block.attn.log_tau.exp())
+        assert torch.equal(of_smaller.attn.k_proj.weight, block.attn.k_proj.weight / 2)
+
+
+@pytest.mark.parametrize("tau_rate", [0, 0.1, 1])
+def test_the_learning_rate_of_tau(tau_rate):
+    """AdamW's first step moves each number by its learning rate."""
+    looks = why.trial(W2 | {"tau_rate": tau_rate})["looks"]
+    before, after = (np.log(look["tau"]) for look in looks)
+    np.testing.assert_allclose(abs(after - before), 1e-2 * tau_rate, rtol=1e-2, atol=1e-7)
+
+
+def test_what_a_look_sees_of_scores():
+    scores = torch.tensor([[5.0, 9, 9], [1, 3, 9], [0, 3, 6]]).view(1, 1, 3, 3)  # a query sees no 9
+    assert why.spread(scores).tolist() == pytest.approx([(0 + 1 + 6**0.5) / 3])
+    q, k = torch.ones(1, 1, 3, 1), torch.tensor([0.0, math.log(3), 0]).view(1, 1, 3, 1)
+    assert why.previous_token(q, k).item() == pytest.approx((1 / 4 + 3 / 5) / 2)
+
+
+def looks_of(*accuracies):
+    return [{"step": 25 * i, "accuracy": accuracy} for i, accuracy in enumerate(accuracies)]
+
+
+def test_t99_is_the_first_look_at_99_percent():
+    assert why.t99(looks_of(0.2, 0.989, 0.99, 0.5, 1.0)) == 50
+    assert why.t99(looks_of(0.2, 0.989)) == math.inf
+
+
+@pytest.mark.parametrize("accuracies, steps", [([0, 0.5, 0.99, 1, 1], [0, 2, 4]), ([0] * 5, [0, 2, 4, 6, 8])])
+def test_a_run_ends_at_t99_or_after_its_steps(monkeypatch, accuracies, steps):
+    to_come = iter(accuracies)
+    monkeypatch.setattr(why, "look_at", lambda model, x, y: {"loss": 1.0, "accuracy": next(to_come)})
+    looks = why.trial(W2 | {"steps": 8, "look_every": 2})["looks"]
+    assert [look["step"] for look in looks] == steps
 
 
 # -- data ----------------------------------------------------------------------------------------------------
@@ -268,6 +394,14 @@ def test_what_a_method_is_worth(curve):
 def test_a_slope():
     change, half = stats.slope([(1, 3.0, 0.1, 5), (2, 2.0, 0.1, 5), (3, 1.0, 0.1, 5)])
     assert change == pytest.approx(-1) and half == pytest.approx(scipy.stats.t.ppf(0.975, 15) * 0.1 / math.sqrt(2))
+
+
+def test_log_rank():
+    """Of four runs the first, of one side, and the second, of the other, get there: (O - E)² / V by hand."""
+    deviation, variance = 1 - (1 / 2 + 1 / 3), 1 / 4 + 2 / 9
+    p = math.erfc(deviation / math.sqrt(2 * variance))
+    assert stats.log_rank([25, math.inf], [50, math.inf], 100) == pytest.approx(p)
+    assert stats.log_rank([math.inf, math.inf], [math.inf, math.inf], 100) == 1
 
 
 @pytest.fixture

@@ -1,14 +1,16 @@
 """
-Associative recall: python tests/bench/recall.py [--quick]
+Associative recall: python tests/bench/recall.py [--quick] | --why [--quick] [--plot]
 
 First the copy task of the W2 document: T/2 random tokens and then the same again, the loss over all positions. What
 comes first cannot be predicted, so no model gets below (T/2 - 1)/(T - 1) · ln V, and what can be told apart is how many
 of the copied tokens come out right. Both sides as published, and then with equal widths, parameters and choice of
 learning rates. Then multi-query associative recall (MQAR; Arora et al. 2023, https://arxiv.org/abs/2312.04927): keys
-with their values, then some keys again among random tokens, each asking for its value.
+with their values, then some keys again among random tokens, each asking for its value. With --why another experiment
+in the place of these: why W2 is slow to learn MQAR, see why.py.
 """
 
 import math
+import sys
 
 import numpy as np
 import torch
@@ -126,5 +128,14 @@ def main(sweep):
         show(f"MQAR, T = {T}, {pairs} pairs, width {mqar_width}, equal parameters", results)
 
 
+def add_arguments(parser):
+    parser.add_argument("--why", action="store_true", help="why W2 is slow to learn MQAR, in the place of all else")
+
+
 if __name__ == "__main__":
-    experiment("recall", trial, main, __doc__)
+    if "--why" in sys.argv:  # an experiment with results of its own, on the sequences above
+        import why
+
+        experiment("recall_why", why.trial, why.main, why.__doc__, add_arguments)
+    else:
+        experiment("recall", trial, main, __doc__, add_arguments)

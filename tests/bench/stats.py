@@ -11,6 +11,7 @@ import math
 import statistics
 
 import numpy as np
+from scipy.stats import CensoredData, logrank
 from scipy.stats import t as student
 
 
@@ -126,6 +127,18 @@ def slope(points):
     x = x - np.average(x, weights=weights)
     information = (weights * x * x).sum()
     return (weights * x * y).sum() / information, student.ppf(0.975, freedom.sum()) / math.sqrt(information)
+
+
+def log_rank(steps, others, limit):
+    """p of the log-rank test between the steps that runs and others took to a goal; infinity: not in `limit` steps."""
+    if sorted(steps) == sorted(others):
+        return 1.0  # the test would divide 0 by 0 where no run gets there
+
+    def censored(steps):
+        reached = [step for step in steps if step < math.inf]
+        return CensoredData(uncensored=reached, right=[limit] * (len(steps) - len(reached)))
+
+    return float(logrank(censored(steps), censored(others)).pvalue)
 
 
 def in_words(difference, half, p, higher_is_better=False, digits=3):

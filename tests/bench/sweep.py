@@ -253,8 +253,9 @@ def name_of(run):
     """The settings that tell a run from its neighbours, for people."""
     shown = ("attention", "qk_scale", "sigma", "residual", "keep_input", "n_embd")
     model = [f"{name}={value}" for name, value in run.get("model", {}).items() if name in shown]
-    facts = [f"{run[name]}" for name in ("task", "setting", "data", "candidates", "recipe") if name in run]
-    return " ".join([*facts, *model, *(f"{name}={run[name]:g}" for name in ("learning_rate", "seed") if name in run)])
+    facts = [f"{run[name]}" for name in ("task", "setting", "data", "candidates", "recipe", "scores") if name in run]
+    numbers = ("tau_rate", "tau_start", "key_size", "learning_rate", "seed")
+    return " ".join([*facts, *model, *(f"{name}={run[name]:g}" for name in numbers if name in run)])
 
 
 def plain(x):

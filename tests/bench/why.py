@@ -1,0 +1,273 @@
+"""
+Why is W2 slow to learn associative recall? python tests/bench/recall.py --why [--quick] [--plot]
+
+Where standard attention has q·k/√d, W2 has 2/τ times q·k - ‖k‖²/2 and a term of σ, with a learned τ. Here models with
+some of these terms alone, and with τ learned or fixed at its start, learn the MQAR of recall.py at a constant learning
+rate. What counts is T99: the first step, of every 25th, at which 99 % of the answers to 512 fixed sequences are right.
+Each look also notes τ, how far each term tells the keys of a query apart, and whether the first layer finds the
+previous token. Last comes the whole formula with another learning rate or start of τ, or smaller keys at the start.
+"""
+
+import math
+import statistics
+import time
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+import sweep as bench
+from recall import UNSEEN, answers, queries
+from stats import log_rank
+from sweep import W2_KINDS, Lacking, autocast, pyplot, table, with_parameters
+from config.runtime.common import pick_attention_kernel, pick_dtype
+from model import ATTENTIONS, GPT, GPTConfig, W2Attention, rope_table
+
+WHOLE = "W2, scalar σ"  # what the others are compared with
+TERMS = ("qk", "key_norm", "sigma")  # of a score
+
+# -- parts of W2's score -------------------------------------------------------------------------------------
+
+
+class WithoutSigma(W2Attention):
+    """Scores (2/τ)(q·k - ‖k‖²/2): W2 whose σ are 0. Their weights stay, unused: a seed starts all variants alike."""
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        # what softplus makes 0 of
+        self.sigma.register_forward_hook(lambda module, inputs, output: torch.full_like(output, -math.inf))
+
+
+class QKAlone(W2Attention):
+    """Scores (2/τ) q·k: of W2's score vectors the means alone."""
+
+    def score_vectors(self, x, rope, earlier):
+        q, k, _ = super().score_vectors(x, rope, earlier)
+        return q[..., : self.D], k[..., : self.D], None
+
+
+SCORES = {"whole": W2Attention, "qk_key_norm": WithoutSigma, "qk": QKAlone}
+# what a run may change, and how it is in W2; rates, starts and sizes are multiples of what they are there
+UNCHANGED = {"scores": "whole", "tau_rate": 1, "tau_start": 1, "key_size": 1}
+
+
+def make_model(run):
+    run = UNCHANGED | run
+    torch.manual_seed(run["seed"])
+    with patch.dict(ATTENTIONS, w2=SCORES[run["scores"]]):
+        model = GPT(GPTConfig(**run["model"]))
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.k_proj.weight.mul_(run["key_size"])
+        for log_tau in log_taus(model):
+            log_tau.add_(math.log(run["tau_start"]))
+            log_tau.requires_grad_(run["tau_rate"] > 0)
+    return model
+
+
+def log_taus(model):
+    """The τ of W2's layers, as their logarithms; none in a standard model."""
+    return [block.attn.log_tau for block in model.blocks if isinstance(block.attn, W2Attention)]
+
+
+# -- what a look sees ----------------------------------------------------------------------------------------
+
+
+def score_terms(attn, q, k):
+    """The terms that the score vectors of a layer add up, (B, H, T, T) each: the q·k of all kinds, then W2's others.
+
+    Terms of the query alone are left out, as in the score vectors. Keys have as many heads as queries.
+    """
+    D = attn.D
+    terms = {"qk": q[..., :D] @ k[..., :D].mT}
+    if q.size(-1) > D:  # behind the means come σ and a 1, all of them times 2/τ
+        sigma, scale = slice(D, D + attn.K), q[..., D + attn.K, None]
+        norm_k, norm_sigma = (k[..., part].square().sum(-1)[..., None, :] / 2 for part in (slice(D), sigma))
+        terms["key_norm"] = -scale * norm_k
+        terms["sigma"] = q[..., sigma] @ k[..., sigma].mT - scale * norm_sigma
+    return terms
+
+
+def spread(scores):
+    """The standard deviation of scores (B, H, T, T) over the keys that a query sees, averaged over queries: (H,)."""
+    of_query = [scores[..., t, : t + 1].std(-1, correction=0) for t in range(scores.size(-1))]
+    return torch.stack(of_query, dim=-1).mean(dim=(0, 2))
+
+
+def previous_token(q, k):
+    """The attention weight of the token before a query's own, averaged over queries and heads."""
+    scores = q @ k.mT
+    future = torch.ones_like(scores, dtype=torch.bool).triu(1)
+    return scores.masked_fill(future, -math.inf).softmax(-1).diagonal(-1, dim1=-2, dim2=-1).mean()
+
+
+@torch.no_grad()
+@torch.compiler.set_stance("force_eager")  # for so few steps it would all be compiled anew, without gradients
+def look_at(model, x, y):
+    """Loss and accuracy on x, y; by layer and head τ and the spread of the terms, on an eighth of the sequences."""
+    logits, loss, targets = answers(model, x, y)
+    look = {"loss": loss.item(), "accuracy": (logits[0].argmax(-1) == targets).float().mean().item()}
+    if log_taus(model):
+        look["tau"] = [log_tau.exp().tolist() for log_tau in log_taus(model)]
+    x = model.embed(x[: len(x) // 8])
+    rope = rope_table(0, x.size(1), model.config.head_dim, model.config.rope_theta, x)
+    for block in model.blocks:
+        _, q, k, _ = block.scores(x, rope, ())
+        look.setdefault("previous_token", previous_token(q, k).item())  # of the first layer
+        for term, scores in score_terms(block.attn, q, k).items():
+            look.setdefault(term, []).append(spread(scores).tolist())
+        x, _ = block(x, rope)
+    return look
+
+
+# -- a run ---------------------------------------------------------------------------------------------------
+
+
+def trial(run):
+    """Trains until 99 % is right, or for run["steps"] steps at most, and tells what each look has seen."""
+    device, highest, began = bench.device, run["learning_rate"], time.time()
+    model = make_model(run).to(device)
+    if run["compile"]:
+        torch.compiler.reset()  # what the worker's earlier models compiled
+        model.compile_blocks()
+    pick_attention_kernel(model, device, pick_dtype(run["dtype"], device))
+    x, y = (tensor.to(device) for tensor in queries(run | {"batch_size": 512}, UNSEEN))
+
+    optimizer = model.configure_optimizers(0.1, highest, (0.9, 0.99), device.type)  # what train.py does
+    taus = set(log_taus(model))  # which get a group of their own
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if p not in taus]
+    if taus:
+        tau_rate = (UNCHANGED | run)["tau_rate"]
+        optimizer.add_param_group({"params": list(taus), "weight_decay": 0.0, "rate": tau_rate})
+
+    looks = []
+    for step in range(run["steps"] + 1):
+        if step % run["look_every"] == 0:
+            looks.append({"step": step, **look_at(model, x, y)})
+            if t99(looks) < math.inf or step == run["steps"]:
+                break
+        for group in optimizer.param_groups:
+            group["lr"] = highest * group.get("rate", 1) * min(1, (step + 1) / run["warmup"])
+        with autocast(run):
+            _, loss, _ = answers(model, *(tensor.to(device) for tensor in queries(run, step)))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {
+        "parameters": model.get_num_params(),
+        "seconds": time.time() - began,
+        "loss": looks[-1]["loss"],
+        "looks": looks,
+    }
+
+
+# -- what they show ------------------------------------------------------------------------------------------
+
+
+def t99(looks):
+    """The step of the first look with an accuracy of at least 0.99; infinity where there is none."""
+    return next((look["step"] for look in looks if look["accuracy"] >= 0.99), math.inf)
+
+
+def show_t99(results, seeds, steps):
+    def written(first):
+        return f"{first:g}" if first < math.inf else f">{steps}"
+
+    firsts = {cell: [t99(result["looks"]) for result in group] for cell, group in results.items()}
+    rows = []
+    for (name, rate), of_seeds in firsts.items():
+        p = "" if name == WHOLE else f"{log_rank(of_seeds, firsts[WHOLE, rate], steps):.3f}"
+        rows.append([name, f"{rate:g}", ", ".join(map(written, of_seeds)), written(statistics.median(of_seeds)), p])
+    title = "T99, the first step with an accuracy of 0.99; p of the log-rank test, uncorrected, "
+    title += f"against {WHOLE} at the same rate"
+    table(title, ["", "learning rate", f"T99 of seeds {', '.join(map(str, seeds))}", "median", "p"], rows)
+
+
+def show_looks(results, middle):
+    rows = []
+    for (name, rate), group in results.items():
+        moments = {
+            "start": [result["looks"][0] for result in group],
+            f"step {middle}": [look for result in group for look in result["looks"] if look["step"] == middle],
+            "end": [result["looks"][-1] for result in group],
+        }
+        for moment, looks in moments.items():
+            seen = [mean(looks, what) for what in ("accuracy", "tau", *TERMS, "previous_token")]
+            rows.append([name, f"{rate:g}", moment, len(looks), *seen])
+    title = "Means over the runs that came so far; of τ, and of each term's standard deviation over the keys, by layer"
+    seen = ["accuracy", "τ", "q·k", "key norm", "σ", "first layer on the previous token"]
+    table(title, ["", "learning rate", "at", "runs", *seen], rows)
+
+
+def mean(looks, name):
+    """The mean of what looks have seen under a name: a number, or one for each layer; nothing where they saw none."""
+    if not looks or name not in looks[0]:
+        return ""
+    values = np.array([look[name] for look in looks], dtype=float).mean(axis=0)
+    return f"{values:.2f}" if values.ndim == 0 else "; ".join(f"{value:.2f}" for value in values.mean(axis=-1))
+
+
+def draw(results, rate):
+    """Accuracy and each layer's τ over the steps, a line for each seed, at one learning rate."""
+    figure, axes = pyplot().subplots(1, 3, figsize=(12, 4))
+    of_rate = {name: group for (name, other), group in results.items() if other == rate}
+    for i, (name, group) in enumerate(of_rate.items()):
+        for j, looks in enumerate(result["looks"] for result in group):
+            style = {"color": "black" if i == 0 else f"C{i - 1}", "linewidth": 1, "label": name if j == 0 else None}
+            steps = [look["step"] for look in looks]
+            axes[0].plot(steps, [look["accuracy"] for look in looks], **style)
+            if "tau" in looks[0]:
+                for layer, axis in enumerate(axes[1:]):
+                    tau = np.array([look["tau"][layer] for look in looks], dtype=float)
+                    axis.plot(steps, tau.mean(axis=-1), **style)
+    for axis, title in zip(axes, ("accuracy", "τ, layer 0", "τ, layer 1")):
+        axis.set_title(title, fontsize=9)
+        axis.tick_params(labelsize=7)
+    axes[0].legend(fontsize=6)
+    figure.supxlabel(f"steps, learning rate {rate:g}", fontsize=8)
+    figure.tight_layout()
+    return figure
+
+
+def main(sweep):
+    run = {"task": "mqar", "pairs": 4, "batch_size": 256, "steps": 2500, "warmup": 100, "look_every": 25}
+    run |= {"dtype": "auto", "compile": not sweep.quick}
+    size = {"block_size": 64, "vocab_size": 8192, "n_layer": 2, "n_embd": 64, "n_head": 1}
+    rate, lower_rate, seeds = 1e-2, 5e-3, [1, 2, 3, 4]
+    if sweep.quick:
+        run |= {"pairs": 2, "batch_size": 4, "steps": 20, "warmup": 5, "look_every": 4}
+        size |= {"block_size": 16, "vocab_size": 64, "n_embd": 32}
+        seeds = seeds[:2]
+    size |= {"tie_weights": True, "bias": True}  # as in recall.py
+    standard = run | {"model": size}
+    w2 = run | {"model": with_parameters(size | W2_KINDS[WHOLE], size)}
+
+    cells = {
+        ("standard", rate): standard,
+        (WHOLE, rate): w2,
+        ("q·k, τ fixed", rate): w2 | {"scores": "qk", "tau_rate": 0},
+        ("q·k, τ learned", rate): w2 | {"scores": "qk"},
+        ("q·k - ‖k‖²/2, τ fixed", rate): w2 | {"scores": "qk_key_norm", "tau_rate": 0},
+        ("q·k - ‖k‖²/2, τ learned", rate): w2 | {"scores": "qk_key_norm"},
+    }
+    cells |= {(name, lower_rate): cells[name, rate] for name in ("standard", WHOLE, "q·k, τ fixed")}
+    cures = {
+        ("W2, a tenth of the rate for τ", rate): w2 | {"tau_rate": 0.1},
+        ("W2, τ three times as large at the start", rate): w2 | {"tau_start": 3},
+        ("W2, keys half as large at the start", rate): w2 | {"key_size": 0.5},
+    }
+
+    def repeated(cells):
+        return sweep.repeated({cell: run | {"learning_rate": cell[1]} for cell, run in cells.items()}, seeds)
+
+    results = repeated(cells)
+    try:
+        results |= repeated(cures)
+    except Lacking as lacking:  # --show shows the cells that come first without them
+        print(f"NOTE   {lacking}")
+    show_t99(results, seeds, run["steps"])
+    show_looks(results, run["steps"] // 5)
+    if sweep.plotting:
+        sweep.save_figure(draw(results, rate))
