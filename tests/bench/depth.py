@@ -7,7 +7,7 @@ through these losses says what it comes to at the cost of a method, and at what 
 """
 
 import math
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from unittest.mock import patch
 
 import torch
@@ -29,16 +29,9 @@ MODELS = {
     "W2, scalar σ": {"attention": "w2"},
     "Method 5.2": {"attention": "summed_qk", "qk_scale": "5.2"},
 }
-# layers, and which models of them: in the order in which they are run
-STAGES = [
-    (8, ["standard", "Method 1", "Method 1, input kept"]),
-    (4, ["standard", "Method 1", "Method 1, input kept", "Method 2, input kept"]),
-    (2, ["standard", "Method 1", "Method 1, input kept", "Method 2, input kept"]),
-    (8, ["Method 2, input kept"]),
-    (8, ["Method 3.1, input kept"]),
-    (8, ["W2, scalar σ", "Method 5.2"]),
-    (8, ["standard, wider"]),
-]
+DEPTHS = (8, 4, 2)
+AT_ALL_DEPTHS = ["standard", "Method 1", "Method 1, input kept", "Method 2, input kept"]
+AT_8_LAYERS = ["Method 3.1, input kept", "W2, scalar σ", "Method 5.2", "standard, wider"]
 COLORS = {"Method 1": "#1f5a92", "Method 2": "#d9771e", "Method 3.1": "#2e8b57", "W2": "#8a4fa3", "Method 5.2": "#b03a48"}
 
 
@@ -60,10 +53,10 @@ def init_unscaled(model, init_weights=GPT.init_weights):
 
 def main(sweep):
     size, steps, batch_size, eval_tokens = {"block_size": 128, "n_head": 2, "n_embd": 64}, 2000, 16, 524288
-    stages = STAGES
+    models = [(n_layer, name) for n_layer in DEPTHS for name in AT_ALL_DEPTHS] + [(8, name) for name in AT_8_LAYERS]
     if sweep.quick:
         size, steps, batch_size, eval_tokens = {"block_size": 16, "n_head": 2, "n_embd": 16}, 8, 2, 1000
-        stages = [(n_layer, ["standard", "Method 1, input kept", "W2, scalar σ"]) for n_layer in (2, 3)]
+        models = [(n_layer, name) for n_layer in (2, 3) for name in ("standard", "Method 1", "W2, scalar σ")]
     run = {"data": sweep.args.data, "batch_size": batch_size, "steps": steps, "recipe": "fair", "dtype": "auto"}
     run |= {"compile": not sweep.quick, "eval_tokens": eval_tokens}
 
@@ -73,19 +66,22 @@ def main(sweep):
             return run | {"model": as_costly(shape, shape | MODELS["Method 1"])}
         return run | {"model": shape | MODELS[name]}
 
-    groups, ladders = {}, {}  # of each number of layers: results by the model's name, and those of the standard model
-    try:
-        for n_layer, names in stages:
-            cells = {name: cell(n_layer, name) for name in names}
-            results = sweep.tuned(cells, [8e-3, 1.6e-2], SEEDS, shorter=2)
-            if "standard" in names:
-                once = results["standard"]
-                longer = [once[0]["run"] | {"steps": round(steps * times), "seed": seed} for times, seed in LADDER]
-                ladders[n_layer] = once + sweep.run(longer)
-            groups.setdefault(n_layer, {}).update(results)
-        show_branches(sweep, cell)
-    except Lacking as lacking:
-        print(f"NOTE   {lacking}")
+    def at_its_rate(*models):
+        return sweep.tuned({model: cell(*model) for model in models}, [8e-3, 1.6e-2], SEEDS, shorter=2)
+
+    if not sweep.showing:
+        at_its_rate(*models)  # side by side; what follows finds them done
+    groups, ladders = {}, {}  # by layers: results by the model's name; those of the standard model of all lengths
+    for n_layer, name in models:
+        try:
+            ((_, results),) = at_its_rate((n_layer, name)).items()
+            if name == "standard":
+                longer = [results[0]["run"] | {"steps": round(steps * times), "seed": seed} for times, seed in LADDER]
+                ladders[n_layer] = results + sweep.run(longer)
+            groups.setdefault(n_layer, {})[name] = results
+        except Lacking as lacking:
+            print(f"NOTE   {n_layer} layers, {name}: {lacking}")
+
     curves = {}
     for n_layer, ladder in sorted(ladders.items()):
         others = {name: results for name, results in groups[n_layer].items() if name != "standard"}
@@ -93,6 +89,8 @@ def main(sweep):
         show_curve(n_layer, ladder, steps)
         show(n_layer, groups[n_layer], curves[n_layer])
     show_slopes(curves)
+    if not sweep.quick:
+        show_branches(sweep, cell)
     if sweep.plotting:
         sweep.save_figure(draw(groups, curves))
 
@@ -105,8 +103,9 @@ def show_branches(sweep, cell):
         for scale, key in (("1/√(2L)", {}), ("1", {"branches": "unscaled"})):
             run = cell(n_layer, name)
             run |= {"steps": run["steps"] // 2, "seed": 0} | key
-            results = sweep.run([run | {"learning_rate": rate} for rate in rates])
-            rows.append([n_layer, name, scale, *(f"{result['loss']:.3f}" for result in results)])
+            with suppress(Lacking):
+                results = sweep.run([run | {"learning_rate": rate} for rate in rates])
+                rows.append([n_layer, name, scale, *(f"{result['loss']:.3f}" for result in results)])
     header = ["layers", "model", "branches", *(f"{rate:g}" for rate in rates)]
     table("How large branches start: loss by learning rate, after half the steps", header, rows)
 

@@ -201,20 +201,21 @@ class Sweep:
         `rates` or, where the best of these is the lowest or highest, of as many halves or doubles as it takes for the
         best to have a worse one on either side. Returns a list of results by each name.
         """
+        def trials(name, rate):
+            of_rate = cells[name] | {"learning_rate": rate, "steps": cells[name]["steps"] // shorter}
+            return [of_rate | {"seed": seed} for seed in tuning_seeds]
+
         values = {name: dict.fromkeys(rates) for name in cells}  # of the rates to try
         while untried := [(name, rate) for name in cells for rate, value in values[name].items() if value is None]:
-            trials = [
-                cells[name] | {"learning_rate": rate, "seed": seed, "steps": cells[name]["steps"] // shorter}
-                for name, rate in untried
-                for seed in tuning_seeds
-            ]
-            for (name, rate), found in zip(untried, in_groups(self.run(trials), len(tuning_seeds))):
-                value = average(result[by] for result in found)
+            found = self.run([run for name, rate in untried for run in trials(name, rate)])
+            for (name, rate), results in zip(untried, in_groups(found, len(tuning_seeds))):
+                value = average(result[by] for result in results)
                 values[name][rate] = -math.inf if math.isnan(value) else value if by == "accuracy" else -value
             for name, of_cell in values.items():
-                best = max(of_cell, key=of_cell.get)
-                beyond = best * 2 if best == max(of_cell) else best / 2
-                if best in (min(of_cell), max(of_cell)) and not self.quick and not self.showing:
+                best, lowest, highest = max(of_cell, key=of_cell.get), min(of_cell), max(of_cell)
+                beyond = best * 2 if best == highest else best / 2
+                wanted = all(key(run) in self.done for run in trials(name, beyond)) if self.showing else not self.quick
+                if best in (lowest, highest) and wanted:
                     of_cell.setdefault(beyond)
         chosen = {name: cell | {"learning_rate": max(values[name], key=values[name].get)} for name, cell in cells.items()}
         return self.repeated(chosen, seeds)

@@ -1,5 +1,5 @@
 """
-Why is W2 slow to learn associative recall? python tests/bench/recall.py --why [--quick] [--plot]
+Why is W2 slow to learn associative recall? python tests/bench/recall.py --why [--quick]
 
 Where standard attention has q·k/√d, W2 has 2/τ times q·k - ‖k‖²/2 and a term of σ, with a learned τ. Here models with
 some of these terms alone, and with τ learned or fixed at its start, learn the MQAR of recall.py at a constant learning
@@ -19,7 +19,7 @@ import torch
 import sweep as bench
 from recall import UNSEEN, answers, queries
 from stats import log_rank
-from sweep import W2_KINDS, Lacking, autocast, pyplot, table, with_parameters
+from sweep import W2_KINDS, Lacking, autocast, table, with_parameters
 from config.runtime.common import pick_attention_kernel, pick_dtype
 from model import ATTENTIONS, GPT, GPTConfig, W2Attention, rope_table
 
@@ -209,28 +209,6 @@ def mean(looks, name):
     return f"{values:.2f}" if values.ndim == 0 else "; ".join(f"{value:.2f}" for value in values.mean(axis=-1))
 
 
-def draw(results, rate):
-    """Accuracy and each layer's τ over the steps, a line for each seed, at one learning rate."""
-    figure, axes = pyplot().subplots(1, 3, figsize=(12, 4))
-    of_rate = {name: group for (name, other), group in results.items() if other == rate}
-    for i, (name, group) in enumerate(of_rate.items()):
-        for j, looks in enumerate(result["looks"] for result in group):
-            style = {"color": "black" if i == 0 else f"C{i - 1}", "linewidth": 1, "label": name if j == 0 else None}
-            steps = [look["step"] for look in looks]
-            axes[0].plot(steps, [look["accuracy"] for look in looks], **style)
-            if "tau" in looks[0]:
-                for layer, axis in enumerate(axes[1:]):
-                    tau = np.array([look["tau"][layer] for look in looks], dtype=float)
-                    axis.plot(steps, tau.mean(axis=-1), **style)
-    for axis, title in zip(axes, ("accuracy", "τ, layer 0", "τ, layer 1")):
-        axis.set_title(title, fontsize=9)
-        axis.tick_params(labelsize=7)
-    axes[0].legend(fontsize=6)
-    figure.supxlabel(f"steps, learning rate {rate:g}", fontsize=8)
-    figure.tight_layout()
-    return figure
-
-
 def main(sweep):
     run = {"task": "mqar", "pairs": 4, "batch_size": 256, "steps": 2500, "warmup": 100, "look_every": 25}
     run |= {"dtype": "auto", "compile": not sweep.quick}
@@ -269,5 +247,3 @@ def main(sweep):
         print(f"NOTE   {lacking}")
     show_t99(results, seeds, run["steps"])
     show_looks(results, run["steps"] // 5)
-    if sweep.plotting:
-        sweep.save_figure(draw(results, rate))
