@@ -68,6 +68,19 @@ def test_in_small(tmp_path, repo, here, experiment):
             assert {"seed", "learning_rate", "steps", "batch_size", "model", "recipe"} <= result["run"].keys()
 
 
+def test_depth_shows_what_has_been_run(tmp_path, repo, here):
+    arguments = "--quick", "--data=shakespeare_char", "--device=cpu", f"--out={tmp_path}"
+    everything = tables_of(here("depth", *arguments))
+    file = tmp_path / "depth_quick.json"
+    results = json.loads(file.read_text())
+    last = [result for result in results if result["run"]["model"]["n_layer"] == 3]
+    file.write_text(json.dumps([result for result in results if result != last[-1]]))
+    shown = here("depth", *arguments, "--show", "--plot")
+    assert shown.count("NOTE") == 1 and (tmp_path / "depth_quick.png").exists()
+    of_two_layers = tables_of(shown)[:8]  # the standard model's by its steps, then all models'
+    assert of_two_layers == everything[:8]
+
+
 def test_an_interrupted_experiment_goes_on(tmp_path, here):
     first = run_py("recall", "--quick", "--device=cpu", "--workers=2", f"--out={tmp_path}")
     assert first.returncode == 0, first.stderr
@@ -82,11 +95,11 @@ def test_an_interrupted_experiment_goes_on(tmp_path, here):
 
 def test_why_w2_is_slow_to_recall_goes_on_too(tmp_path, here):
     arguments = "--why", "--quick", "--device=cpu", f"--out={tmp_path}"
-    first = here("recall", *arguments, "--plot")
+    first = here("recall", *arguments)
     file = tmp_path / "recall_why_quick.json"
     results = json.loads(file.read_text())
     assert len(tables_of(first)) == (2 + 12) + (2 + 3 * 12) and len(results) == 2 * 12
-    assert (tmp_path / "recall_why_quick.png").exists() and not (tmp_path / "recall_quick.json").exists()
+    assert not (tmp_path / "recall_quick.json").exists()
     file.write_text(json.dumps(results[:-1]))
     second = here("recall", *arguments)
     assert second.count(" left\n") == 1 and tables_of(second) == tables_of(first)

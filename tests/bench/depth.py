@@ -8,13 +8,14 @@ through these losses says what it comes to at the cost of a method, and at what 
 
 import math
 from contextlib import nullcontext, suppress
+from importlib.util import find_spec
 from unittest.mock import patch
 
 import torch
 
 import methods
 from stats import CostCurve, compare, in_words, slope
-from sweep import Lacking, experiment, mean_sd, pyplot, table
+from sweep import Lacking, experiment, mean_sd, table
 from model import GPT, GPTConfig
 
 SEEDS = [1, 2, 3]
@@ -52,6 +53,8 @@ def init_unscaled(model, init_weights=GPT.init_weights):
 
 
 def main(sweep):
+    if sweep.args.plot and not find_spec("matplotlib"):
+        raise ValueError("--plot needs matplotlib: pip install matplotlib")
     size, steps, batch_size, eval_tokens = {"block_size": 128, "n_head": 2, "n_embd": 64}, 2000, 16, 524288
     models = [(n_layer, name) for n_layer in DEPTHS for name in AT_ALL_DEPTHS] + [(8, name) for name in AT_8_LAYERS]
     if sweep.quick:
@@ -91,8 +94,10 @@ def main(sweep):
     show_slopes(curves)
     if not sweep.quick:
         show_branches(sweep, cell)
-    if sweep.plotting:
-        sweep.save_figure(draw(groups, curves))
+    if sweep.args.plot:
+        path = sweep.path.with_suffix(".png")
+        draw(groups, curves).savefig(path, dpi=100, pil_kwargs={"optimize": True})
+        print(f"figure: {path}")
 
 
 def show_branches(sweep, cell):
@@ -181,7 +186,12 @@ def show_slopes(curves):
 
 def draw(groups, curves):
     """What a model is worth over what it costs, both in times the standard model's compute; a line joins its depths."""
-    figure, axis = pyplot().subplots(figsize=(8, 5))
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(8, 5))
     pays = [0.9, 4.5]
     axis.plot(pays, pays, color="black", linewidth=1)
     axis.annotate("worth its cost", (2.5, 2.5), (-8, 8), textcoords="offset points", fontsize=9, ha="right")
@@ -216,6 +226,7 @@ def draw(groups, curves):
 
 def add_arguments(parser):
     parser.add_argument("--data", default="text", help="folder in data/ with a prepared text (default: text)")
+    parser.add_argument("--plot", action="store_true", help="draw a figure, with matplotlib, beside the results")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """
-Associative recall: python tests/bench/recall.py [--quick] | --why [--quick] [--plot]
+Associative recall: python tests/bench/recall.py [--why] [--quick]
 
 First the copy task of the W2 document: T/2 random tokens and then the same again, the loss over all positions. What
 comes first cannot be predicted, so no model gets below (T/2 - 1)/(T - 1) · ln V, and what can be told apart is how many

@@ -16,7 +16,6 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,14 +156,11 @@ class Sweep:
         parser.add_argument("--workers", type=int, default=min(os.cpu_count(), 8), help="runs at a time")
         parser.add_argument("--out", type=Path, default=ROOT / "out" / "bench", help="folder of the results")
         parser.add_argument("--show", action="store_true", help="show the results that are there; run nothing")
-        parser.add_argument("--plot", action="store_true", help="draw a figure, with matplotlib, beside the results")
         add_arguments(parser)
         self.args = args = parser.parse_args()
         if args.workers < 1:
             raise ValueError(f"--workers={args.workers}: at least one is needed")
-        if args.plot and not find_spec("matplotlib"):
-            raise ValueError("--plot needs matplotlib: pip install matplotlib")
-        self.trial, self.quick, self.showing, self.plotting = trial, args.quick, args.show, args.plot
+        self.trial, self.quick, self.showing = trial, args.quick, args.show
         self.device, self.workers = pick_device(args.device), args.workers
         self.path = args.out / f"{name}{'_quick' * args.quick}.json"
         self.machine = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
@@ -229,21 +225,6 @@ class Sweep:
         lines = ",\n".join(json.dumps(result) for result in self.done.values())
         with atomic_write(self.path) as file:
             file.write(f"[\n{lines}\n]\n".encode())
-
-    def save_figure(self, figure):
-        path = self.path.with_suffix(".png")
-        figure.savefig(path, dpi=100, pil_kwargs={"optimize": True})
-        print(f"figure: {path}")
-
-
-def pyplot():
-    """matplotlib's, drawing into files."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    return pyplot
 
 
 def key(run):
