@@ -13,6 +13,7 @@ Each takes --help. An experiment that was interrupted goes on where it was; its 
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 MODES = ("methods", "depth", "recall", "entailment", "micro", "speed")
@@ -24,6 +25,9 @@ if __name__ == "__main__":
         sys.exit(0)
     if mode not in MODES:
         print(f"run.py: error: {mode!r} does not work: it must be one of {', '.join(MODES)}", file=sys.stderr)
+        sys.exit(2)
+    if mode != "speed" and not find_spec("scipy"):
+        print("run.py: error: the experiments need scipy: pip install -r tests/requirements.txt", file=sys.stderr)
         sys.exit(2)
     try:
         sys.exit(subprocess.run([sys.executable, Path(__file__).with_name(f"{mode}.py"), *arguments]).returncode)
