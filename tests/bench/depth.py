@@ -33,7 +33,7 @@ MODELS = {
 DEPTHS = (8, 4, 2)
 AT_ALL_DEPTHS = ["standard", "Method 1", "Method 1, input kept", "Method 2, input kept"]
 AT_8_LAYERS = ["Method 3.1, input kept", "W2, scalar σ", "Method 5.2", "standard, wider"]
-COLORS = {"Method 1": "#1f5a92", "Method 2": "#d9771e", "Method 3.1": "#2e8b57", "W2": "#8a4fa3", "Method 5.2": "#b03a48"}
+COLORS = {"Method 1": "#1f5a92", "Method 2": "#d9771e", "Method 3": "#2e8b57", "W2": "#8a4fa3", "Method 5": "#b03a48"}
 
 
 def trial(run):
@@ -153,7 +153,7 @@ def show(n_layer, groups, curve):
         rows.append(row + [""] * (9 - len(row)))
     tokens = standard["run"]["steps"] * standard["run"]["batch_size"] * standard["run"]["model"]["block_size"]
     table(
-        f"{n_layer} layers, {tokens:,} tokens, {tokens / standard['parameters']:.1f} for each parameter of the standard model",
+        f"{n_layer} layers, {tokens / standard['parameters']:.1f} tokens for each parameter of the standard model",
         ["model", "parameters", "learning rate", "loss", "difference", "FLOPs", "at equal FLOPs", "compute worth", ""],
         rows,
     )
@@ -173,14 +173,13 @@ def verdict(difference, half, p):
 
 def show_slopes(curves):
     """How the difference at equal cost changes with each doubling of the layers."""
-    names = list(dict.fromkeys(name for curve in curves.values() for name in curve.flops))
     rows = []
-    for name in names:
-        points = [(n_layer, curve) for n_layer, curve in curves.items() if name in curve.flops]
-        if len(points) > 1:
-            estimates = [(math.log2(n_layer), *curve.model.estimate({name: 1})[:2], curve.model.freedom) for n_layer, curve in points]
-            change, half = slope(estimates)
-            rows.append([name, ", ".join(str(n_layer) for n_layer, _ in points), f"{change:+.3f} ± {half:.3f}"])
+    for name in dict.fromkeys(name for curve in curves.values() for name in curve.flops):
+        of_name = {n_layer: curve.model for n_layer, curve in curves.items() if name in curve.flops}
+        if len(of_name) > 1:
+            points = [(math.log2(L), *model.estimate({name: 1})[:2], model.freedom) for L, model in of_name.items()]
+            change, half = slope(points)
+            rows.append([name, ", ".join(map(str, of_name)), f"{change:+.3f} ± {half:.3f}"])
     table("The difference at equal cost, for each doubling of the layers", ["model", "layers", "change"], rows)
 
 

@@ -9,8 +9,8 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler talks
 
 import torch
 
-from config.runtime.common import pick_attention_kernel, use_plain_attention
-from model import GPT
+from config.runtime.common import pick_attention_kernel, pick_device, pick_dtype, use_plain_attention
+from model import GPT, GPTConfig
 
 
 class Trainer:
@@ -98,3 +98,20 @@ def in_turns(trainers, budget=15, turns=5):
 def ratio(a, b):
     """The median, over the turns, of a's seconds in b's."""
     return statistics.median(x / y for x, y in zip(a, b))
+
+
+def cost_of_steps(run):
+    """Median seconds and peak bytes of a training step of each model, the seconds also over those of the first one.
+
+    `run` has the models' settings, batch_size, device, dtype (float32 unless it says so) and a budget of seconds.
+    """
+    device = pick_device(run["device"])
+    models = [GPT(GPTConfig(**model)).to(device) for model in run["models"]]
+    precision = pick_dtype(run.get("dtype", "float32"), device)
+    trainers = [Trainer(model, run["batch_size"], precision) for model in models]
+    seconds = in_turns(trainers, run["budget"])
+    return {
+        "seconds": [statistics.median(of_one) for of_one in seconds],
+        "ratios": [ratio(of_one, seconds[0]) for of_one in seconds],
+        "bytes": [trainer.memory() for trainer in trainers],
+    }

@@ -13,6 +13,7 @@ import torch
 
 from stats import CostCurve, compare, in_words
 from sweep import W2_KINDS, autocast, average, experiment, fit, mean_sd, table, with_parameters
+from measure import cost_of_steps
 from data import ensure_prepared, load_dataset
 from model import GPT, GPTConfig, QK_SCALES
 
@@ -23,7 +24,7 @@ METHODS |= {f"Method {name[1:]}, input kept": {"residual": name, "keep_input": T
 METHODS |= W2_KINDS
 METHODS |= {f"Method {scale}": {"attention": "summed_qk", "qk_scale": scale} for scale in QK_SCALES}
 
-DATA = ["shakespeare_char", "shakespeare_bpe"]
+DATA = {"shakespeare_char": 65, "shakespeare_bpe": 1024}  # and how many tokens there are
 
 
 @cache
@@ -32,6 +33,8 @@ def dataset(name):
 
 
 def trial(run):
+    if run.get("task") == "cost":
+        return cost_of_steps(run)
     data, B, T = dataset(run["data"]), run["batch_size"], run["model"]["block_size"]
     torch.manual_seed(run["seed"])
     model = GPT(GPTConfig(vocab_size=data.meta["vocab_size"], **run["model"]))
@@ -78,14 +81,15 @@ def learned(model):
 def main(sweep):
     size = {"block_size": 128, "n_layer": 3, "n_head": 4, "n_embd": 128}
     steps, batch_size, eval_tokens = 400, 16, 10**9
-    rates, seeds, names = [2e-3, 4e-3, 8e-3], [1, 2, 3], list(METHODS)
+    rates, seeds, names, budget = [2e-3, 4e-3, 8e-3], [1, 2, 3], list(METHODS), 60
     if sweep.quick:
         size = {"block_size": 16, "n_layer": 2, "n_head": 2, "n_embd": 16}
         steps, batch_size, eval_tokens, rates, seeds = 4, 2, 1000, rates[:2], seeds[:2]
+        budget = 0
         names = ["standard", "Method 3.2", "W2, diagonal σ", "Method 5.4"]
     run = {"batch_size": batch_size, "steps": steps, "recipe": "fair", "dtype": "auto", "eval_tokens": eval_tokens}
 
-    for data in DATA:
+    for data, vocab_size in DATA.items():
         if not sweep.showing:
             dataset(data)  # prepared once here, not by all workers at the same time
         of = run | {"data": data}
@@ -102,10 +106,13 @@ def main(sweep):
         ladder = [result for group in sweep.repeated(longer, seeds).values() for result in group]
         methods = {name: group for name, group in results.items() if name != "standard"}
         compared, at_equal_cost = compare(results), CostCurve(ladder, methods).differences()
+        timed = {"task": "cost", "setting": data, "batch_size": batch_size, "dtype": "auto"}
+        timed |= {"device": str(sweep.device), "models": [cell["model"] | {"vocab_size": vocab_size} for cell in cells.values()], "budget": budget}
+        (timed,) = sweep.run([timed])  # nothing beside it, or it would not be timed alone
 
         table(
             f"{data}, {steps} steps of {batch_size * size['block_size']} tokens",
-            ["method", "parameters", "learning rate", "loss", "difference", "FLOPs", "difference at equal FLOPs"],
+            ["method", "parameters", "learning rate", "loss", "difference", "FLOPs", "at equal FLOPs", "time"],
             [
                 [
                     name,
@@ -115,8 +122,9 @@ def main(sweep):
                     compared[name],
                     f"{cost[name]:.2f}",
                     in_words(*at_equal_cost[name]) if name in at_equal_cost else "",
+                    f"{times:.2f}",
                 ]
-                for name, group in results.items()
+                for (name, group), times in zip(results.items(), timed["ratios"])
             ],
         )
         table(

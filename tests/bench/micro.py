@@ -6,16 +6,10 @@ a hundred steps at one learning rate, and the time and peak memory of a training
 the published widths, where W2 is the narrower one, and with equal widths.
 """
 
-import statistics
-
-import torch
-
 import recall
 from stats import compare
 from sweep import W2_KINDS, experiment, mean_sd, table
-from config.runtime.common import pick_device
-from measure import Trainer, in_turns, ratio
-from model import GPT, GPTConfig
+from measure import cost_of_steps
 
 SETTINGS = {  # layers, tokens of a sequence, sequences
     "base": (2, 128, 32),
@@ -25,19 +19,7 @@ SETTINGS = {  # layers, tokens of a sequence, sequences
 
 
 def trial(run):
-    return recall.trial(run) if run["task"] == "copy" else cost(run)
-
-
-def cost(run):
-    """Median seconds and peak bytes of a training step of each model, the seconds also over those of the first one."""
-    models = [GPT(GPTConfig(**model)).to(pick_device(run["device"])) for model in run["models"]]
-    trainers = [Trainer(model, run["batch_size"], torch.float32) for model in models]
-    seconds = in_turns(trainers, run["budget"])
-    return {
-        "seconds": [statistics.median(of_one) for of_one in seconds],
-        "ratios": [ratio(of_one, seconds[0]) for of_one in seconds],
-        "bytes": [trainer.memory() for trainer in trainers],
-    }
+    return recall.trial(run) if run["task"] == "copy" else cost_of_steps(run)
 
 
 def main(sweep):

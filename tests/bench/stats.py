@@ -82,7 +82,9 @@ class CostCurve:
     def __init__(self, ladder, groups):
         self.unit = statistics.fmean(result["flops"] for result in ladder)
         seen = observations({None: ladder} | groups)
-        rows = [self.at(result["flops"]) | {seed_of(result): 1} | ({group: 1} if group else {}) for group, result, _ in seen]
+        rows = []
+        for group, result, _ in seen:
+            rows.append(self.at(result["flops"]) | {seed_of(result): 1} | ({group: 1} if group else {}))
         self.model = LinearModel(rows, [loss for *_, loss in seen])
         self.flops = {group: result["flops"] for group, result, _ in seen if group}
         self.range = [pick(result["flops"] for result in ladder) for pick in (min, max)]
@@ -121,7 +123,7 @@ class CostCurve:
 
 
 def slope(points):
-    """How y grows with x, and half the interval's width, of (x, y, standard error, degrees of freedom) with known errors."""
+    """How y grows with x, and half the interval's width, of points (x, y, y's standard error, its degrees of freedom)."""
     x, y, error, freedom = np.array(points).T
     weights = 1 / error**2
     x = x - np.average(x, weights=weights)

@@ -191,7 +191,7 @@ class Sweep:
         return [self.done[key(run)] for run in runs]
 
     def tuned(self, cells, rates, seeds, shorter=1, by="loss", tuning_seeds=(0,)):
-        """Runs each of `cells` (by their names, runs without rate and seed) for each seed at the learning rate it likes.
+        """Runs each of `cells` (by name, runs without rate and seed) for each seed at the learning rate it likes.
 
         That is the best `by` loss or accuracy in the mean of runs of `tuning_seeds`, `shorter` times shorter: one of
         `rates` or, where the best of these is the lowest or highest, of as many halves or doubles as it takes for the
@@ -213,8 +213,8 @@ class Sweep:
                 wanted = all(key(run) in self.done for run in trials(name, beyond)) if self.showing else not self.quick
                 if best in (lowest, highest) and wanted:
                     of_cell.setdefault(beyond)
-        chosen = {name: cell | {"learning_rate": max(values[name], key=values[name].get)} for name, cell in cells.items()}
-        return self.repeated(chosen, seeds)
+        best = {name: max(of_cell, key=of_cell.get) for name, of_cell in values.items()}
+        return self.repeated({name: cell | {"learning_rate": best[name]} for name, cell in cells.items()}, seeds)
 
     def repeated(self, runs, seeds):
         """Runs each of `runs` (by their names, without a seed) for each seed; a list of results by each name."""
