@@ -380,7 +380,7 @@ def test_a_difference_in_words():
 
 @pytest.fixture
 def curve():
-    """Of a model that comes to 4 - ln C + (ln C)²/10, and of two that at a cost of 3 come as far as it with 2 and 20."""
+    """Of a model that comes to 4 - ln C + (ln C)²/10, and of two that for 3 come as far as it for 2 and 20."""
 
     def ladder(flops):
         exact = 4 - math.log(flops) + math.log(flops) ** 2 / 10

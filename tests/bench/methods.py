@@ -107,7 +107,8 @@ def main(sweep):
         methods = {name: group for name, group in results.items() if name != "standard"}
         compared, at_equal_cost = compare(results), CostCurve(ladder, methods).differences()
         timed = {"task": "cost", "setting": data, "batch_size": batch_size, "dtype": "auto"}
-        timed |= {"device": str(sweep.device), "models": [cell["model"] | {"vocab_size": vocab_size} for cell in cells.values()], "budget": budget}
+        timed |= {"device": str(sweep.device), "budget": budget}
+        timed |= {"models": [cell["model"] | {"vocab_size": vocab_size} for cell in cells.values()]}
         (timed,) = sweep.run([timed])  # nothing beside it, or it would not be timed alone
 
         table(

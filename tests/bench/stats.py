@@ -123,7 +123,7 @@ class CostCurve:
 
 
 def slope(points):
-    """How y grows with x, and half the interval's width, of points (x, y, y's standard error, its degrees of freedom)."""
+    """How y grows with x, and half its interval's width, of points (x, y, y's standard error, degrees of freedom)."""
     x, y, error, freedom = np.array(points).T
     weights = 1 / error**2
     x = x - np.average(x, weights=weights)
