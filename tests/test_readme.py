@@ -85,21 +85,23 @@ def test_its_table_is_that_of_the_experiments():
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if " ± " in line]
     assert 5 <= len(rows) <= 8
     of_methods = OF_BENCH.split("### Associative recall")[0].splitlines()
-    for name, flops, chars, bpe, equal_cost, _ in rows:
+    for name, flops, times, chars, bpe, equal_cost, _ in rows:
         of_both = [line.split("|") for line in of_methods if line.startswith(f"| {name} |")]
         assert flops.split("; ") == [cells[6].strip() for cells in of_both]
+        assert times.split("; ") == [cells[8].strip() for cells in of_both]
         assert [chars, bpe] == [re.search(DELTA, cells[5])[0] for cells in of_both]
         assert equal_cost.split("; ") == [re.search(DELTA, cells[7])[0] for cells in of_both]
 
 
-@pytest.mark.parametrize("name", ["methods", "recall", "entailment", "micro"])
+@pytest.mark.parametrize("name", ["methods", "depth", "recall", "entailment", "micro"])
 def test_tables_are_those_of_the_results(name, monkeypatch, capsys):
     bench = ROOT / "tests" / "bench"
     monkeypatch.syspath_prepend(bench)
     experiment, sweep = importlib.import_module(name), importlib.import_module("sweep")
     monkeypatch.setattr(sys, "argv", [name, "--show", f"--out={bench / 'results'}"])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which the experiment sets
+    add_arguments = getattr(experiment, "add_arguments", lambda parser: None)
     with suppress(ValueError):  # where not all of it has been run
-        sweep.experiment(name, experiment.trial, experiment.main, "")
+        sweep.experiment(name, experiment.trial, experiment.main, "", add_arguments)
     rows = [line for line in capsys.readouterr().out.splitlines() if "±" in line]
     assert rows and all(row in OF_BENCH for row in rows)

@@ -7,7 +7,7 @@ through these losses says what it comes to at the cost of a method, and at what 
 """
 
 import math
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from importlib.util import find_spec
 from unittest.mock import patch
 
@@ -15,7 +15,7 @@ import torch
 
 import methods
 from stats import CostCurve, compare, in_words, slope
-from sweep import Lacking, experiment, mean_sd, table
+from sweep import Lacking, experiment, key, mean_sd, table
 from model import GPT, GPTConfig
 
 SEEDS = [1, 2, 3]
@@ -102,15 +102,19 @@ def main(sweep):
 
 def show_branches(sweep, cell):
     """Whether branches should start smaller by 1/√(2L) in Methods 1 to 4 too: half the steps, one seed."""
-    rows, rates = [], [4e-3, 8e-3, 1.6e-2]
+    rates, runs = [4e-3, 8e-3, 1.6e-2], {}
     models = [(8, "Method 1"), *((4, f"Method {name}") for name in ("1", "2", "1, input kept", "3.1, input kept"))]
     for n_layer, name in models:
-        for scale, key in (("1/√(2L)", {}), ("1", {"branches": "unscaled"})):
+        for scale, start in (("1/√(2L)", {}), ("1", {"branches": "unscaled"})):
             run = cell(n_layer, name)
-            run |= {"steps": run["steps"] // 2, "seed": 0} | key
-            with suppress(Lacking):
-                results = sweep.run([run | {"learning_rate": rate} for rate in rates])
-                rows.append([n_layer, name, scale, *(f"{result['loss']:.3f}" for result in results)])
+            run |= {"steps": run["steps"] // 2, "seed": 0} | start
+            runs[n_layer, name, scale] = [run | {"learning_rate": rate} for rate in rates]
+    if not sweep.showing:
+        sweep.run([run for of_row in runs.values() for run in of_row])
+    rows = []
+    for row, of_row in runs.items():
+        results = [sweep.done.get(key(run)) for run in of_row]
+        rows.append([*row, *(f"{result['loss']:.3f}" if result else "" for result in results)])
     header = ["layers", "model", "branches", *(f"{rate:g}" for rate in rates)]
     table("How large branches start: loss by learning rate, after half the steps", header, rows)
 
@@ -193,7 +197,7 @@ def draw(groups, curves):
     figure, axis = pyplot.subplots(figsize=(8, 5))
     pays = [0.9, 4.5]
     axis.plot(pays, pays, color="black", linewidth=1)
-    axis.annotate("worth its cost", (2.5, 2.5), (-8, 8), textcoords="offset points", fontsize=9, ha="right")
+    axis.annotate("breaks even", (2.5, 2.5), (-8, 8), textcoords="offset points", fontsize=9, ha="right")
     for name in dict.fromkeys(name for curve in curves.values() for name in curve.flops):
         color = next((color for start, color in COLORS.items() if name.startswith(start)), "#666666")
         style = {"color": color, "marker": "o" if "residual" in MODELS.get(name, {}) else "D", "linewidth": 0.8}
