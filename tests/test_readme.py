@@ -84,7 +84,7 @@ def test_its_table_is_that_of_the_experiments():
     table = README.split("verdict |")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if " ± " in line]
     assert 5 <= len(rows) <= 8
-    of_methods = OF_BENCH.split("### Associative recall")[0].splitlines()
+    of_methods = OF_BENCH.split("### At depth")[0].splitlines()
     for name, flops, times, chars, bpe, equal_cost, _ in rows:
         of_both = [line.split("|") for line in of_methods if line.startswith(f"| {name} |")]
         assert flops.split("; ") == [cells[6].strip() for cells in of_both]
