@@ -80,6 +80,11 @@ def test_depth_shows_what_has_been_run(tmp_path, repo, here):
     of_two_layers = tables_of(shown)[:8]  # the standard model's by its steps, then all models'
     assert of_two_layers == everything[:8]
 
+    results[0]["text_sha256"] = "another"
+    file.write_text(json.dumps(results))
+    with pytest.raises(ValueError, match="depth_quick.json has runs on another text"):
+        here("depth", *arguments)
+
 
 def test_an_interrupted_experiment_goes_on(tmp_path, here):
     first = run_py("recall", "--quick", "--device=cpu", "--workers=2", f"--out={tmp_path}")

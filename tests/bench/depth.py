@@ -73,6 +73,9 @@ def main(sweep):
         return sweep.tuned({model: cell(*model) for model in models}, [8e-3, 1.6e-2], SEEDS, shorter=2)
 
     if not sweep.showing:
+        text = methods.dataset(sweep.args.data).meta["text_sha256"]
+        if any(result["text_sha256"] != text for result in sweep.done.values()):
+            raise ValueError(f"{sweep.path} has runs on another text than data/{sweep.args.data}: give another --out")
         at_its_rate(*models)  # side by side; what follows finds them done
     groups, ladders = {}, {}  # by layers: results by the model's name; those of the standard model of all lengths
     for n_layer, name in models:
