@@ -1,5 +1,5 @@
 """
-What the experiments share: a training loop, runs done side by side and remembered, statistics, tables and curves.
+What the experiments share: a training loop, runs that are done side by side and remembered, and tables.
 
 A run is a dict of settings from which everything else follows: a model, its batches, its learning rate, its seed.
 An experiment names one function, `trial`, that takes a run and returns what came of it, and asks a Sweep for runs.
