@@ -19,6 +19,7 @@ from model import rope_table
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
+import depth
 import entailment
 import methods
 import recall
@@ -26,6 +27,8 @@ import run as all_of_them
 import stats
 import sweep
 import why
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +159,7 @@ def test_it_trains_as_train_py_does(repo, monkeypatch):
     monkeypatch.setattr(methods, "dataset", lambda name: data.load_dataset(repo.folder / "data" / name))
     model = {"block_size": 16, "n_layer": 2, "n_head": 2, "n_embd": 16, "residual": "m1"}
     run = {"data": "shakespeare_char", "model": model, "batch_size": 2, "steps": 20, "eval_tokens": 64}
-    result = methods.trial(run | {"recipe": "fair", "dtype": "auto", "learning_rate": 3e-3, "seed": 3})
+    result = methods.trial(run | {"recipe": "fair", "dtype": "auto", "learning_rate": 3e-3, "seed": 3}, CPU)
     assert [result["loss"]] == pytest.approx(expected, rel=1e-6)  # losses are added up in another order
 
 
@@ -192,7 +195,7 @@ def test_published_models_have_the_published_size(which, parameters):
 # -- why W2 is slow to recall --------------------------------------------------------------------------------
 
 RECALL = {"task": "mqar", "pairs": 2, "batch_size": 4, "dtype": "float32", "compile": False, "seed": 3}
-RECALL |= {"steps": 1, "warmup": 1, "look_every": 1, "learning_rate": 1e-2}
+RECALL |= {"steps": 1, "warmup": 1, "look_every": 1, "details_every": 1, "learning_rate": 1e-2}
 SMALL = {"block_size": 16, "vocab_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16, "bias": True}
 STANDARD, W2 = RECALL | {"model": SMALL}, RECALL | {"model": SMALL | {"attention": "w2"}}
 
@@ -266,7 +269,7 @@ def test_another_start():
 @pytest.mark.parametrize("tau_rate", [0, 0.1, 1])
 def test_the_learning_rate_of_tau(tau_rate):
     """AdamW's first step moves each number by its learning rate."""
-    looks = why.trial(W2 | {"tau_rate": tau_rate})["looks"]
+    looks = why.trial(W2 | {"tau_rate": tau_rate}, CPU)["looks"]
     before, after = (np.log(look["tau"]) for look in looks)
     np.testing.assert_allclose(abs(after - before), 1e-2 * tau_rate, rtol=1e-2, atol=1e-7)
 
@@ -291,8 +294,9 @@ def test_t99_is_the_first_look_at_99_percent():
 def test_a_run_ends_at_t99_or_after_its_steps(monkeypatch, accuracies, steps):
     to_come = iter(accuracies)
     monkeypatch.setattr(why, "look_at", lambda model, x, y: {"loss": 1.0, "accuracy": next(to_come)})
-    looks = why.trial(W2 | {"steps": 8, "look_every": 2})["looks"]
+    looks = why.trial(W2 | {"steps": 8, "look_every": 2, "details_every": 4}, CPU)["looks"]
     assert [look["step"] for look in looks] == steps
+    assert [look["step"] for look in looks if "tau" in look] == [step for step in steps if step % 4 == 0]
 
 
 # -- data ----------------------------------------------------------------------------------------------------
@@ -383,6 +387,12 @@ def test_a_difference_in_words():
     assert stats.in_words(0.2, 0.1, 0.01, higher_is_better=True) == "+0.200 ± 0.100 better"
 
 
+def test_a_verdict_needs_a_small_p():
+    assert depth.verdict(-0.1, 0.05, 0.01) == "-0.100 ± 0.050 pays"
+    assert depth.verdict(0.1, 0.05, 0.01) == "+0.100 ± 0.050 hurts"
+    assert depth.verdict(-0.1, 0.05, 0.06) == "-0.100 ± 0.050 undecided within ±0.150"
+
+
 @pytest.fixture
 def curve():
     """Of a model that comes to 4 - ln C + (ln C)²/10, and of two that for 3 come as far as it for 2 and 20."""
@@ -430,7 +440,7 @@ def study(tmp_path, monkeypatch):
     study.pool.shutdown()
 
     class Pool:
-        def submit(self, trial, run):
+        def submit(self, trial, run, device):
             future = Future()
             future.set_result({"loss": study.loss(run)})
             return future

@@ -51,7 +51,7 @@ def parallelize_model(model, parallel, device, dtype=None):
         p.register_hook(lambda grad: dist_sum(grad) / dist.get_world_size())  # and averages the rest's gradients
     # Each block's group has its matrices alone, gathered in `dtype`, which autocast would cast them to anyway; their
     # gradients are averaged in their own. All else is in the model's group, made first: later it would skip the blocks.
-    matrices = {module.weight for module in model.blocks.modules() if isinstance(module, torch.nn.Linear)}
+    matrices = set(model.param_groups(weight_decay=0.0)[0]["params"])
     fully_shard(model, mesh=mesh, ignored_params=numbers | matrices)
     policy = MixedPrecisionPolicy(dtype, reduce_dtype=model.embed.weight.dtype, cast_forward_inputs=False)
     for block in model.blocks:

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 
 import methods
-from stats import CostCurve, compare, in_words, slope
+from stats import CostCurve, compare, slope
 from sweep import Lacking, experiment, key, mean_sd, table
 from model import GPT, GPTConfig
 
@@ -36,11 +36,11 @@ AT_8_LAYERS = ["Method 3.1, input kept", "W2, scalar σ", "Method 5.2", "standar
 COLORS = {"Method 1": "#1f5a92", "Method 2": "#d9771e", "Method 3": "#2e8b57", "W2": "#8a4fa3", "Method 5": "#b03a48"}
 
 
-def trial(run):
+def trial(run, device):
     """A run; with run["branches"] "unscaled", of a model whose branches start without their factor of 1/√(2L)."""
     unscaled = patch.object(GPT, "init_weights", init_unscaled) if "branches" in run else nullcontext()
     with unscaled:
-        result = methods.trial(run)
+        result = methods.trial(run, device)
     return result | {"text_sha256": methods.dataset(run["data"]).meta["text_sha256"]}
 
 
@@ -155,13 +155,12 @@ def show(n_layer, groups, curve):
         row.append(f"{facts['flops'] / standard['flops']:.2f}")
         if name in at_equal_cost:
             worth, low, high = (cost / standard["flops"] for cost in curve.equal_cost(name))
-            row += [in_words(*at_equal_cost[name]), f"{bounded(worth)} ({bounded(low)} to {bounded(high)})"]
-            row.append(verdict(*at_equal_cost[name]))
-        rows.append(row + [""] * (9 - len(row)))
+            row += [verdict(*at_equal_cost[name]), f"{bounded(worth)} ({bounded(low)} to {bounded(high)})"]
+        rows.append(row + [""] * (8 - len(row)))
     tokens = standard["run"]["steps"] * standard["run"]["batch_size"] * standard["run"]["model"]["block_size"]
     table(
         f"{n_layer} layers, {tokens / standard['parameters']:.1f} tokens for each parameter of the standard model",
-        ["model", "parameters", "learning rate", "loss", "difference", "FLOPs", "at equal FLOPs", "compute worth", ""],
+        ["model", "parameters", "learning rate", "loss", "difference", "FLOPs", "at equal FLOPs", "compute worth"],
         rows,
     )
 
@@ -173,9 +172,10 @@ def bounded(times):
 
 
 def verdict(difference, half, p):
-    if p < 0.05:
-        return "pays" if difference < 0 else "hurts"
-    return f"undecided within ±{abs(difference) + half:.3f}"
+    found = "pays" if difference < 0 else "hurts"
+    if p >= 0.05:
+        found = f"undecided within ±{abs(difference) + half:.3f}"
+    return f"{difference:+.3f} ± {half:.3f} {found}"
 
 
 def show_slopes(curves):

@@ -81,7 +81,7 @@ def classify(model, x, y):
     return model.logits_and_loss(model.features(x)[:, -1:], y)
 
 
-def trial(run):
+def trial(run, device):
     balanced = run["candidates"] == "balanced"
     seen, unseen = pairs(run["seed"], run["model"]["vocab_size"], balanced)
 
@@ -91,9 +91,8 @@ def trial(run):
     torch.manual_seed(run["seed"])
     model = GPT(GPTConfig(**run["model"]))
     model.head = nn.Linear(model.config.n_embd, 2, bias=False)
-    make_orthogonal(model)
+    make_orthogonal(model.to(device))
     facts = fit(run, model, batch, lambda model, x, y: classify(model, x, y)[1])
-    device = model.head.weight.device
     for name, of, stream in (("seen ", seen, SEEN), ("", unseen, UNSEEN)):
         x, y = draw(random_numbers(run["seed"], stream), *of, 4096, balanced)
         with torch.no_grad():

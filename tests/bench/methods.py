@@ -32,12 +32,12 @@ def dataset(name):
     return load_dataset(ensure_prepared(name))
 
 
-def trial(run):
+def trial(run, device):
     if run.get("task") == "cost":
         return cost_of_steps(run)
     data, B, T = dataset(run["data"]), run["batch_size"], run["model"]["block_size"]
     torch.manual_seed(run["seed"])
-    model = GPT(GPTConfig(vocab_size=data.meta["vocab_size"], **run["model"]))
+    model = GPT(GPTConfig(vocab_size=data.meta["vocab_size"], **run["model"])).to(device)
     facts = fit(run, model, lambda step: data.batch(run["seed"], step, 0, B, T))
     loss = evaluate(run, model, data)
     return {"loss": loss, **facts, "learned": learned(model), "source": data.meta["source"]}
@@ -46,10 +46,10 @@ def trial(run):
 @torch.no_grad()
 def evaluate(run, model, data):
     """Mean loss over the validation split, in nats per token."""
-    total, tokens, device = 0, 0, model.head.weight.device
+    total, tokens, device = 0, 0, model.embed.weight.device
     for x, y in data.windows("val", run["batch_size"], run["model"]["block_size"], run["eval_tokens"]):
         counted = (y >= 0).sum().item()
-        with autocast(run):
+        with autocast(run, device):
             total += model(x.to(device), y.to(device))[1].item() * counted
         tokens += counted
     return total / tokens

@@ -18,8 +18,8 @@ SETTINGS = {  # layers, tokens of a sequence, sequences
 }
 
 
-def trial(run):
-    return recall.trial(run) if run["task"] == "copy" else cost_of_steps(run)
+def trial(run, device):
+    return recall.trial(run, device) if run["task"] == "copy" else cost_of_steps(run)
 
 
 def main(sweep):

@@ -65,15 +65,14 @@ def answers(model, x, y):
     return *model.logits_and_loss(model.features(x)[asked][None], y[asked][None]), y[asked]
 
 
-def trial(run):
+def trial(run, device):
     T, half = run["model"]["block_size"], (run["model"]["block_size"] + 1) // 2
     torch.manual_seed(run["seed"])
-    model = GPT(GPTConfig(**run["model"]))
+    model = GPT(GPTConfig(**run["model"])).to(device)
     if run["task"] == "copy":
         make_orthogonal(model)
     make = copies if run["task"] == "copy" else queries
     facts = fit(run, model, lambda step: make(run, step), lambda model, x, y: answers(model, x, y)[1])
-    device = model.head.weight.device
     x, y = make(run | {"batch_size": 512}, UNSEEN)
     with torch.no_grad():
         logits, loss, targets = answers(model, x.to(device), y.to(device))

@@ -2,7 +2,8 @@
 What the experiments share: a training loop, runs that are done side by side and remembered, and tables.
 
 A run is a dict of settings from which everything else follows: a model, its batches, its learning rate, its seed.
-An experiment names one function, `trial`, that takes a run and returns what came of it, and asks a Sweep for runs.
+An experiment names one function, `trial`, that takes a run and a device and returns what came of it, and asks a Sweep
+for runs.
 What is done is kept in a JSON file, one run per line, so an interrupted experiment goes on where it was.
 """
 
@@ -72,13 +73,8 @@ def make_orthogonal(model):
             torch.nn.init.orthogonal_(p)
 
 
-device = torch.device("cpu")  # of this process; a worker is told
-
-
-def start_worker(name):
-    """Makes this process one that trains on the device `name`, on one core, and ends when its parent does."""
-    global device
-    device = torch.device(name)
+def start_worker(device):
+    """Makes this process one that trains on one core, and on `device`, and ends when its parent does."""
     torch.set_num_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -87,8 +83,8 @@ def start_worker(name):
     end_with_parent()
 
 
-def autocast(run):
-    """The type that a run computes in: run["dtype"], where auto is what train.py would take."""
+def autocast(run, device):
+    """The type that a run computes in on `device`: run["dtype"], where auto is what train.py would take."""
     precision = pick_dtype(run.get("dtype", "float32"), device)
     return torch.autocast(device.type, precision) if precision != torch.float32 else nullcontext()
 
@@ -98,13 +94,13 @@ def mean_loss(model, x, y):
 
 
 def fit(run, model, batch, loss=mean_loss):
-    """Trains `model` on batch(step) -> (x, y) for run["steps"] steps, by run["recipe"]: fair or published.
+    """Trains `model` where it is, on batch(step) -> (x, y) for run["steps"] steps, by run["recipe"]: fair or published.
 
     Returns the number of parameters, the floating-point operations (`flops_per_token`, for full contexts), the
     seconds, and the mean training loss of each twentieth of the run. A loss that is not finite stays in the curve.
     """
-    steps, highest = run["steps"], run["learning_rate"]
-    model.to(device).train()
+    steps, highest, device = run["steps"], run["learning_rate"], model.embed.weight.device
+    model.train()
     if run.get("compile"):
         torch.compiler.reset()  # what the worker's earlier models compiled
         model.compile_blocks()
@@ -122,7 +118,7 @@ def fit(run, model, batch, loss=mean_loss):
         for group in optimizer.param_groups:
             group["lr"] = highest * ((step + 1) / warmup if step < warmup else decayed)
         x, y = (tensor.to(device) for tensor in batch(step))
-        with autocast(run):
+        with autocast(run, device):
             value = loss(model, x, y)
         value.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), largest_norm)
@@ -168,7 +164,7 @@ class Sweep:
         args.out.mkdir(parents=True, exist_ok=True)
         self.done = read_results(self.path)
         spawn = multiprocessing.get_context("spawn")  # a GPU cannot be used by a fork
-        self.pool = ProcessPoolExecutor(self.workers, spawn, start_worker, (str(self.device),))
+        self.pool = ProcessPoolExecutor(self.workers, spawn, start_worker, (self.device,))
 
     def run(self, runs):
         """What came of each of `runs`, in their order. Those not yet known are done now; with --show, Lacking."""
@@ -179,7 +175,7 @@ class Sweep:
         if missing:
             print(f"{len(missing)} runs, {self.workers} at a time, on {self.machine}; {self.path}", flush=True)
         began = time.time()
-        futures = {self.pool.submit(self.trial, run): run for run in missing}
+        futures = {self.pool.submit(self.trial, run, self.device): run for run in missing}
         for count, future in enumerate(as_completed(futures), 1):
             run = futures[future]
             result = plain({"run": run, **future.result(), "machine": self.machine})

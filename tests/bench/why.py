@@ -4,8 +4,8 @@ Why is W2 slow to learn associative recall? python tests/bench/recall.py --why [
 Where standard attention has q·k/√d, W2 has 2/τ times q·k - ‖k‖²/2 and a term of σ, with a learned τ. Here models with
 some of these terms alone, and with τ learned or fixed at its start, learn the MQAR of recall.py at a constant learning
 rate. What counts is T99: the first step, of every 25th, at which 99 % of the answers to 512 fixed sequences are right.
-Each look also notes τ, how far each term tells the keys of a query apart, and whether the first layer finds the
-previous token. Last comes the whole formula with another learning rate or start of τ, or smaller keys at the start.
+Now and then a look also notes τ, how far each term tells the keys of a query apart, and whether the first layer finds
+the previous token. Last comes the whole formula with another learning rate or start of τ, or smaller keys at the start.
 """
 
 import math
@@ -16,7 +16,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-import sweep as bench
 from recall import UNSEEN, answers, queries
 from stats import log_rank
 from sweep import W2_KINDS, Lacking, autocast, table, with_parameters
@@ -104,12 +103,17 @@ def previous_token(q, k):
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")  # for so few steps it would all be compiled anew, without gradients
 def look_at(model, x, y):
-    """Loss and accuracy on x, y; by layer and head τ and the spread of the terms, on an eighth of the sequences."""
+    """Loss and accuracy on x, y."""
     logits, loss, targets = answers(model, x, y)
-    look = {"loss": loss.item(), "accuracy": (logits[0].argmax(-1) == targets).float().mean().item()}
-    if log_taus(model):
-        look["tau"] = [log_tau.exp().tolist() for log_tau in log_taus(model)]
-    x = model.embed(x[: len(x) // 8])
+    return {"loss": loss.item(), "accuracy": (logits[0].argmax(-1) == targets).float().mean().item()}
+
+
+@torch.no_grad()
+@torch.compiler.set_stance("force_eager")
+def look_inside(model, x):
+    """By layer and head τ and the spread of the terms, and what the first layer gives the previous token, on x."""
+    look = {"tau": [log_tau.exp().tolist() for log_tau in log_taus(model)]} if log_taus(model) else {}
+    x = model.embed(x)
     rope = rope_table(0, x.size(1), model.config.head_dim, model.config.rope_theta, x)
     for block in model.blocks:
         _, q, k, _ = block.scores(x, rope, ())
@@ -123,9 +127,9 @@ def look_at(model, x, y):
 # -- a run ---------------------------------------------------------------------------------------------------
 
 
-def trial(run):
+def trial(run, device):
     """Trains until 99 % is right, or for run["steps"] steps at most, and tells what each look has seen."""
-    device, highest, began = bench.device, run["learning_rate"], time.time()
+    highest, began = run["learning_rate"], time.time()
     model = make_model(run).to(device)
     if run["compile"]:
         torch.compiler.reset()  # what the worker's earlier models compiled
@@ -145,11 +149,14 @@ def trial(run):
     for step in range(run["steps"] + 1):
         if step % run["look_every"] == 0:
             looks.append({"step": step, **look_at(model, x, y)})
-            if t99(looks) < math.inf or step == run["steps"]:
+            ending = t99(looks) < math.inf or step == run["steps"]
+            if ending or step % run["details_every"] == 0:
+                looks[-1] |= look_inside(model, x[: len(x) // 8])
+            if ending:
                 break
         for group in optimizer.param_groups:
             group["lr"] = highest * group.get("rate", 1) * min(1, (step + 1) / run["warmup"])
-        with autocast(run):
+        with autocast(run, device):
             _, loss, _ = answers(model, *(tensor.to(device) for tensor in queries(run, step)))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -211,11 +218,11 @@ def mean(looks, name):
 
 def main(sweep):
     run = {"task": "mqar", "pairs": 4, "batch_size": 256, "steps": 2500, "warmup": 100, "look_every": 25}
-    run |= {"dtype": "auto", "compile": not sweep.quick}
+    run |= {"details_every": 250, "dtype": "auto", "compile": not sweep.quick}
     size = {"block_size": 64, "vocab_size": 8192, "n_layer": 2, "n_embd": 64, "n_head": 1}
     rate, lower_rate, seeds = 1e-2, 5e-3, [1, 2, 3, 4]
     if sweep.quick:
-        run |= {"pairs": 2, "batch_size": 4, "steps": 20, "warmup": 5, "look_every": 4}
+        run |= {"pairs": 2, "batch_size": 4, "steps": 20, "warmup": 5, "look_every": 4, "details_every": 4}
         size |= {"block_size": 16, "vocab_size": 64, "n_embd": 32}
         seeds = seeds[:2]
     size |= {"tie_weights": True, "bias": True}  # as in recall.py
