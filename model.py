@@ -628,19 +628,25 @@ class GPT(nn.Module):
 
     def param_groups(self, weight_decay):
         """Groups of parameters, by their role, for any optimizer: the blocks' matrices, which Muon is for; embedding and
-        head; and, without weight decay, vectors, and single numbers, which FSDP wants by themselves."""
+        head; and, without weight decay, vectors, and single numbers, which FSDP wants by themselves. The τ of W2 have a
+        group too, with an `lr_scale`: at the full rate they grow while nothing is there yet to attend to."""
         matrices = [module.weight for module in self.blocks.modules() if isinstance(module, nn.Linear)]
         tables = [self.embed.weight] + [self.head.weight] * (not self.config.tie_weights)
-        others = set(self.parameters()) - set(matrices) - set(tables)
+        taus = [block.attn.log_tau for block in self.blocks if isinstance(block.attn, W2Attention)]
+        others = set(self.parameters()) - set(matrices + tables + taus)
         vectors = [p for p in self.parameters() if p in others and p.dim() > 0]
         numbers = [p for p in self.parameters() if p in others and p.dim() == 0]
         groups = [{"params": params, "weight_decay": weight_decay} for params in (matrices, tables)]
-        return groups + [{"params": params, "weight_decay": 0.0} for params in (vectors, numbers) if params]
+        groups += [{"params": params, "weight_decay": 0.0} for params in (vectors, numbers) if params]
+        return groups + [{"params": taus, "weight_decay": 0.0, "lr_scale": 0.1}] * bool(taus)
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
         """AdamW on `param_groups`; fused where device_type ("cuda") has it."""
         fused = device_type in ("cuda", "cpu", "mps")
-        return torch.optim.AdamW(self.param_groups(weight_decay), lr=learning_rate, betas=betas, fused=fused)
+        groups = self.param_groups(weight_decay)
+        for group in groups:
+            group["lr"] = learning_rate * group.get("lr_scale", 1)
+        return torch.optim.AdamW(groups, betas=betas, fused=fused)
 
     def get_num_params(self):
         """Number of parameters; tied ones count once."""

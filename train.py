@@ -283,7 +283,7 @@ while iter_num < max_iters and not stopped_by:
     lr = get_lr(iter_num)
     for opt in optimizers:
         for group in opt.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1)  # τ of W2 has one
 
     # forward and backward
     loss = 0.0

@@ -931,9 +931,11 @@ def test_optimizer_groups(kind, method):
     assert len(grouped) == len({id(p) for p in grouped})
     assert {id(p) for p in grouped} == {id(p) for p in model.parameters()}
     for group in optimizer.param_groups:
-        assert group["lr"] == 2e-3 and tuple(group["betas"]) == (0.8, 0.9)
+        assert group["lr"] == 2e-3 * group.get("lr_scale", 1) and tuple(group["betas"]) == (0.8, 0.9)
         for p in group["params"]:
             assert group["weight_decay"] == (0.1 if p.dim() >= 2 else 0.0)
+    slow = {id(p) for group in optimizer.param_groups for p in group["params"] if "lr_scale" in group}
+    assert slow == {id(p) for name, p in model.named_parameters() if name.endswith("log_tau")}
 
 
 @pytest.mark.parametrize("size", [0, -1, 17])

@@ -99,6 +99,15 @@ def test_loss_and_gradient_norm_of_the_first_step(repo):
     assert step["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
+def test_tau_learns_at_a_tenth_of_the_rate(repo):
+    """AdamW's first step moves each number by its learning rate."""
+    repo(f"{RUN} --attention=w2 --max_iters=1 --warmup_iters=1 --learning_rate=0.01 --dtype=float32")
+    model = model_of(load(OUT / "ckpt.pt"))
+    for block in model.blocks:
+        moved = (block.attn.log_tau - math.log(2 * block.attn.D**0.5)).abs()
+        torch.testing.assert_close(moved, torch.full_like(moved, 0.001), rtol=0.01, atol=0)
+
+
 def test_evaluating_and_saving_do_not_change_the_run(repo):
     repo(f"{RUN}/often --dropout=0.3 --eval_interval=1 --checkpoint_interval=1")
     repo(f"{RUN}/once --dropout=0.3 --eval_interval=9 --checkpoint_interval=9")

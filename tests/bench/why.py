@@ -3,7 +3,7 @@ Why is W2 slow to learn associative recall? python tests/bench/recall.py --why [
 
 Where standard attention has q·k/√d, W2 has 2/τ times q·k - ‖k‖²/2 and a term of σ, with a learned τ. Here models with
 some of these terms alone, and with τ learned or fixed at its start, learn the MQAR of recall.py at a constant learning
-rate. What counts is T99: the first step, of every 25th, at which 99 % of the answers to 512 fixed sequences are right.
+rate, which is τ's too, though train.py gives it a tenth: that is a finding of this experiment. What counts is T99: the first step, of every 25th, at which 99 % of the answers to 512 fixed sequences are right.
 Now and then a look also notes τ, how far each term tells the keys of a query apart, and whether the first layer finds
 the previous token. Last comes the whole formula with another learning rate or start of τ, or smaller keys at the start.
 """
@@ -46,7 +46,7 @@ class QKAlone(W2Attention):
 
 
 SCORES = {"whole": W2Attention, "qk_key_norm": WithoutSigma, "qk": QKAlone}
-# what a run may change, and how it is in W2; rates, starts and sizes are multiples of what they are there
+# what a run may change, and how it is otherwise; starts and sizes are multiples of W2's, tau_rate of the learning rate
 UNCHANGED = {"scores": "whole", "tau_rate": 1, "tau_start": 1, "key_size": 1}
 
 
@@ -138,13 +138,9 @@ def trial(run, device):
     x, y = (tensor.to(device) for tensor in queries(run | {"batch_size": 512}, UNSEEN))
 
     optimizer = model.configure_optimizers(0.1, highest, (0.9, 0.99), device.type)  # what train.py does
-    taus = set(log_taus(model))  # which get a group of their own
     for group in optimizer.param_groups:
-        group["params"] = [p for p in group["params"] if p not in taus]
-    if taus:
-        tau_rate = (UNCHANGED | run)["tau_rate"]
-        optimizer.add_param_group({"params": list(taus), "weight_decay": 0.0, "rate": tau_rate})
-
+        if "lr_scale" in group:  # that of τ
+            group["lr_scale"] = (UNCHANGED | run)["tau_rate"]
     looks = []
     for step in range(run["steps"] + 1):
         if step % run["look_every"] == 0:
@@ -155,7 +151,7 @@ def trial(run, device):
             if ending:
                 break
         for group in optimizer.param_groups:
-            group["lr"] = highest * group.get("rate", 1) * min(1, (step + 1) / run["warmup"])
+            group["lr"] = highest * group.get("lr_scale", 1) * min(1, (step + 1) / run["warmup"])
         with autocast(run, device):
             _, loss, _ = answers(model, *(tensor.to(device) for tensor in queries(run, step)))
         loss.backward()
@@ -178,34 +174,22 @@ def t99(looks):
     return next((look["step"] for look in looks if look["accuracy"] >= 0.99), math.inf)
 
 
-def show_t99(results, seeds, steps):
-    def written(first):
-        return f"{first:g}" if first < math.inf else f">{steps}"
-
+def show(results, seeds, steps, middle):
+    """A row for each cell: T99, and what a look has seen at the step `middle`."""
     firsts = {cell: [t99(result["looks"]) for result in group] for cell, group in results.items()}
     rows = []
     for (name, rate), of_seeds in firsts.items():
-        p = "" if name == WHOLE else f"{log_rank(of_seeds, firsts[WHOLE, rate], steps):.3f}"
-        rows.append([name, f"{rate:g}", ", ".join(map(written, of_seeds)), written(statistics.median(of_seeds)), p])
-    title = "T99, the first step with an accuracy of 0.99; p of the log-rank test, uncorrected, "
-    title += f"against {WHOLE} at the same rate"
-    table(title, ["", "learning rate", f"T99 of seeds {', '.join(map(str, seeds))}", "median", "p"], rows)
-
-
-def show_looks(results, middle):
-    rows = []
-    for (name, rate), group in results.items():
-        moments = {
-            "start": [result["looks"][0] for result in group],
-            f"step {middle}": [look for result in group for look in result["looks"] if look["step"] == middle],
-            "end": [result["looks"][-1] for result in group],
-        }
-        for moment, looks in moments.items():
-            seen = [mean(looks, what) for what in ("accuracy", "tau", *TERMS, "previous_token")]
-            rows.append([name, f"{rate:g}", moment, len(looks), *seen])
-    title = "Means over the runs that came so far; of τ, and of each term's standard deviation over the keys, by layer"
-    seen = ["accuracy", "τ", "q·k", "key norm", "σ", "first layer on the previous token"]
-    table(title, ["", "learning rate", "at", "runs", *seen], rows)
+        p, whole = "", firsts.get((WHOLE, rate))
+        if whole and name != WHOLE:
+            p = f"{log_rank(of_seeds, whole, steps):.3f}"
+        written = [f"{first:g}" if first < math.inf else f">{steps}" for first in (*of_seeds, statistics.median(of_seeds))]
+        looks = [look for result in results[name, rate] for look in result["looks"] if look["step"] == middle]
+        seen = [mean(looks, what) for what in ("accuracy", "tau", *TERMS, "previous_token")]
+        rows.append([name, f"{rate:g}", ", ".join(written[:-1]), written[-1], p, *seen])
+    title = f"T99, p against {WHOLE} at the same rate (log-rank test), and step {middle}: accuracy, by layer τ and each "
+    title += "term's standard deviation over the keys, and the first layer's attention on the previous token"
+    header = ["", "rate", f"T99 of seeds {', '.join(map(str, seeds))}", "median", "p", "accuracy", "τ", "q·k", "key norm"]
+    table(title, [*header, "σ", "previous token"], rows)
 
 
 def mean(looks, name):
@@ -236,21 +220,19 @@ def main(sweep):
         ("q·k, τ learned", rate): w2 | {"scores": "qk"},
         ("q·k - ‖k‖²/2, τ fixed", rate): w2 | {"scores": "qk_key_norm", "tau_rate": 0},
         ("q·k - ‖k‖²/2, τ learned", rate): w2 | {"scores": "qk_key_norm"},
-    }
-    cells |= {(name, lower_rate): cells[name, rate] for name in ("standard", WHOLE, "q·k, τ fixed")}
-    cures = {
+        ("W2, τ fixed", rate): w2 | {"tau_rate": 0},
         ("W2, a tenth of the rate for τ", rate): w2 | {"tau_rate": 0.1},
         ("W2, τ three times as large at the start", rate): w2 | {"tau_start": 3},
         ("W2, keys half as large at the start", rate): w2 | {"key_size": 0.5},
     }
-
-    def repeated(cells):
-        return sweep.repeated({cell: run | {"learning_rate": cell[1]} for cell, run in cells.items()}, seeds)
-
-    results = repeated(cells)
-    try:
-        results |= repeated(cures)
-    except Lacking as lacking:  # --show shows the cells that come first without them
-        print(f"NOTE   {lacking}")
-    show_t99(results, seeds, run["steps"])
-    show_looks(results, run["steps"] // 5)
+    cells |= {(name, lower_rate): cells[name, rate] for name in ("standard", WHOLE, "q·k, τ fixed")}
+    cells = {cell: settings | {"learning_rate": cell[1]} for cell, settings in cells.items()}
+    if not sweep.showing:
+        sweep.repeated(cells, seeds)  # side by side; what follows finds them done
+    results = {}
+    for cell in cells:
+        try:
+            results |= sweep.repeated({cell: cells[cell]}, seeds)
+        except Lacking as lacking:
+            print(f"NOTE   {cell[0]}: {lacking}")
+    show(results, seeds, run["steps"], run["steps"] // 5)
