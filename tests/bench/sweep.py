@@ -194,6 +194,7 @@ class Sweep:
         `rates` or, where the best of these is the lowest or highest, of as many halves or doubles as it takes for the
         best to have a worse one on either side. Returns a list of results by each name.
         """
+
         def trials(name, rate):
             of_rate = cells[name] | {"learning_rate": rate, "steps": cells[name]["steps"] // shorter}
             return [of_rate | {"seed": seed} for seed in tuning_seeds]
