@@ -638,7 +638,9 @@ class GPT(nn.Module):
         numbers = [p for p in self.parameters() if p in others and p.dim() == 0]
         groups = [{"params": params, "weight_decay": weight_decay} for params in (matrices, tables)]
         groups += [{"params": params, "weight_decay": 0.0} for params in (vectors, numbers) if params]
-        return groups + [{"params": taus, "weight_decay": 0.0, "lr_scale": 0.1}] * bool(taus)
+        if taus:
+            groups.append({"params": taus, "weight_decay": 0.0, "lr_scale": 0.1})
+        return groups
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
         """AdamW on `param_groups`; fused where device_type ("cuda") has it."""
