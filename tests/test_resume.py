@@ -349,8 +349,23 @@ def test_an_overflow_of_float16_skips_the_step_of_both_optimizers(run, monkeypat
 # -- signals -------------------------------------------------------------------------------------------------
 
 
+def hear_signals():
+    """Undoes what nohup, or a shell that starts the tests in the background, makes its processes ignore."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.fixture
+def heard():
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
+    hear_signals()
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_saves_and_says_how_to_go_on(run, monkeypatch, capsys, number, code):
+def test_a_signal_saves_and_says_how_to_go_on(run, heard, monkeypatch, capsys, number, code):
     run(f"{RUN} --out_dir={WHOLE}")
     batch = data.Dataset.batch
 
@@ -367,12 +382,6 @@ def test_a_signal_saves_and_says_how_to_go_on(run, monkeypatch, capsys, number, 
     assert "stopped after step 3, saved in out/resumed/ckpt.pt" in shown
     run(shown.partition("to go on: python ")[2])
     assert_same_run()
-
-
-def hear_signals():
-    """Undoes what nohup, or a shell that starts the tests in the background, makes its processes ignore."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def start(*settings):
