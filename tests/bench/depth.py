@@ -1,12 +1,13 @@
 """
-Does a residual method pay at depth? python tests/bench/depth.py [--data=text] [--quick] [--plot]
+Does a residual method pay at depth? python tests/bench/depth.py [--wide] [--data=text] [--quick] [--plot]
 
-Models of 2, 4 and 8 layers on a corpus that is longer than the runs: a prepared dataset, by default data/text. The
-standard model is trained for half, once, twice and four times the steps, each time with a decay of its own. A curve
+Models of 2, 4 and 8 layers on a corpus that is longer than the runs: a prepared dataset, by default data/text. With
+--wide they are of 8 layers and four times as wide, which takes a GPU. The standard model is trained for half, once, twice and four times the steps, each time with a decay of its own. A curve
 through these losses says what it comes to at the cost of a method, and at what cost it comes to the method's loss.
 """
 
 import math
+import sys
 from contextlib import nullcontext
 from importlib.util import find_spec
 from unittest.mock import patch
@@ -33,6 +34,7 @@ MODELS = {
 DEPTHS = (8, 4, 2)
 AT_ALL_DEPTHS = ["standard", "Method 1", "Method 1, input kept", "Method 2, input kept"]
 AT_8_LAYERS = ["Method 3.1, input kept", "W2, scalar σ", "Method 5.2", "standard, wider"]
+WIDE = [*AT_ALL_DEPTHS, "Method 3.1, input kept", "W2, scalar σ", "Method 5.2"]
 COLORS = {"Method 1": "#1f5a92", "Method 2": "#d9771e", "Method 3": "#2e8b57", "W2": "#8a4fa3", "Method 5": "#b03a48"}
 
 
@@ -57,6 +59,10 @@ def main(sweep):
         raise ValueError("--plot needs matplotlib: pip install matplotlib")
     size, steps, batch_size, eval_tokens = {"block_size": 128, "n_head": 2, "n_embd": 64}, 2000, 16, 524288
     models = [(n_layer, name) for n_layer in DEPTHS for name in AT_ALL_DEPTHS] + [(8, name) for name in AT_8_LAYERS]
+    rates = [8e-3, 1.6e-2]
+    if sweep.args.wide:
+        size, steps, batch_size = {"block_size": 256, "n_head": 4, "n_embd": 256}, 1000, 64
+        models, rates = [(8, name) for name in WIDE], [2e-3, 4e-3]
     if sweep.quick:
         size, steps, batch_size, eval_tokens = {"block_size": 16, "n_head": 2, "n_embd": 16}, 8, 2, 1000
         models = [(n_layer, name) for n_layer in (2, 3) for name in ("standard", "Method 1", "W2, scalar σ")]
@@ -70,7 +76,7 @@ def main(sweep):
         return run | {"model": shape | MODELS[name]}
 
     def at_its_rate(*models):
-        return sweep.tuned({model: cell(*model) for model in models}, [8e-3, 1.6e-2], SEEDS, shorter=2)
+        return sweep.tuned({model: cell(*model) for model in models}, rates, SEEDS, shorter=2)
 
     if not sweep.showing:
         text = methods.dataset(sweep.args.data).meta["text_sha256"]
@@ -95,7 +101,7 @@ def main(sweep):
         show_curve(n_layer, ladder, steps)
         show(n_layer, groups[n_layer], curves[n_layer])
     show_slopes(curves)
-    if not sweep.quick:
+    if not sweep.quick and not sweep.args.wide:
         show_branches(sweep, cell)
     if sweep.args.plot:
         path = sweep.path.with_suffix(".png")
@@ -232,8 +238,10 @@ def draw(groups, curves):
 
 def add_arguments(parser):
     parser.add_argument("--data", default="text", help="folder in data/ with a prepared text (default: text)")
+    parser.add_argument("--wide", action="store_true", help="8 layers of width 256, in the place of all else")
     parser.add_argument("--plot", action="store_true", help="draw a figure, with matplotlib, beside the results")
 
 
 if __name__ == "__main__":
-    experiment("depth", trial, main, __doc__, add_arguments)
+    name = "depth_wide" if "--wide" in sys.argv else "depth"  # with results of its own
+    experiment(name, trial, main, __doc__, add_arguments)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -108,6 +108,14 @@ def markdown(title):
         facts = [f"{name.replace('_', ' ')} {short(fact)}" for name, fact in row.items() if name not in COLUMNS]
         lines.append(f"| {section} | {what} | {short(value)} | {short(target)} | {met} | {', '.join(facts)} |")
     return "\n".join(lines) + "\n"
+
+
+def commit():
+    """The commit that is measured, as far as there is a git to ask."""
+    with suppress(OSError):
+        command = ["git", "describe", "--always", "--dirty"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
+    return "unknown"
 
 
 def name_of(precision):
@@ -441,8 +449,7 @@ if __name__ == "__main__":
     impossible |= {"compile"} if quick else set()
 
     torch.manual_seed(0)
-    git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    machine = f"{machine_name(device)}, {name_of(default_precision)}, commit {git.stdout.strip() or 'unknown'}"
+    machine = f"{machine_name(device)}, {name_of(default_precision)}, commit {commit()}"
     print(machine, flush=True)
     for name in chosen:
         if name not in impossible:
