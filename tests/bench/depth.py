@@ -2,12 +2,12 @@
 Does a residual method pay at depth? python tests/bench/depth.py [--wide] [--data=text] [--quick] [--plot]
 
 Models of 2, 4 and 8 layers on a corpus that is longer than the runs: a prepared dataset, by default data/text. With
---wide they are of 8 layers and four times as wide, which takes a GPU. The standard model is trained for half, once, twice and four times the steps, each time with a decay of its own. A curve
-through these losses says what it comes to at the cost of a method, and at what cost it comes to the method's loss.
+--wide they have 8 layers and are four times as wide, which takes a GPU. The standard model is trained for half, once,
+twice and four times the steps, each time with a decay of its own. A curve through these losses says what it comes to
+at the cost of a method, and at what cost it comes to the method's loss.
 """
 
 import math
-import sys
 from contextlib import nullcontext
 from importlib.util import find_spec
 from unittest.mock import patch
@@ -31,10 +31,17 @@ MODELS = {
     "W2, scalar σ": {"attention": "w2"},
     "Method 5.2": {"attention": "summed_qk", "qk_scale": "5.2"},
 }
-DEPTHS = (8, 4, 2)
-AT_ALL_DEPTHS = ["standard", "Method 1", "Method 1, input kept", "Method 2, input kept"]
-AT_8_LAYERS = ["Method 3.1, input kept", "W2, scalar σ", "Method 5.2", "standard, wider"]
-WIDE = [*AT_ALL_DEPTHS, "Method 3.1, input kept", "W2, scalar σ", "Method 5.2"]
+SCALES = {  # by width: how long runs are, and the learning rates that are tried first; --quick has width 16
+    64: {"block_size": 128, "n_head": 2, "batch_size": 16, "steps": 2000, "rates": [8e-3, 1.6e-2]},
+    256: {"block_size": 256, "n_head": 4, "batch_size": 64, "steps": 1000, "rates": [2e-3, 4e-3]},
+    16: {"block_size": 16, "n_head": 2, "batch_size": 2, "steps": 8, "rates": [8e-3, 1.6e-2]},
+}
+AT_ALL_SIZES = ["standard", "Method 1", "Method 1, input kept", "Method 2, input kept"]
+AT_8_LAYERS = ["Method 3.1, input kept", "W2, scalar σ", "Method 5.2"]
+NARROW = [(64, n_layer, name) for n_layer in (8, 4, 2) for name in AT_ALL_SIZES]
+NARROW += [(64, 8, name) for name in [*AT_8_LAYERS, "standard, wider"]]
+WIDE = [(256, 8, name) for name in AT_ALL_SIZES + AT_8_LAYERS]
+QUICK = [(16, n_layer, name) for n_layer in (2, 3) for name in ("standard", "Method 1", "W2, scalar σ")]
 COLORS = {"Method 1": "#1f5a92", "Method 2": "#d9771e", "Method 3": "#2e8b57", "W2": "#8a4fa3", "Method 5": "#b03a48"}
 
 
@@ -57,51 +64,44 @@ def init_unscaled(model, init_weights=GPT.init_weights):
 def main(sweep):
     if sweep.args.plot and not find_spec("matplotlib"):
         raise ValueError("--plot needs matplotlib: pip install matplotlib")
-    size, steps, batch_size, eval_tokens = {"block_size": 128, "n_head": 2, "n_embd": 64}, 2000, 16, 524288
-    models = [(n_layer, name) for n_layer in DEPTHS for name in AT_ALL_DEPTHS] + [(8, name) for name in AT_8_LAYERS]
-    rates = [8e-3, 1.6e-2]
-    if sweep.args.wide:
-        size, steps, batch_size = {"block_size": 256, "n_head": 4, "n_embd": 256}, 1000, 64
-        models, rates = [(8, name) for name in WIDE], [2e-3, 4e-3]
-    if sweep.quick:
-        size, steps, batch_size, eval_tokens = {"block_size": 16, "n_head": 2, "n_embd": 16}, 8, 2, 1000
-        models = [(n_layer, name) for n_layer in (2, 3) for name in ("standard", "Method 1", "W2, scalar σ")]
-    run = {"data": sweep.args.data, "batch_size": batch_size, "steps": steps, "recipe": "fair", "dtype": "auto"}
-    run |= {"compile": not sweep.quick, "eval_tokens": eval_tokens}
+    models = QUICK if sweep.quick else WIDE if sweep.args.wide else NARROW + WIDE * sweep.showing
+    run = {"data": sweep.args.data, "recipe": "fair", "dtype": "auto"}
+    run |= {"compile": not sweep.quick, "eval_tokens": 1000 if sweep.quick else 524288}
 
-    def cell(n_layer, name):
-        shape = size | {"n_layer": n_layer}
-        if name == "standard, wider":
-            return run | {"model": as_costly(shape, shape | MODELS["Method 1"])}
-        return run | {"model": shape | MODELS[name]}
+    def cell(width, n_layer, name):
+        scale = SCALES[width]
+        shape = {"block_size": scale["block_size"], "n_head": scale["n_head"], "n_embd": width, "n_layer": n_layer}
+        model = as_costly(shape, shape | MODELS["Method 1"]) if name == "standard, wider" else shape | MODELS[name]
+        return run | {"model": model, "batch_size": scale["batch_size"], "steps": scale["steps"]}
 
-    def at_its_rate(*models):
-        return sweep.tuned({model: cell(*model) for model in models}, rates, SEEDS, shorter=2)
+    def at_its_rate(*models):  # of one width
+        return sweep.tuned({model: cell(*model) for model in models}, SCALES[models[0][0]]["rates"], SEEDS, shorter=2)
 
     if not sweep.showing:
         text = methods.dataset(sweep.args.data).meta["text_sha256"]
         if any(result["text_sha256"] != text for result in sweep.done.values()):
             raise ValueError(f"{sweep.path} has runs on another text than data/{sweep.args.data}: give another --out")
         at_its_rate(*models)  # side by side; what follows finds them done
-    groups, ladders = {}, {}  # by layers: results by the model's name; those of the standard model of all lengths
-    for n_layer, name in models:
+    groups, ladders = {}, {}  # by size: results by the model's name; those of the standard model of all lengths
+    for model in models:
+        size, name, steps = model[:2], model[2], cell(*model)["steps"]
         try:
-            ((_, results),) = at_its_rate((n_layer, name)).items()
+            (results,) = at_its_rate(model).values()
             if name == "standard":
                 longer = [results[0]["run"] | {"steps": round(steps * times), "seed": seed} for times, seed in LADDER]
-                ladders[n_layer] = results + sweep.run(longer)
-            groups.setdefault(n_layer, {})[name] = results
+                ladders[size] = results + sweep.run(longer)
+            groups.setdefault(size, {})[name] = results
         except Lacking as lacking:
-            print(f"NOTE   {n_layer} layers, {name}: {lacking}")
+            print(f"NOTE   {title_of(size)}, {name}: {lacking}")
 
     curves = {}
-    for n_layer, ladder in sorted(ladders.items()):
-        others = {name: results for name, results in groups[n_layer].items() if name != "standard"}
-        curves[n_layer] = CostCurve(ladder, others)
-        show_curve(n_layer, ladder, steps)
-        show(n_layer, groups[n_layer], curves[n_layer])
+    for size, ladder in sorted(ladders.items()):
+        others = {name: results for name, results in groups[size].items() if name != "standard"}
+        curves[size] = CostCurve(ladder, others)
+        show_curve(size, ladder)
+        show(size, groups[size], curves[size])
     show_slopes(curves)
-    if not sweep.quick and not sweep.args.wide:
+    if NARROW[0] in models:
         show_branches(sweep, cell)
     if sweep.args.plot:
         path = sweep.path.with_suffix(".png")
@@ -115,7 +115,7 @@ def show_branches(sweep, cell):
     models = [(8, "Method 1"), *((4, f"Method {name}") for name in ("1", "2", "1, input kept", "3.1, input kept"))]
     for n_layer, name in models:
         for scale, start in (("1/√(2L)", {}), ("1", {"branches": "unscaled"})):
-            run = cell(n_layer, name)
+            run = cell(64, n_layer, name)
             run |= {"steps": run["steps"] // 2, "seed": 0} | start
             runs[n_layer, name, scale] = [run | {"learning_rate": rate} for rate in rates]
     if not sweep.showing:
@@ -140,17 +140,22 @@ def as_costly(shape, method):
     return shape | {"n_embd": width}
 
 
-def show_curve(n_layer, ladder, steps):
-    lengths = sorted({result["run"]["steps"] for result in ladder})
+def title_of(size):
+    width, n_layer = size
+    return f"{n_layer} layers of width {width}"
+
+
+def show_curve(size, ladder):
+    steps, lengths = SCALES[size[0]]["steps"], sorted({result["run"]["steps"] for result in ladder})
     of_length = {length: [result for result in ladder if result["run"]["steps"] == length] for length in lengths}
     table(
-        f"{n_layer} layers, the standard model by its steps",
+        f"{title_of(size)}, the standard model by its steps",
         ["steps", *(f"{length / steps:g} × {steps:,}" for length in lengths)],
         [["loss", *map(mean_sd, of_length.values())]],
     )
 
 
-def show(n_layer, groups, curve):
+def show(size, groups, curve):
     """What the methods come to, and what that is worth."""
     standard = groups["standard"][0]
     compared, at_equal_cost = compare(groups), curve.differences()
@@ -165,7 +170,7 @@ def show(n_layer, groups, curve):
         rows.append(row + [""] * (8 - len(row)))
     tokens = standard["run"]["steps"] * standard["run"]["batch_size"] * standard["run"]["model"]["block_size"]
     table(
-        f"{n_layer} layers, {tokens / standard['parameters']:.1f} tokens for each parameter of the standard model",
+        f"{title_of(size)}, {tokens / standard['parameters']:.1f} tokens for each parameter of the standard model",
         ["model", "parameters", "learning rate", "loss", "difference", "FLOPs", "at equal FLOPs", "compute worth"],
         rows,
     )
@@ -187,8 +192,9 @@ def verdict(difference, half, p):
 def show_slopes(curves):
     """How the difference at equal cost changes with each doubling of the layers."""
     rows = []
+    narrowest = min(width for width, _ in curves)
     for name in dict.fromkeys(name for curve in curves.values() for name in curve.flops):
-        of_name = {n_layer: curve.model for n_layer, curve in curves.items() if name in curve.flops}
+        of_name = {L: curve.model for (width, L), curve in curves.items() if width == narrowest and name in curve.flops}
         if len(of_name) > 1:
             points = [(math.log2(L), *model.estimate({name: 1})[:2], model.freedom) for L, model in of_name.items()]
             change, half = slope(points)
@@ -197,7 +203,7 @@ def show_slopes(curves):
 
 
 def draw(groups, curves):
-    """What a model is worth over what it costs, both in times the standard model's compute; a line joins its depths."""
+    """What a model is worth over what it costs, both in times the standard model's compute; a line joins its sizes."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -212,13 +218,13 @@ def draw(groups, curves):
         style = {"color": color, "marker": "o" if "residual" in MODELS.get(name, {}) else "D", "linewidth": 0.8}
         style["markerfacecolor"] = "white" if style["marker"] == "o" and "kept" not in name else color
         points = []
-        for n_layer, curve in curves.items():
+        for place, (size, curve) in enumerate(curves.items()):
             if name in curve.flops:
-                unit = groups[n_layer]["standard"][0]["flops"]
+                unit = groups[size]["standard"][0]["flops"]
                 cost, *worth = (flops / unit for flops in (curve.flops[name], *curve.equal_cost(name)))
                 worth, low, high = (min(max(times, LADDER[-1][0]), LADDER[0][0]) for times in worth)
                 axis.plot([cost, cost], [low, high], color=color, linewidth=1.3)
-                axis.plot(cost, worth, markersize=3 + n_layer, **style)
+                axis.plot(cost, worth, markersize=5 + 2 * place, **style)
                 points.append((cost, worth))
         axis.plot(*zip(*points), color=color, linewidth=0.8, linestyle=":")
         axis.plot([], [], label=name, markersize=7, **style)
@@ -228,7 +234,8 @@ def draw(groups, curves):
     axis.yaxis.set_major_formatter("{x:g}")
     axis.set_xlabel("cost: operations, over the standard model's")
     axis.set_ylabel("worth: operations of the standard model for the same loss")
-    axis.set_title(f"markers grow with the layers: {', '.join(map(str, curves))}", fontsize=9, loc="left")
+    sizes = ", ".join(f"{n_layer} × {width}" for width, n_layer in curves)
+    axis.set_title(f"layers × width, from small to large markers: {sizes}", fontsize=9, loc="left")
     axis.grid(color="#e4e4e4", linewidth=0.7)
     axis.spines[:].set_visible(False)
     axis.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=9)
@@ -243,5 +250,4 @@ def add_arguments(parser):
 
 
 if __name__ == "__main__":
-    name = "depth_wide" if "--wide" in sys.argv else "depth"  # with results of its own
-    experiment(name, trial, main, __doc__, add_arguments)
+    experiment("depth", trial, main, __doc__, add_arguments)

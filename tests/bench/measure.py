@@ -9,7 +9,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler talks
 
 import torch
 
-from config.runtime.common import pick_attention_kernel, pick_device, pick_dtype, use_plain_attention
+from config.runtime.common import pick_attention_kernel, pick_dtype, use_plain_attention
 from model import GPT, GPTConfig
 
 
@@ -100,12 +100,11 @@ def ratio(a, b):
     return statistics.median(x / y for x, y in zip(a, b))
 
 
-def cost_of_steps(run):
+def cost_of_steps(run, device):
     """Median seconds and peak bytes of a training step of each model, the seconds also over those of the first one.
 
-    `run` has the models' settings, batch_size, device, dtype (float32 unless it says so) and a budget of seconds.
+    `run` has the models' settings, batch_size, dtype (float32 unless it says so) and a budget of seconds.
     """
-    device = pick_device(run["device"])
     models = [GPT(GPTConfig(**model)).to(device) for model in run["models"]]
     precision = pick_dtype(run.get("dtype", "float32"), device)
     trainers = [Trainer(model, run["batch_size"], precision) for model in models]

@@ -34,7 +34,7 @@ def dataset(name):
 
 def trial(run, device):
     if run.get("task") == "cost":
-        return cost_of_steps(run)
+        return cost_of_steps(run, device)
     data, B, T = dataset(run["data"]), run["batch_size"], run["model"]["block_size"]
     torch.manual_seed(run["seed"])
     model = GPT(GPTConfig(vocab_size=data.meta["vocab_size"], **run["model"])).to(device)
@@ -106,8 +106,7 @@ def main(sweep):
         ladder = [result for group in sweep.repeated(longer, seeds).values() for result in group]
         methods = {name: group for name, group in results.items() if name != "standard"}
         compared, at_equal_cost = compare(results), CostCurve(ladder, methods).differences()
-        timed = {"task": "cost", "setting": data, "batch_size": batch_size, "dtype": "auto"}
-        timed |= {"device": str(sweep.device), "budget": budget}
+        timed = {"task": "cost", "setting": data, "batch_size": batch_size, "dtype": "auto", "budget": budget}
         timed |= {"models": [cell["model"] | {"vocab_size": vocab_size} for cell in cells.values()]}
         (timed,) = sweep.run([timed])  # nothing beside it, or it would not be timed alone
 

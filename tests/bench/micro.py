@@ -19,7 +19,7 @@ SETTINGS = {  # layers, tokens of a sequence, sequences
 
 
 def trial(run, device):
-    return recall.trial(run, device) if run["task"] == "copy" else cost_of_steps(run)
+    return recall.trial(run, device) if run["task"] == "copy" else cost_of_steps(run, device)
 
 
 def main(sweep):
@@ -41,7 +41,7 @@ def main(sweep):
             copy = run | {"task": "copy", "setting": setting, "recipe": "published"}
             results = sweep.repeated({name: copy | {"model": model} for name, model in models.items()}, seeds)
             costs = {"task": "cost", "setting": f"{setting}, {which}", "models": list(models.values())}
-            costs |= {"batch_size": batch_size, "budget": budget, "device": str(sweep.device)}
+            costs |= {"batch_size": batch_size, "budget": budget}
             (costs,) = sweep.run([costs])  # nothing beside it, or it would not be timed alone
             compared = compare(results)
             for i, (name, group) in enumerate(results.items()):
