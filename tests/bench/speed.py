@@ -347,7 +347,7 @@ class Attending:
 
 def padding():
     """What model.py's attention_layout decides on a GPU: values as wide as scores of up to 256, and no wider beyond."""
-    for width in (72, 128) if quick else (192, 256, 384, 768):
+    for width in (72, 128) if quick else (72, 192, 256, 384, 768):  # 72: W2's
         for T in (64,) if quick else (256, 1024):
             heads = 2 if quick else 12 * 16384 // T
             with spared("padding", f"scores {width} wide, T = {T}"):
