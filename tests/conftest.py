@@ -11,6 +11,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests are parallel enough
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a network for a model
 
+import hypothesis
 import pytest
 import torch
 
@@ -25,6 +26,11 @@ TINY = "--n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_
 TINY += " --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
 STOPPING = signal.valid_signals() & {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)}
 TEXT = "the quick brown fox jumps over the lazy dog.\nand again, the dog sleeps!\n" * 40
+
+# no example is too slow on a busy machine, and examples share their test's fixtures
+shared = [hypothesis.HealthCheck.function_scoped_fixture]
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=shared)
+hypothesis.settings.load_profile("patient")
 
 
 # -- running the programs ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from config.runtime.checkpoint import PARTS, build_model, load_checkpoint
 from conftest import TINY, contents, refused
@@ -279,7 +279,7 @@ def test_what_sampling_or_resuming_needs_of_a_checkpoint(trained, capsys, damage
     check(trained, *ONE_ALONE[damage], capsys)
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(place=st.floats(0, 1), length=st.integers(0, 99) | st.just(10**9), new=st.binary(max_size=9))
 def test_any_bytes_for_a_checkpoint(tmp_path, whole, place, length, new):
     path, start = tmp_path / "damaged.pt", int(place * len(whole))

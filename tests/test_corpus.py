@@ -12,7 +12,7 @@ from itertools import count
 import datasets
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import data.tokenizer
 from data import BPETokenizer, corpus, file_lock, load_dataset, train_bpe
@@ -23,7 +23,6 @@ from data.tokenizer import END, SPLIT
 WORDS = ["the", "quick", "Fuchs", "läuft", "über", "瓶子", "12345", "don't", "...", "!?", "🦊", "x" * 40, "\u00a0", "\x7f"]
 GAPS = [" ", " ", " ", "\n", "\n\n", "  ", " \n", "\r\n", "\t", "\x01\n"]
 DOCUMENTS = ["One line.", "Two\nlines of text, a little longer\n", "Ünglück und 瓶子", "  spaces  ", "the end"] * 5
-OPTIONS = dict(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def trained(pattern, special_tokens={}):
@@ -59,7 +58,6 @@ def run(folder, paths, *how, workers=1, **options):
 # -- cutting -------------------------------------------------------------------------------------------------
 
 
-@settings(**OPTIONS)
 @given(st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(GAPS)), min_size=60, max_size=120), st.sampled_from([OURS, GPT2]))
 def test_parts_give_the_tokens_of_the_whole(tmp_path, words, tokenizer):
     text = "".join(word + gap for word, gap in words)
@@ -71,7 +69,6 @@ def test_parts_give_the_tokens_of_the_whole(tmp_path, words, tokenizer):
     assert [token for piece in pieces for token in tokenizer.encode(piece)] == tokenizer.encode(text)
 
 
-@settings(**OPTIONS)
 @given(st.text(min_size=100, max_size=300))
 def test_no_character_is_lost_wherever_a_text_is_cut(tmp_path, text):
     text = "a" + text  # no mark of an editor's in front
