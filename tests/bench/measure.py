@@ -81,7 +81,7 @@ def synchronize(device):
         torch.cuda.synchronize(device)
 
 
-def in_turns(trainers, budget=15, turns=5):
+def in_turns(trainers, budget=5, turns=5):
     """Seconds per step of each trainer, one step of each in turn: `turns` of them, and on for `budget` seconds."""
     torch.compiler.reset()  # or the variants of earlier comparisons would count towards its limit
     for trainer in trainers:  # compiles, allocates

@@ -2,7 +2,7 @@
 All benchmarks: python tests/bench/run.py {methods,depth,recall,entailment,micro,speed} [--quick] [...]
 
     methods      which attention and which residual method wins on Tiny Shakespeare
-    depth        does a residual method pay in deeper models, on a longer text
+    depth        does a residual method pay in deeper models, on a longer text; --wide: in wider ones, on a GPU
     recall       associative recall: the copy task, and MQAR; with --why, what makes W2 slow to learn it
     entailment   which node of a tree is above which
     micro        W2 and standard: loss, time and memory of three small models

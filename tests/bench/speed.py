@@ -408,7 +408,7 @@ SECTIONS = {
     "replays": replays, "124m": size_124m, "padding": padding, "compile": compilation, "generate": generation,
     "race": race, "train": shakespeare, "growth": growth,
 }  # fmt: skip
-EVERYTHING = "124m,padding,replays,generate,train"  # that is open on a GPU
+EVERYTHING = "124m,padding,replays,generate,train"  # what a GPU is for
 
 if __name__ == "__main__":
     install_excepthook()
@@ -418,14 +418,12 @@ if __name__ == "__main__":
     parser.add_argument("--naive", action="store_true", help="time the explicit T x T form too")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; no figure counts")
     parser.add_argument("--only", default="", help=f"sections, separated by commas: {', '.join(SECTIONS)}")
-    parser.add_argument("--everything", action="store_true", help="in ten minutes on a GPU what is open there")
+    parser.add_argument("--everything", action="store_true", help="what a GPU is for, five minutes on one")
     parser.add_argument("--out", type=Path, help="where the figures go; out/speed.json, with --everything out/gpu.json")
     args = parser.parse_args()
     args.out = args.out or Path("out/gpu.json" if args.everything else "out/speed.json")
     quick = args.quick
-    in_turns = measure.in_turns
-    if quick or args.everything:
-        in_turns = partial(measure.in_turns, budget=0 if quick else 5, turns=1 if quick else 5)
+    in_turns = partial(measure.in_turns, budget=0, turns=1) if quick else measure.in_turns
     device = pick_device(args.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
