@@ -86,7 +86,7 @@ def test_its_table_is_that_of_the_experiments():
     assert 5 <= len(rows) <= 8
     of_methods = OF_BENCH.split("### At depth")[0].splitlines()
     for name, flops, times, chars, bpe, equal_cost, _ in rows:
-        of_both = [line.split("|") for line in of_methods if line.startswith(f"| {name} |")]
+        of_both = [line.split("|") for line in of_methods if line.startswith(f"| {name} |") and line.count("|") > 8]
         assert flops.split("; ") == [cells[6].strip() for cells in of_both]
         assert times.split("; ") == [cells[8].strip() for cells in of_both]
         assert [chars, bpe] == [re.search(DELTA, cells[5])[0] for cells in of_both]
