@@ -3,7 +3,7 @@ What a step, a token and a compilation cost: python tests/bench/speed.py [--nano
 
 Everything that is compared is timed in one process, in turns, and given as a ratio: a shared machine's speed wanders,
 a ratio of turns much less so. The tables go to the terminal, all figures to out/speed.json. Without --only it takes
-about half an hour on two CPU cores.
+some twenty-five minutes on two CPU cores.
 """
 
 import gc
