@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from config.runtime.common import exit_program
 from config.runtime.distributed import full_tensor, parallelize_model
 from conftest import TINY, differences, load, log_of, refused
 from model import RESIDUALS, GPT, GPTConfig
@@ -41,6 +42,13 @@ def finished(process, good=True):
 # -- gradients -----------------------------------------------------------------------------------------------
 
 
+def finish(rank, folder, wrong):
+    """Ends one of two processes as train.py's end: the interpreter's clearing up could abort a thread of gloo's."""
+    (folder / f"wrong{rank}.json").write_text(json.dumps(wrong))
+    dist.barrier()
+    exit_program()
+
+
 def compare_gradients(rank, folder):
     """One of two processes: those of the model that both train together, next to the whole model's own."""
     torch.set_num_threads(1)
@@ -60,8 +68,7 @@ def compare_gradients(rank, folder):
             for (name, p), q in zip(model.named_parameters(), one.parameters()):
                 if not torch.allclose(full_tensor(p.grad), q.grad, rtol=1e-9, atol=1e-11):
                     wrong.append(f"{parallel}, {kind}, {method}: {name}")
-    (folder / f"wrong{rank}.json").write_text(json.dumps(wrong))
-    dist.destroy_process_group()
+    finish(rank, folder, wrong)
 
 
 def compare_types(rank, folder):
@@ -81,8 +88,7 @@ def compare_types(rank, folder):
             results.append([loss, *(full_tensor(p.grad) for p in model.parameters())])
         if not all(map(torch.equal, *results)):
             wrong.append(f"{kind}, {method}")
-    (folder / f"wrong{rank}.json").write_text(json.dumps(wrong))
-    dist.destroy_process_group()
+    finish(rank, folder, wrong)
 
 
 @pytest.mark.parametrize("compare", [compare_gradients, compare_types])
