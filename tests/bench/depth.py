@@ -192,7 +192,7 @@ def verdict(difference, half, p):
 def show_slopes(curves):
     """How the difference at equal cost changes with each doubling of the layers."""
     rows = []
-    narrowest = min(width for width, _ in curves)
+    narrowest = min((width for width, _ in curves), default=None)
     for name in dict.fromkeys(name for curve in curves.values() for name in curve.flops):
         of_name = {L: curve.model for (width, L), curve in curves.items() if width == narrowest and name in curve.flops}
         if len(of_name) > 1:
