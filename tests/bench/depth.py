@@ -83,10 +83,10 @@ def main(sweep):
             raise ValueError(f"{sweep.path} has runs on another text than data/{sweep.args.data}: give another --out")
         at_its_rate(*models)  # side by side; what follows finds them done
     groups, ladders = {}, {}  # by size: results by the model's name; those of the standard model of all lengths
-    for model in models:
-        size, name, steps = model[:2], model[2], cell(*model)["steps"]
+    for width, n_layer, name in models:
+        size, steps = (width, n_layer), SCALES[width]["steps"]
         try:
-            (results,) = at_its_rate(model).values()
+            (results,) = at_its_rate((width, n_layer, name)).values()
             if name == "standard":
                 longer = [results[0]["run"] | {"steps": round(steps * times), "seed": seed} for times, seed in LADDER]
                 ladders[size] = results + sweep.run(longer)
@@ -100,7 +100,7 @@ def main(sweep):
         curves[size] = CostCurve(ladder, others)
         show_curve(size, ladder)
         show(size, groups[size], curves[size])
-    show_slopes(curves)
+    show_slopes({n_layer: curve for (width, n_layer), curve in curves.items() if width == models[0][0]})
     if NARROW[0] in models:
         show_branches(sweep, cell)
     if sweep.args.plot:
@@ -192,9 +192,8 @@ def verdict(difference, half, p):
 def show_slopes(curves):
     """How the difference at equal cost changes with each doubling of the layers."""
     rows = []
-    narrowest = min((width for width, _ in curves), default=None)
     for name in dict.fromkeys(name for curve in curves.values() for name in curve.flops):
-        of_name = {L: curve.model for (width, L), curve in curves.items() if width == narrowest and name in curve.flops}
+        of_name = {n_layer: curve.model for n_layer, curve in curves.items() if name in curve.flops}
         if len(of_name) > 1:
             points = [(math.log2(L), *model.estimate({name: 1})[:2], model.freedom) for L, model in of_name.items()]
             change, half = slope(points)

@@ -101,9 +101,8 @@ def main(sweep):
 
         results = sweep.tuned(cells, rates, seeds, shorter=2)
         standard = results["standard"]
-        at_its_rate = cells["standard"] | {"learning_rate": standard[0]["run"]["learning_rate"]}
         cost = {name: group[0]["flops"] / standard[0]["flops"] for name, group in results.items()}
-        longer = {name: at_its_rate | {"steps": round(steps * ratio)} for name, ratio in cost.items()}
+        longer = {name: standard[0]["run"] | {"steps": round(steps * ratio)} for name, ratio in cost.items()}
         ladder = [result for group in sweep.repeated(longer, seeds).values() for result in group]
         methods = {name: group for name, group in results.items() if name != "standard"}
         compared, at_equal_cost = compare(results), CostCurve(ladder, methods).differences()
@@ -130,8 +129,7 @@ def main(sweep):
         )
         for name, (difference, _, p) in at_equal_cost.items():
             if difference < 0 and p < 0.05:
-                again = {f"standard, {longer[name]['steps']} steps": longer[name]}
-                again[name] = cells[name] | {"learning_rate": results[name][0]["run"]["learning_rate"]}
+                again = {f"standard, {longer[name]['steps']} steps": longer[name], name: results[name][0]["run"]}
                 again = sweep.repeated(again, other_seeds)
                 compared = compare(again)
                 title = f"{data}: {name} again, seeds {other_seeds[0]} to {other_seeds[-1]}, at equal FLOPs"

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -112,10 +112,10 @@ def markdown(title):
 
 def commit():
     """The commit that is measured, as far as there is a git to ask."""
-    with suppress(OSError):
-        command = ["git", "describe", "--always", "--dirty"]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
-    return "unknown"
+    if not shutil.which("git"):
+        return "unknown"
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 def name_of(precision):

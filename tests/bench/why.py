@@ -3,7 +3,7 @@ Why is W2 slow to learn associative recall? python tests/bench/recall.py --why [
 
 Where standard attention has q·k/√d, W2 has 2/τ times q·k - ‖k‖²/2 and a term of σ, with a learned τ. Here models with
 some of these terms alone, and with τ learned or fixed at its start, learn the MQAR of recall.py at a constant learning
-rate. It is τ's too, of which train.py gives a tenth to τ: that came of this experiment. What counts is T99: the first
+rate. τ learns at that rate too, of which train.py gives it a tenth: that came of this experiment. What counts is T99: the first
 step, of every 25th, at which 99 % of the answers to 512 fixed sequences are right. Now and then a look also notes τ,
 how far each term tells the keys of a query apart, and whether the first layer finds the previous token. The last rows
 are of the whole formula with another learning rate or start of τ, or smaller keys at the start.
