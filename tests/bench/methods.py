@@ -129,21 +129,24 @@ def main(sweep):
         )
         for name, (difference, _, p) in at_equal_cost.items():
             if difference < 0 and p < 0.05:
-                again = {f"standard, {longer[name]['steps']} steps": longer[name], name: results[name][0]["run"]}
-                again = sweep.repeated(again, other_seeds)
-                compared = compare(again)
-                title = f"{data}: {name} again, seeds {other_seeds[0]} to {other_seeds[-1]}, at equal FLOPs"
-                rows = [[name, mean_sd(group), compared[name]] for name, group in again.items()]
-                table(title, ["method", "loss", "difference"], rows)
-        table(
-            f"{data}: what was learned, mean over seeds",
-            ["method", "", *(f"layer {layer}" for layer in range(size["n_layer"]))],
-            [
-                [name, what, *layers_of(group, what, size["n_layer"])]
-                for name, group in results.items()
-                for what in group[0]["learned"]
-            ],
-        )
+                standard_again = f"standard, {longer[name]['steps']} steps"
+                again = sweep.repeated({standard_again: longer[name], name: results[name][0]["run"]}, other_seeds)
+                show_again(f"{data}: {name} again, seeds {other_seeds[0]} to {other_seeds[-1]}, at equal FLOPs", again)
+        show_learned(data, results, size["n_layer"])
+
+
+def show_again(title, results):
+    compared = compare(results)
+    rows = [[name, mean_sd(group), compared[name]] for name, group in results.items()]
+    table(title, ["method", "loss", "difference"], rows)
+
+
+def show_learned(data, results, n_layer):
+    rows = []
+    for name, group in results.items():
+        rows += [[name, what, *layers_of(group, what, n_layer)] for what in group[0]["learned"]]
+    header = ["method", "", *(f"layer {layer}" for layer in range(n_layer))]
+    table(f"{data}: what was learned, mean over seeds", header, rows)
 
 
 def layers_of(results, what, n_layer):

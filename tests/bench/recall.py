@@ -87,11 +87,11 @@ def trial(run, device):
 
 def main(sweep):
     vocab_size, T, batch_size, steps = 1024, 128, 32, 500
-    mqar_vocab, mqar_width, mqar_batch_size, mqar_steps, lengths = 8192, 64, 256, 1000, {64: 4, 128: 8}
+    mqar_T, pairs, mqar_vocab, mqar_width, mqar_batch_size, mqar_steps = 64, 4, 8192, 64, 256, 1000
     rates, mqar_rates, seeds = [1e-3, 2e-3, 5e-3], [5e-3, 1e-2, 2e-2], [1, 2, 3]
     if sweep.quick:
         vocab_size, T, batch_size, steps, rates, mqar_rates, seeds = 16, 8, 4, 10, rates[:2], mqar_rates[:2], seeds[:2]
-        mqar_vocab, mqar_width, mqar_batch_size, mqar_steps, lengths = 64, 32, 4, 10, {16: 2}
+        mqar_T, pairs, mqar_vocab, mqar_width, mqar_batch_size, mqar_steps = 16, 2, 64, 32, 4, 10
 
     def show(title, results):
         compared = compare(results)
@@ -118,13 +118,12 @@ def main(sweep):
     cells = fair_cells(copy, size | {"n_embd": 64, "n_head": 4, "n_inner": 256})
     show(f"copy, {steps} steps, width 64, equal parameters", sweep.tuned(cells, rates, seeds))
 
-    for T, pairs in lengths.items():
-        # with biases a head can find the token before it from the start, whatever the tokens are
-        size = {"block_size": T, "vocab_size": mqar_vocab, "n_layer": 2, "tie_weights": True, "bias": True}
-        task = {"task": "mqar", "pairs": pairs, "batch_size": mqar_batch_size, "steps": mqar_steps, "dtype": "auto"}
-        cells = fair_cells(task, size | {"n_embd": mqar_width, "n_head": 1})
-        results = sweep.tuned(cells, mqar_rates, seeds, by="accuracy")
-        show(f"MQAR, T = {T}, {pairs} pairs, width {mqar_width}, equal parameters", results)
+    # with biases a head can find the token before it from the start, whatever the tokens are
+    size = {"block_size": mqar_T, "vocab_size": mqar_vocab, "n_layer": 2, "tie_weights": True, "bias": True}
+    task = {"task": "mqar", "pairs": pairs, "batch_size": mqar_batch_size, "steps": mqar_steps, "dtype": "auto"}
+    cells = fair_cells(task, size | {"n_embd": mqar_width, "n_head": 1})
+    results = sweep.tuned(cells, mqar_rates, seeds, by="accuracy")
+    show(f"MQAR, T = {mqar_T}, {pairs} pairs, width {mqar_width}, equal parameters", results)
 
 
 def add_arguments(parser):
