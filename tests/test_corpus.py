@@ -136,6 +136,18 @@ def test_a_dataset(tmp_path):
     assert loaded.tokenizer.decode(ids) == "\n".join(DOCUMENTS[0::2] + DOCUMENTS[1::2])
 
 
+def test_a_dataset_of_several_configurations(tmp_path):
+    names = "---\nconfigs:\n" + "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in "ab") + "---\n"
+    (tmp_path / "README.md").write_text(names)
+    for name in "ab":
+        write(tmp_path / f"{name}.jsonl", [f"{name}, {text}" for text in DOCUMENTS])
+    for name in "ab":
+        (part, *_) = parts_of_dataset(f"{tmp_path}:{name}")
+        assert [text for _, text in part.pieces()] == [f"{name}, {text}" for text in DOCUMENTS][: part.stop]
+    with pytest.raises(ValueError, match=r"cannot be loaded: .*config.* \['a', 'b'\]"):
+        parts_of_dataset(str(tmp_path))
+
+
 def test_openwebtext_script(repo, tmp_path):
     (tmp_path / "dataset").mkdir()
     write(tmp_path / "dataset" / "train.parquet", DOCUMENTS * 4)
