@@ -372,6 +372,22 @@ def test_a_seed_that_is_hard_for_all_is_no_noise():
     assert found["c"][2] < 0.001 < found["b"][1] < 0.2
 
 
+def test_what_is_set_apart_has_a_noise_of_its_own():
+    groups = {"a": results(1.0, 5.0, 9.0), "b": results(1.1, 5.1, 9.2), "wild": results(2.0, 7.1, 9.9)}
+    groups["c"] = results(1.2, 5.1, 9.1)
+    quiet, pair = ({name: groups[name] for name in names} for names in ("abc", ("a", "wild")))
+    found = stats.differences(groups, apart=["wild"])
+    for name, fitted in [("b", quiet), ("c", quiet), ("wild", pair)]:
+        assert found[name][:2] == pytest.approx(stats.differences(fitted)[name][:2])
+    assert stats.differences(groups)["b"][1] > 3 * found["b"][1]
+
+
+def test_a_run_counts_once():
+    groups = {"a": results(1.0, 5.0), "b": results(1.1, 5.1)}
+    with pytest.raises(AssertionError, match="a run counts once"):
+        stats.CostCurve(groups["a"] * 2, {"b": groups["b"]})
+
+
 def test_holm():
     assert stats.holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx(
         {"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06}
@@ -425,10 +441,10 @@ def test_a_slope():
 
 
 def test_log_rank():
-    """Of four runs the first, of one side, and the second, of the other, get there: (O - E)² / V by hand."""
-    deviation, variance = 1 - (1 / 2 + 1 / 3), 1 / 4 + 2 / 9
-    p = math.erfc(deviation / math.sqrt(2 * variance))
-    assert stats.log_rank([25, math.inf], [50, math.inf], 100) == pytest.approx(p)
+    """The share of the ways to divide the runs that set the sides as far apart, or farther."""
+    assert stats.log_rank([1, 2, 3, 4], [5, 6, 7, 8], 100) == pytest.approx(2 / 70)
+    assert stats.log_rank([25, 50], [math.inf, math.inf], 100) == pytest.approx(2 / 6)
+    assert stats.log_rank([25, math.inf], [50, math.inf], 100) == 1
     assert stats.log_rank([math.inf, math.inf], [math.inf, math.inf], 100) == 1
 
 

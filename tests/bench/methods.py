@@ -4,7 +4,7 @@ Which method wins? python tests/bench/methods.py [--quick]
 Every kind of attention and every residual method, at train.py's default size, on Tiny Shakespeare by characters and by
 BPE: validation loss over three seeds, each method at the learning rate that suits it. The standard model is also
 trained for as many steps as give it each method's floating-point operations: the curve through these losses says what
-it comes to at equal cost. What comes out better there is looked at again, with other seeds.
+it comes to at equal cost. What seems better there is looked at again, with other seeds.
 """
 
 from functools import cache
@@ -102,7 +102,8 @@ def main(sweep):
         results = sweep.tuned(cells, rates, seeds, shorter=2)
         standard = results["standard"]
         cost = {name: group[0]["flops"] / standard[0]["flops"] for name, group in results.items()}
-        longer = {name: standard[0]["run"] | {"steps": round(steps * ratio)} for name, ratio in cost.items()}
+        lengths = {name: round(steps * ratio) for name, ratio in cost.items()}
+        longer = {length: standard[0]["run"] | {"steps": length} for length in lengths.values()}
         ladder = [result for group in sweep.repeated(longer, seeds).values() for result in group]
         methods = {name: group for name, group in results.items() if name != "standard"}
         compared, at_equal_cost = compare(results), CostCurve(ladder, methods).differences()
@@ -127,10 +128,10 @@ def main(sweep):
                 for (name, group), times in zip(results.items(), timed["ratios"])
             ],
         )
-        for name, (difference, _, p) in at_equal_cost.items():
-            if difference < 0 and p < 0.05:
-                standard_again = f"standard, {longer[name]['steps']} steps"
-                again = sweep.repeated({standard_again: longer[name], name: results[name][0]["run"]}, other_seeds)
+        for name, (difference, half, _) in at_equal_cost.items():
+            if difference + half < 0:  # before Holm's correction
+                again = {f"standard, {lengths[name]} steps": longer[lengths[name]], name: results[name][0]["run"]}
+                again = sweep.repeated(again, other_seeds)
                 show_again(f"{data}: {name} again, seeds {other_seeds[0]} to {other_seeds[-1]}, at equal FLOPs", again)
         show_learned(data, results, size["n_layer"])
 

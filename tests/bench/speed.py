@@ -393,7 +393,9 @@ def growth():
         seconds = in_turns(trainers)
         memory = [trainer.memory() for trainer in trainers]
         flops = [trainer.model.flops_per_token() for trainer in trainers]
-        cells = [f"{1e3 * statistics.median(seconds[0]):.0f} ms, {memory[0] / 1e6:.0f} MB"]
+        ms, MB = 1e3 * statistics.median(seconds[0]), memory[0] / 1e6
+        rows.append({"section": "growth", "what": "standard", **point, "ms": ms, "MB": MB})
+        cells = [f"{ms:.0f} ms, {MB:.0f} MB"]
         for i, name in enumerate(METHODS, 1):
             facts = ratio(seconds[i], seconds[0]), flops[i] / flops[0], memory[i] / memory[0]
             cells.append("{:.2f} ({:.2f}), {:.2f}".format(*facts))

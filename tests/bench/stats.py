@@ -3,12 +3,13 @@ Statistics of the experiments: what a loss owes to its method, and what to its s
 
 Runs of one seed see the same batches and start, as far as their parameters are the same, from the same draws. So
 methods are compared within seeds: loss = its method's + its seed's + noise, by least squares, the noise being as large
-for all. Intervals are of 95 %, by Student's t. Whether a difference counts is decided by its p-value with Holm's
+for all but what is set apart. Intervals are of 95 %, by Student's t. Whether a difference counts is decided by its p-value with Holm's
 correction for all comparisons of its column.
 """
 
 import math
 import statistics
+from itertools import combinations
 
 import numpy as np
 from scipy.stats import CensoredData, logrank
@@ -49,25 +50,34 @@ def holm(p):
 def observations(groups, name="loss"):
     """(group, result, value) of all results, by the group's name; groups with a run that diverged are left out."""
     finite = {group: results for group, results in groups.items() if all(r[name] is not None for r in results)}
-    return [(group, result, result[name]) for group, results in finite.items() for result in results]
+    seen = [(group, result, result[name]) for group, results in finite.items() for result in results]
+    assert len({id(result) for _, result, _ in seen}) == len(seen), "a run counts once"
+    return seen
 
 
 def seed_of(result):
     return f"seed {result['run']['seed']}"
 
 
-def differences(groups, name="loss"):
+def parts(groups, apart):
+    """The groups whose noise is taken to be as large: all but those in `apart`, and each of these by itself."""
+    return [[group for group in groups if group not in apart], *([group] for group in apart if group in groups)]
+
+
+def differences(groups, name="loss", apart=()):
     """Each group's `name` less the first one's, {group: (difference, half its interval's width, corrected p)}."""
-    first = next(iter(groups))
-    seen = observations(groups, name)
-    rows = [{seed_of(result): 1} | ({group: 1} if group != first else {}) for group, result, _ in seen]
-    model = LinearModel(rows, [value for *_, value in seen])
-    return coefficients(model, {group: group for group, *_ in seen if group != first})
+    first, *others = groups
+    estimates = {}
+    for part in parts(others, apart):
+        seen = observations({group: groups[group] for group in (first, *part)}, name)
+        rows = [{seed_of(result): 1} | ({group: 1} if group != first else {}) for group, result, _ in seen]
+        model = LinearModel(rows, [value for *_, value in seen])
+        estimates |= {group: model.estimate({group: 1}) for group, *_ in seen if group != first}
+    return corrected(estimates)
 
 
-def coefficients(model, names):
-    """{group: (coefficient, half its interval's width, corrected p)} of {group: the coefficient's name}."""
-    estimates = {group: model.estimate({name: 1}) for group, name in names.items()}
+def corrected(estimates):
+    """{group: (difference, half its interval's width, corrected p)} of a LinearModel's estimates."""
     p = holm({group: estimate[3] for group, estimate in estimates.items()})
     return {group: (estimate[0], estimate[2], p[group]) for group, estimate in estimates.items()}
 
@@ -79,15 +89,18 @@ class CostCurve:
     difference off it: loss = c₁ ln C + c₂ (ln C)² + its seed's + its group's.
     """
 
-    def __init__(self, ladder, groups):
+    def __init__(self, ladder, groups, apart=()):
         self.unit = statistics.fmean(result["flops"] for result in ladder)
-        seen = observations({None: ladder} | groups)
-        rows = []
-        for group, result, _ in seen:
-            rows.append(self.at(result["flops"]) | {seed_of(result): 1} | ({group: 1} if group else {}))
-        self.model = LinearModel(rows, [loss for *_, loss in seen])
-        self.flops = {group: result["flops"] for group, result, _ in seen if group}
         self.range = [pick(result["flops"] for result in ladder) for pick in (min, max)]
+        self.models = {}
+        for part in parts(groups, apart):
+            seen = observations({None: ladder} | {group: groups[group] for group in part})
+            rows = []
+            for group, result, _ in seen:
+                rows.append(self.at(result["flops"]) | {seed_of(result): 1} | ({group: 1} if group else {}))
+            model = LinearModel(rows, [loss for *_, loss in seen])
+            self.models |= {group: model for group, *_ in seen if group}
+        self.flops = {group: groups[group][0]["flops"] for group in groups if group in self.models}
 
     def at(self, flops):
         x = math.log(flops / self.unit)
@@ -95,7 +108,7 @@ class CostCurve:
 
     def differences(self):
         """Each group's loss less that at its cost: {group: (difference, half its interval's width, corrected p)}."""
-        return coefficients(self.model, {group: group for group in self.flops})
+        return corrected({group: model.estimate({group: 1}) for group, model in self.models.items()})
 
     def equal_cost(self, group):
         """The operations that take the ladder's model to the loss of `group`, and the ends of their interval.
@@ -104,7 +117,7 @@ class CostCurve:
         beyond the ladder.
         """
         costs = np.geomspace(*self.range, 400)
-        estimates = [self.model.estimate(self.above(group, C)) for C in costs]
+        estimates = [self.models[group].estimate(self.above(group, C)) for C in costs]
         above = np.array([estimate[0] for estimate in estimates])  # grows with the cost
         low, high = (np.array([sign * half for _, _, half, _ in estimates]) for sign in (-1, 1))
         return [self.where_zero(costs, line) for line in (above, above + high, above + low)]
@@ -132,15 +145,24 @@ def slope(points):
 
 
 def log_rank(steps, others, limit):
-    """p of the log-rank test between the steps that runs and others took to a goal; infinity: not in `limit` steps."""
-    if sorted(steps) == sorted(others):
+    """p of the log-rank test between the steps that runs and others took to a goal; infinity: not in `limit` steps.
+
+    It is exact: the share of all ways to divide the runs that set the two sides at least as far apart.
+    """
+    runs = [*steps, *others]
+    if min(runs) == math.inf:
         return 1.0  # the test would divide 0 by 0 where no run gets there
 
     def censored(steps):
         reached = [step for step in steps if step < math.inf]
         return CensoredData(uncensored=reached, right=[limit] * (len(steps) - len(reached)))
 
-    return float(logrank(censored(steps), censored(others)).pvalue)
+    def apart(side):
+        sides = [runs[i] for i in side], [run for i, run in enumerate(runs) if i not in side]
+        return abs(logrank(*map(censored, sides)).statistic)
+
+    found = apart(range(len(steps)))
+    return statistics.fmean(apart(side) > found - 1e-9 for side in combinations(range(len(runs)), len(steps)))
 
 
 def in_words(difference, half, p, higher_is_better=False, digits=3):
@@ -150,8 +172,8 @@ def in_words(difference, half, p, higher_is_better=False, digits=3):
     return f"{difference:+.{digits}f} ± {half:.{digits}f} {verdict}".strip()
 
 
-def compare(groups, name="loss"):
+def compare(groups, name="loss", apart=()):
     """The differences to the first of `groups` in words, by the group's name: nothing for the first itself."""
-    found = differences(groups, name)
+    found = differences(groups, name, apart)
     texts = {group: in_words(*found[group], "accuracy" in name) if group in found else "diverged" for group in groups}
     return texts | {next(iter(groups)): ""}
