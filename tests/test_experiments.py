@@ -106,7 +106,7 @@ def test_why_w2_is_slow_to_recall_goes_on_too(tmp_path, here):
     first = here("recall", *arguments)
     file = tmp_path / "recall_why_quick.json"
     results = json.loads(file.read_text())
-    assert len(tables_of(first)) == 2 + 13 and len(results) == 2 * 13
+    assert len(tables_of(first)) == 2 + 14 and len(results) == 2 * 14
     assert not (tmp_path / "recall_quick.json").exists()
     file.write_text(json.dumps(results[:-1]))
     second = here("recall", *arguments)
@@ -116,7 +116,7 @@ def test_why_w2_is_slow_to_recall_goes_on_too(tmp_path, here):
 
     file.write_text(json.dumps(results[:2] + results[4:]))  # without what the others are compared with
     shown = tables_of(here("recall", *arguments, "--show"))
-    assert len(shown) == 2 + 12 and shown[2] == tables_of(first)[2].replace("| 1.000 |", "|  |")
+    assert len(shown) == 2 + 13 and shown[2] == tables_of(first)[2].replace("| 1.000 |", "|  |")
 
 
 def tables_of(output):
