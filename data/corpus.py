@@ -184,8 +184,8 @@ def load_rows(name):
     try:
         if os.path.isfile(name) and suffix_of(name)[0] in FORMATS:
             return load_dataset(**FORMATS[suffix_of(name)[0]], data_files=glob.escape(name), split="train")
-        name, _, configuration = (name, "", "") if os.path.exists(name) else name.partition(":")
-        return load_dataset(name, configuration or None, split="train")
+        path, _, configuration = (name, "", "") if os.path.exists(name) else name.partition(":")
+        return load_dataset(path, configuration or None, split="train")
     except Exception as error:  # of the hub and of many formats, with types of their own
         reason = " ".join(str(error.__cause__ or error).split())[:200]
         raise ValueError(f"{name}: cannot be loaded: {reason}") from None

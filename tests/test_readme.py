@@ -84,12 +84,13 @@ def test_its_table_is_that_of_the_experiments():
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if " ± " in line]
     assert 5 <= len(rows) <= 8
     of_methods = OF_BENCH.split("### At depth")[0].splitlines()
-    for name, flops, times, chars, bpe, equal_cost, _ in rows:
+    for name, flops, times, chars, bpe, equal_cost, verdict in rows:
         of_both = [line.split("|") for line in of_methods if line.startswith(f"| {name} |") and line.count("|") > 8]
         assert flops.split("; ") == [cells[6].strip() for cells in of_both]
         assert times.split("; ") == [cells[8].strip() for cells in of_both]
         assert [chars, bpe] == [re.search(DELTA, cells[5])[0] for cells in of_both]
         assert equal_cost.split("; ") == [re.search(DELTA, cells[7])[0] for cells in of_both]
+        assert (verdict == "hurts") == all("worse" in cells[7] for cells in of_both)
 
 
 @pytest.mark.parametrize("name", ["methods", "depth", "recall", "recall_why", "entailment", "micro"])

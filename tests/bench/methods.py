@@ -103,8 +103,9 @@ def main(sweep):
         standard = results["standard"]
         cost = {name: group[0]["flops"] / standard[0]["flops"] for name, group in results.items()}
         lengths = {name: round(steps * ratio) for name, ratio in cost.items()}
-        longer = {length: standard[0]["run"] | {"steps": length} for length in lengths.values()}
-        ladder = [result for group in sweep.repeated(longer, seeds).values() for result in group]
+        longer = {length: standard[0]["run"] | {"steps": length} for length in sorted(lengths.values())}
+        ladder = sweep.repeated({length: longer[length] for length in well_apart(longer)}, seeds)
+        ladder = [result for group in ladder.values() for result in group]
         methods = {name: group for name, group in results.items() if name != "standard"}
         compared, at_equal_cost = compare(results), CostCurve(ladder, methods).differences()
         timed = {"task": "cost", "setting": data, "batch_size": batch_size, "dtype": "auto", "budget": budget}
@@ -134,6 +135,15 @@ def main(sweep):
                 again = sweep.repeated(again, other_seeds)
                 show_again(f"{data}: {name} again, seeds {other_seeds[0]} to {other_seeds[-1]}, at equal FLOPs", again)
         show_learned(data, results, size["n_layer"])
+
+
+def well_apart(lengths):
+    """Those of rising lengths that are 2 % longer than the one before: at nearly the same a seed's loss is the same."""
+    kept = []
+    for length in lengths:
+        if not kept or length > 1.02 * kept[-1]:
+            kept.append(length)
+    return kept
 
 
 def show_again(title, results):

@@ -3,8 +3,8 @@ Statistics of the experiments: what a loss owes to its method, and what to its s
 
 Runs of one seed see the same batches and start, as far as their parameters are the same, from the same draws. So
 methods are compared within seeds: loss = its method's + its seed's + noise, by least squares, the noise being as large
-for all but what is set apart. Intervals are of 95 %, by Student's t. Whether a difference counts is decided by its p-value with Holm's
-correction for all comparisons of its column.
+for all but what is set apart. Intervals are of 95 %, by Student's t. Whether a difference counts is decided by its
+p-value with Holm's correction for all comparisons of its column.
 """
 
 import math
@@ -40,11 +40,11 @@ class LinearModel:
 
 def holm(p):
     """Holm's corrected p-values, by name: taking what is below 0.05, all of it is true with 95 %."""
-    corrected, largest = {}, 0.0
+    by_name, largest = {}, 0.0
     for rank, name in enumerate(sorted(p, key=p.get)):
         largest = max(largest, min(1.0, (len(p) - rank) * p[name]))
-        corrected[name] = largest
-    return corrected
+        by_name[name] = largest
+    return by_name
 
 
 def observations(groups, name="loss"):
@@ -60,7 +60,7 @@ def seed_of(result):
 
 
 def parts(groups, apart):
-    """The groups whose noise is taken to be as large: all but those in `apart`, and each of these by itself."""
+    """The groups that are fitted together: all but those in `apart`, and each of these by itself."""
     return [[group for group in groups if group not in apart], *([group] for group in apart if group in groups)]
 
 
@@ -72,7 +72,7 @@ def differences(groups, name="loss", apart=()):
         seen = observations({group: groups[group] for group in (first, *part)}, name)
         rows = [{seed_of(result): 1} | ({group: 1} if group != first else {}) for group, result, _ in seen]
         model = LinearModel(rows, [value for *_, value in seen])
-        estimates |= {group: model.estimate({group: 1}) for group, *_ in seen if group != first}
+        estimates |= {group: model.estimate({group: 1}) for group in part if group in model.names}
     return corrected(estimates)
 
 
@@ -100,7 +100,7 @@ class CostCurve:
                 rows.append(self.at(result["flops"]) | {seed_of(result): 1} | ({group: 1} if group else {}))
             model = LinearModel(rows, [loss for *_, loss in seen])
             self.models |= {group: model for group, *_ in seen if group}
-        self.flops = {group: groups[group][0]["flops"] for group in groups if group in self.models}
+        self.flops = {group: results[0]["flops"] for group, results in groups.items() if group in self.models}
 
     def at(self, flops):
         x = math.log(flops / self.unit)
@@ -150,19 +150,19 @@ def log_rank(steps, others, limit):
     It is exact: the share of all ways to divide the runs that set the two sides at least as far apart.
     """
     runs = [*steps, *others]
-    if min(runs) == math.inf:
-        return 1.0  # the test would divide 0 by 0 where no run gets there
+    if len(set(runs)) == 1:
+        return 1.0  # all alike: the test would divide 0 by 0
 
     def censored(steps):
         reached = [step for step in steps if step < math.inf]
         return CensoredData(uncensored=reached, right=[limit] * (len(steps) - len(reached)))
 
-    def apart(side):
+    def distance(side):
         sides = [runs[i] for i in side], [run for i, run in enumerate(runs) if i not in side]
         return abs(logrank(*map(censored, sides)).statistic)
 
-    found = apart(range(len(steps)))
-    return statistics.fmean(apart(side) > found - 1e-9 for side in combinations(range(len(runs)), len(steps)))
+    found = distance(range(len(steps)))
+    return statistics.fmean(distance(side) > found - 1e-9 for side in combinations(range(len(runs)), len(steps)))
 
 
 def in_words(difference, half, p, higher_is_better=False, digits=3):

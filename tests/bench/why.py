@@ -184,15 +184,16 @@ def show(results, seeds, steps, middle):
         p, whole = "", firsts.get((WHOLE, rate))
         if whole and name != WHOLE:
             p = f"{log_rank(of_seeds, whole, steps):.3f}"
-        written = [f"{first:g}" if first < math.inf else f">{steps}" for first in (*of_seeds, statistics.median(of_seeds))]
+        firsts_and_median = (*of_seeds, statistics.median(of_seeds))
+        written = [f"{first:g}" if first < math.inf else f">{steps}" for first in firsts_and_median]
         looks = [look for result in results[name, rate] for look in result["looks"] if look["step"] == middle]
         seen = [mean(looks, what) for what in ("accuracy", "tau", *TERMS, "previous_token")]
         rows.append([name, f"{rate:g}", ", ".join(written[:-1]), written[-1], p, *seen])
     title = f"T99, p against {WHOLE} at the same rate (exact log-rank test, not corrected), and step {middle}: "
-    title += "accuracy, by layer τ and each term's standard deviation over the keys, and the first layer's attention on "
-    title += "the previous token"
-    header = ["", "rate", f"T99 of seeds {', '.join(map(str, seeds))}", "median", "p", "accuracy", "τ", "q·k", "key norm"]
-    table(title, [*header, "σ", "previous token"], rows)
+    title += "accuracy, by layer τ and each term's standard deviation over the keys, and the first layer's attention "
+    title += "on the previous token"
+    header = ["", "rate", f"T99 of seeds {', '.join(map(str, seeds))}", "median", "p", "accuracy", "τ", "q·k"]
+    table(title, [*header, "key norm", "σ", "previous token"], rows)
 
 
 def mean(looks, name):
