@@ -104,8 +104,7 @@ def main(sweep):
         cost = {name: group[0]["flops"] / standard[0]["flops"] for name, group in results.items()}
         lengths = {name: round(steps * ratio) for name, ratio in cost.items()}
         longer = {length: standard[0]["run"] | {"steps": length} for length in sorted(lengths.values())}
-        ladder = sweep.repeated({length: longer[length] for length in well_apart(longer)}, seeds)
-        ladder = [result for group in ladder.values() for result in group]
+        ladder = sweep.run([longer[length] | {"seed": seed} for length in well_apart(longer) for seed in seeds])
         methods = {name: group for name, group in results.items() if name != "standard"}
         compared, at_equal_cost = compare(results), CostCurve(ladder, methods).differences()
         timed = {"task": "cost", "setting": data, "batch_size": batch_size, "dtype": "auto", "budget": budget}

@@ -9,10 +9,9 @@ p-value with Holm's correction for all comparisons of its column.
 
 import math
 import statistics
-from itertools import combinations
 
 import numpy as np
-from scipy.stats import CensoredData, logrank
+from scipy.stats import CensoredData, logrank, permutation_test
 from scipy.stats import t as student
 
 
@@ -59,27 +58,35 @@ def seed_of(result):
     return f"seed {result['run']['seed']}"
 
 
-def parts(groups, apart):
-    """The groups that are fitted together: all but those in `apart`, and each of these by itself."""
-    return [[group for group in groups if group not in apart], *([group] for group in apart if group in groups)]
+def linear_models(base, groups, name="loss", apart=(), of_cost=lambda flops: {}):
+    """The LinearModel that each of `groups` is fitted in, as far as none of its runs diverged, by the group's name.
+
+    `name` = its seed's + of_cost(its operations) + what the group has more than the runs `base`. All groups are fitted
+    together, but for those in `apart`, which are fitted by themselves.
+    """
+    parts = [[group for group in groups if group not in apart], *([group] for group in apart if group in groups)]
+    models = {}
+    for part in parts:
+        seen = observations({None: base} | {group: groups[group] for group in part}, name)
+        rows = [
+            of_cost(result["flops"]) | {seed_of(result): 1} | ({group: 1} if group else {}) for group, result, _ in seen
+        ]
+        model = LinearModel(rows, [value for *_, value in seen])
+        models |= {group: model for group in part if group in model.names}
+    return models
+
+
+def of_groups(models):
+    """What each group has more, {group: (difference, half its interval's width, corrected p)}."""
+    estimates = {group: model.estimate({group: 1}) for group, model in models.items()}
+    p = holm({group: estimate[3] for group, estimate in estimates.items()})
+    return {group: (estimate[0], estimate[2], p[group]) for group, estimate in estimates.items()}
 
 
 def differences(groups, name="loss", apart=()):
     """Each group's `name` less the first one's, {group: (difference, half its interval's width, corrected p)}."""
-    first, *others = groups
-    estimates = {}
-    for part in parts(others, apart):
-        seen = observations({group: groups[group] for group in (first, *part)}, name)
-        rows = [{seed_of(result): 1} | ({group: 1} if group != first else {}) for group, result, _ in seen]
-        model = LinearModel(rows, [value for *_, value in seen])
-        estimates |= {group: model.estimate({group: 1}) for group in part if group in model.names}
-    return corrected(estimates)
-
-
-def corrected(estimates):
-    """{group: (difference, half its interval's width, corrected p)} of a LinearModel's estimates."""
-    p = holm({group: estimate[3] for group, estimate in estimates.items()})
-    return {group: (estimate[0], estimate[2], p[group]) for group, estimate in estimates.items()}
+    (_, base), *others = groups.items()
+    return of_groups(linear_models(base, dict(others), name, apart))
 
 
 class CostCurve:
@@ -92,14 +99,7 @@ class CostCurve:
     def __init__(self, ladder, groups, apart=()):
         self.unit = statistics.fmean(result["flops"] for result in ladder)
         self.range = [pick(result["flops"] for result in ladder) for pick in (min, max)]
-        self.models = {}
-        for part in parts(groups, apart):
-            seen = observations({None: ladder} | {group: groups[group] for group in part})
-            rows = []
-            for group, result, _ in seen:
-                rows.append(self.at(result["flops"]) | {seed_of(result): 1} | ({group: 1} if group else {}))
-            model = LinearModel(rows, [loss for *_, loss in seen])
-            self.models |= {group: model for group, *_ in seen if group}
+        self.models = linear_models(ladder, groups, apart=apart, of_cost=self.at)
         self.flops = {group: results[0]["flops"] for group, results in groups.items() if group in self.models}
 
     def at(self, flops):
@@ -108,7 +108,7 @@ class CostCurve:
 
     def differences(self):
         """Each group's loss less that at its cost: {group: (difference, half its interval's width, corrected p)}."""
-        return corrected({group: model.estimate({group: 1}) for group, model in self.models.items()})
+        return of_groups(self.models)
 
     def equal_cost(self, group):
         """The operations that take the ladder's model to the loss of `group`, and the ends of their interval.
@@ -149,20 +149,17 @@ def log_rank(steps, others, limit):
 
     It is exact: the share of all ways to divide the runs that set the two sides at least as far apart.
     """
-    runs = [*steps, *others]
-    if len(set(runs)) == 1:
+    if len({*steps, *others}) == 1:
         return 1.0  # all alike: the test would divide 0 by 0
 
     def censored(steps):
         reached = [step for step in steps if step < math.inf]
         return CensoredData(uncensored=reached, right=[limit] * (len(steps) - len(reached)))
 
-    def distance(side):
-        sides = [runs[i] for i in side], [run for i, run in enumerate(runs) if i not in side]
-        return abs(logrank(*map(censored, sides)).statistic)
+    def distance(steps, others):
+        return abs(logrank(censored(steps), censored(others)).statistic)
 
-    found = distance(range(len(steps)))
-    return statistics.fmean(distance(side) > found - 1e-9 for side in combinations(range(len(runs)), len(steps)))
+    return permutation_test((steps, others), distance, vectorized=False, alternative="greater").pvalue
 
 
 def in_words(difference, half, p, higher_is_better=False, digits=3):

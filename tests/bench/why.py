@@ -178,17 +178,20 @@ def t99(looks):
 
 def show(results, seeds, steps, middle):
     """A row for each cell: T99, and what a look has seen at the step `middle`."""
+
+    def written(first):
+        return f"{first:g}" if first < math.inf else f">{steps}"
+
     firsts = {cell: [t99(result["looks"]) for result in group] for cell, group in results.items()}
     rows = []
     for (name, rate), of_seeds in firsts.items():
         p, whole = "", firsts.get((WHOLE, rate))
         if whole and name != WHOLE:
             p = f"{log_rank(of_seeds, whole, steps):.3f}"
-        firsts_and_median = (*of_seeds, statistics.median(of_seeds))
-        written = [f"{first:g}" if first < math.inf else f">{steps}" for first in firsts_and_median]
         looks = [look for result in results[name, rate] for look in result["looks"] if look["step"] == middle]
         seen = [mean(looks, what) for what in ("accuracy", "tau", *TERMS, "previous_token")]
-        rows.append([name, f"{rate:g}", ", ".join(written[:-1]), written[-1], p, *seen])
+        median = written(statistics.median(of_seeds))
+        rows.append([name, f"{rate:g}", ", ".join(map(written, of_seeds)), median, p, *seen])
     title = f"T99, p against {WHOLE} at the same rate (exact log-rank test, not corrected), and step {middle}: "
     title += "accuracy, by layer τ and each term's standard deviation over the keys, and the first layer's attention "
     title += "on the previous token"
