@@ -63,9 +63,13 @@ RESIDUALS = {
 }
 
 
+class ConfigError(ValueError):
+    """A value of a GPTConfig that cannot work: its field, the value, and what would."""
+
+
 @dataclass
 class GPTConfig:
-    """The shape and the method of a model. Raises ValueError for a value that cannot work."""
+    """The shape and the method of a model. Raises ConfigError, a ValueError, for a value that cannot work."""
 
     block_size: int = 1024  # the longest context, in tokens
     vocab_size: int = 50304  # GPT-2's 50257 rounded up to a multiple of 64
@@ -89,7 +93,7 @@ class GPTConfig:
     def __post_init__(self):
         def check(field, good, needed):
             if not good:
-                raise ValueError(f"{field} = {getattr(self, field)!r} does not work: it must be {needed}")
+                raise ConfigError(f"{field} = {getattr(self, field)!r} does not work: it must be {needed}")
 
         for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd"):
             value = getattr(self, field)

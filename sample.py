@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from config import read_settings
+from data.console import UserError
 from config.runtime.checkpoint import build_model, find_checkpoint, load_checkpoint, newest_run
 from config.runtime.checks import check_range
 from config.runtime.common import install_excepthook, pick_device, quiet_pipe
@@ -39,9 +40,9 @@ check_range(settings, "num_samples max_new_tokens", 1, 2**63)
 check_range(settings, "top_k seed", 0, 2**63)
 check_range(settings, "temperature", 0)
 if not 0 < top_p <= 1:
-    raise ValueError(f"top_p = {top_p} does not work: it must be in (0, 1]")
+    raise UserError(f"top_p = {top_p} does not work: it must be in (0, 1]")
 if checkpoint not in ("best", "latest"):
-    raise ValueError(f"checkpoint = {checkpoint!r} does not work: it must be best or latest")
+    raise UserError(f"checkpoint = {checkpoint!r} does not work: it must be best or latest")
 device = pick_device(device)
 
 # the model and its tokenizer

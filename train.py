@@ -19,11 +19,12 @@ import torch
 import torch.distributed as dist
 
 from config import read_settings
+from data.console import UserError, print0
 from config.runtime.checkpoint import LLAMA_SHAPE, build_model, check_same_run, find_checkpoint
 from config.runtime.checkpoint import load_checkpoint, restore_optimizers, save_checkpoint
 from config.runtime.checks import check_settings, ineffective_settings
 from config.runtime.common import StopSignal, clock, exit_program, install_excepthook, machine_name
-from config.runtime.common import pick_attention_kernel, pick_compile, pick_device, pick_dtype, print0
+from config.runtime.common import pick_attention_kernel, pick_compile, pick_device, pick_dtype, resource_errors
 from config.runtime.distributed import compile_or_eager, dist_max, dist_sum, full_tensor, init_distributed
 from config.runtime.distributed import parallelize_model
 from config.runtime.metrics import MetricLogger
@@ -108,7 +109,8 @@ if device.type == "cuda":
 
 data = load_dataset(ensure_prepared(dataset))
 if not eval_only:  # what would fail at the first step fails before anything is written
-    data.batch(seed, 0, 0, batch_size, block_size)
+    with resource_errors():
+        data.batch(seed, 0, 0, batch_size, block_size)
 tokens, tokens_per_iter = data.meta["tokens"], batch_size * grad_accum_steps * block_size
 
 # the model
@@ -117,10 +119,10 @@ if automatic:  # the first start and every restart, by one command
     init_from = "resume" if find_checkpoint(out) else init_from.removeprefix("auto").removeprefix(":") or "scratch"
 settings["init_from"] = init_from
 if eval_only and init_from == "scratch":
-    raise ValueError("eval_only = True needs a trained model: add --init_from=resume, and the run's config or --out_dir")
+    raise UserError("eval_only = True needs a trained model: add --init_from=resume, and the run's config or --out_dir")
 if init_from != "resume" and find_checkpoint(out) and not overwrite and not eval_only:
     ways = "--init_from=resume goes on with it, --overwrite=true replaces it, --out_dir=FOLDER leaves it alone"
-    raise ValueError(f"{out} already holds a run: {ways}")
+    raise UserError(f"{out} already holds a run: {ways}")
 
 torch.manual_seed(seed)
 iter_num, val_loss, best_val_loss = 0, math.inf, math.inf
@@ -128,7 +130,8 @@ notes = ineffective_settings(settings, defaults)
 model_args = {field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings}
 model_args |= {"n_kv_head": n_kv_head or None, "n_inner": n_inner or None}
 if init_from == "scratch":
-    raw_model = GPT(GPTConfig(**model_args, vocab_size=data.meta["vocab_size"]))
+    with resource_errors():
+        raw_model = GPT(GPTConfig(**model_args, vocab_size=data.meta["vocab_size"]))
 elif init_from == "resume":
     path = find_checkpoint(out, prefer="best" if eval_only else "latest") or latest
     checkpoint = load_checkpoint(path)
@@ -136,7 +139,7 @@ elif init_from == "resume":
     if not eval_only:
         notes += check_same_run(checkpoint, path, settings, defaults, data, machine)
     elif data.tokenizer.state() != checkpoint["tokenizer"]:
-        raise ValueError(f"data/{dataset} is not in the tokens of {path}: prepare it with --tokenizer=run:{out}")
+        raise UserError(f"data/{dataset} is not in the tokens of {path}: prepare it with --tokenizer=run:{out}")
     settings["init_from"] = checkpoint["settings"]["init_from"]  # how it began
     iter_num, val_loss = checkpoint["iter_num"], checkpoint["val_loss"]
     best_val_loss = load_checkpoint(best)["val_loss"] if best.exists() else math.inf  # may be newer than the latest
@@ -144,17 +147,17 @@ elif init_from == "resume":
         if automatic:
             print0(f"{path} has come to step {iter_num:,} of {max_iters:,}: nothing is left to do")
             exit_program()
-        raise ValueError(f"max_iters = {max_iters}, but {path} has come to step {iter_num}: give more to go on")
+        raise UserError(f"max_iters = {max_iters}, but {path} has come to step {iter_num}: give more to go on")
 else:  # hf:NAME, a Llama under this run's attention and residual
     name = init_from.removeprefix("hf:")
     if data.tokenizer.state() != hf_tokenizer(name).state():
-        raise ValueError(f"data/{dataset} is not in the tokens of {name}: prepare it with --tokenizer={init_from}")
+        raise UserError(f"data/{dataset} is not in the tokens of {name}: prepare it with --tokenizer={init_from}")
     raw_model = from_pretrained(name, **{field: model_args[field] for field in model_args.keys() - LLAMA_SHAPE})
 config = raw_model.config
 if settings["init_from"].startswith("hf:"):
     settings |= {field: getattr(config, field) for field in LLAMA_SHAPE}
 if config.vocab_size < data.meta["vocab_size"]:
-    raise ValueError(f"data/{dataset} has {data.meta['vocab_size']} different tokens, the model {config.vocab_size}")
+    raise UserError(f"data/{dataset} has {data.meta['vocab_size']} different tokens, the model {config.vocab_size}")
 
 if compile == "auto":  # a resumed run must keep what it has come to
     pays = pick_compile(device, raw_model.flops_per_token() * max_iters * tokens_per_iter)
@@ -226,7 +229,7 @@ def save(path):
 
 def give_up(why):
     """Ends a run that has gone wrong, and leaves its checkpoints as they are."""
-    raise ValueError(f"{why}; {f'{out} holds step {saved_iter}' if saved_iter else 'nothing has been saved'}")
+    raise UserError(f"{why}; {f'{out} holds step {saved_iter}' if saved_iter else 'nothing has been saved'}")
 
 
 CURE = f"a lower learning_rate than {learning_rate} may help"
@@ -279,79 +282,80 @@ saved_iter = first_iter = last_iter = iter_num  # to resume from; of this proces
 micro_steps = range(rank, grad_accum_steps, world_size)  # of each step, those of this process
 began = last_time = time.time()
 train_seconds = 0.0  # without evaluating and saving
-while iter_num < max_iters and not stopped_by:
-    lr = get_lr(iter_num)
-    for opt in optimizers:
-        for group in opt.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1)  # τ of W2 has one
+with resource_errors():  # too little memory and the end of another process are told in a line
+    while iter_num < max_iters and not stopped_by:
+        lr = get_lr(iter_num)
+        for opt in optimizers:
+            for group in opt.param_groups:
+                group["lr"] = lr * group.get("lr_scale", 1)  # τ of W2 has one
 
-    # forward and backward
-    loss = 0.0
-    for micro_step in micro_steps:
-        if world_size > 1 and parallel == "ddp":  # gradients are summed over the processes at the last one only
-            model.require_backward_grad_sync = micro_step == micro_steps[-1]
-        torch.manual_seed(derive_seed(seed, iter_num, micro_step))  # what dropout drops is as pure as the batch
-        x, y = get_batch(iter_num, micro_step)
-        with ctx:
-            micro_loss = model(x, y)[1] / len(micro_steps)
-        scaler.scale(micro_loss).backward()
-        loss += micro_loss.detach()
+        # forward and backward
+        loss = 0.0
+        for micro_step in micro_steps:
+            if world_size > 1 and parallel == "ddp":  # gradients are summed over the processes at the last one only
+                model.require_backward_grad_sync = micro_step == micro_steps[-1]
+            torch.manual_seed(derive_seed(seed, iter_num, micro_step))  # what dropout drops is as pure as the batch
+            x, y = get_batch(iter_num, micro_step)
+            with ctx:
+                micro_loss = model(x, y)[1] / len(micro_steps)
+            scaler.scale(micro_loss).backward()
+            loss += micro_loss.detach()
 
-    # the step
-    for opt in optimizers:
-        scaler.unscale_(opt)
-    grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
-    # float16 overflows until the scaler has found its scale: then no optimizer takes the step, not one of two
-    overflow = scaler.is_enabled() and not full_tensor(grad_norm).isfinite()
-    for opt in optimizers:
-        if not overflow:
-            scaler.step(opt)
-        opt.zero_grad()
-    scaler.update()
-    iter_num += 1
+        # the step
+        for opt in optimizers:
+            scaler.unscale_(opt)
+        grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
+        # float16 overflows until the scaler has found its scale: then no optimizer takes the step, not one of two
+        overflow = scaler.is_enabled() and not full_tensor(grad_norm).isfinite()
+        for opt in optimizers:
+            if not overflow:
+                scaler.step(opt)
+            opt.zero_grad()
+        scaler.update()
+        iter_num += 1
 
-    stopped_by = dist_max(stop.number)
-    ending = stopped_by or iter_num == max_iters
-    evaluating = iter_num % eval_interval == 0 or iter_num == max_iters
-    logging = iter_num % log_interval == 0 or evaluating
-    saving = iter_num % checkpoint_interval == 0 or ending
+        stopped_by = dist_max(stop.number)
+        ending = stopped_by or iter_num == max_iters
+        evaluating = iter_num % eval_interval == 0 or iter_num == max_iters
+        logging = iter_num % log_interval == 0 or evaluating
+        saving = iter_num % checkpoint_interval == 0 or ending
 
-    if logging or saving:  # looked at here alone, since a GPU must be waited for
-        lossf, norm = (dist_sum(loss) / world_size).item(), full_tensor(grad_norm).item()
-        if not math.isfinite(lossf) or not math.isfinite(norm) and not (overflow and scaler.get_scale() > 1):
-            give_up(f"the loss is {lossf}, the norm of its gradient {norm} at step {iter_num}: {CURE}")
+        if logging or saving:  # looked at here alone, since a GPU must be waited for
+            lossf, norm = (dist_sum(loss) / world_size).item(), full_tensor(grad_norm).item()
+            if not math.isfinite(lossf) or not math.isfinite(norm) and not (overflow and scaler.get_scale() > 1):
+                give_up(f"the loss is {lossf}, the norm of its gradient {norm} at step {iter_num}: {CURE}")
 
-    if logging:
-        now, iters = time.time(), iter_num - last_iter
-        speed = iters * tokens_per_iter / (now - last_time)
-        mfu = raw_model.estimate_mfu(iters * batch_size * grad_accum_steps / world_size, now - last_time)
-        left = clock((now - began) / (iter_num - first_iter) * (max_iters - iter_num))
-        print0(
-            f"step {iter_num:,}/{max_iters:,}   loss {lossf:.4f}   gradient norm {norm:.3f}   lr {lr:.2e}   "
-            f"{speed:,.0f} tokens/s   MFU {'n/a' if math.isnan(mfu) else f'{mfu:.1%}'}   {left} left"
-        )
-        numbers = {"loss": lossf, "grad_norm": norm if math.isfinite(norm) else None, "learning_rate": lr}
-        logger.log("step", iter_num, **numbers, tokens_per_second=speed)
-        train_seconds += now - last_time
-        last_iter, last_time = iter_num, now
+        if logging:
+            now, iters = time.time(), iter_num - last_iter
+            speed = iters * tokens_per_iter / (now - last_time)
+            mfu = raw_model.estimate_mfu(iters * batch_size * grad_accum_steps / world_size, now - last_time)
+            left = clock((now - began) / (iter_num - first_iter) * (max_iters - iter_num))
+            print0(
+                f"step {iter_num:,}/{max_iters:,}   loss {lossf:.4f}   gradient norm {norm:.3f}   lr {lr:.2e}   "
+                f"{speed:,.0f} tokens/s   MFU {'n/a' if math.isnan(mfu) else f'{mfu:.1%}'}   {left} left"
+            )
+            numbers = {"loss": lossf, "grad_norm": norm if math.isfinite(norm) else None, "learning_rate": lr}
+            logger.log("step", iter_num, **numbers, tokens_per_second=speed)
+            train_seconds += now - last_time
+            last_iter, last_time = iter_num, now
 
-    paused = time.time()
-    if evaluating:
-        train_loss, val_loss = estimate_loss("train", max(1, eval_tokens // 4)), estimate_loss("val", eval_tokens)
-        if not math.isfinite(val_loss):
-            give_up(f"the validation loss is {val_loss} at step {iter_num}: {CURE}")
-        numbers = describe_loss(val_loss)
-        print0(
-            f"step {iter_num:,}   train loss {train_loss:.4f}   validation loss {val_loss:.4f}   "
-            f"perplexity {numbers['perplexity']:.2f}   bits per byte {numbers['bits_per_byte']:.3f}"
-        )
-        logger.log("eval", iter_num, train_loss=train_loss, val_loss=val_loss, **numbers)
-        if val_loss < best_val_loss and save(best):
-            best_val_loss = val_loss
-            saved_iter = saved_iter or iter_num  # best.pt serves until there is a ckpt.pt
-    if saving and save(latest):
-        saved_iter = iter_num
-    last_time += time.time() - paused
+        paused = time.time()
+        if evaluating:
+            train_loss, val_loss = estimate_loss("train", max(1, eval_tokens // 4)), estimate_loss("val", eval_tokens)
+            if not math.isfinite(val_loss):
+                give_up(f"the validation loss is {val_loss} at step {iter_num}: {CURE}")
+            numbers = describe_loss(val_loss)
+            print0(
+                f"step {iter_num:,}   train loss {train_loss:.4f}   validation loss {val_loss:.4f}   "
+                f"perplexity {numbers['perplexity']:.2f}   bits per byte {numbers['bits_per_byte']:.3f}"
+            )
+            logger.log("eval", iter_num, train_loss=train_loss, val_loss=val_loss, **numbers)
+            if val_loss < best_val_loss and save(best):
+                best_val_loss = val_loss
+                saved_iter = saved_iter or iter_num  # best.pt serves until there is a ckpt.pt
+        if saving and save(latest):
+            saved_iter = iter_num
+        last_time += time.time() - paused
 
 # -----------------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from data.console import UserError
+
 BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -81,33 +83,33 @@ def parse_option(argument, declared):
     """`--name=value` (or `--name`, for a bool) as the setting's name and its converted value."""
     name, equals, text = argument.removeprefix("--").partition("=")
     if name not in declared:
-        raise ValueError(f"{argument.partition('=')[0]}: {unknown(name, declared)}")
+        raise UserError(f"{argument.partition('=')[0]}: {unknown(name, declared)}")
     default = declared[name].default
     if not equals and not isinstance(default, bool):
-        raise ValueError(f"{argument}: write it as --{name}=value")
+        raise UserError(f"{argument}: write it as --{name}=value")
     try:
         return name, convert(text if equals else "true", default)
-    except ValueError as error:
-        raise ValueError(f"--{name}: {error}") from None
+    except UserError as error:
+        raise UserError(f"--{name}: {error}") from None
 
 
 def find_file(path, program) -> Path:
     """A config file, looked for from the current folder and then from the program's, so that runs work anywhere."""
     home = Path(program).resolve().parent
     if path.endswith(".pt") or Path(path).is_dir() and any(Path(path).glob("*.pt")):
-        raise ValueError(f"{path}: not a config file; a run is named by --out_dir=FOLDER")
+        raise UserError(f"{path}: not a config file; a run is named by --out_dir=FOLDER")
     for candidate in (Path(path), home / path):
         if candidate.is_file():
             if candidate.suffix != ".py":  # other files could be taken for programs too, such as a zip
-                raise ValueError(f"{path}: not a config file, whose name would end in .py")
+                raise UserError(f"{path}: not a config file, whose name would end in .py")
             if candidate.samefile(program):
-                raise ValueError(f"{path}: is the program itself, not a config file")
+                raise UserError(f"{path}: is the program itself, not a config file")
             return candidate
     known = {file.stem: file.relative_to(home) for file in home.glob("config/[!_]*.py")}
     stem = Path(path).stem or "?"
     near = difflib.get_close_matches(stem, known, n=1) or [name for name in sorted(known) if name.startswith(stem)]
     hint = f"did you mean {known[near[0]]}?" if near else "settings are written as --name=value"
-    raise ValueError(f"{path}: no such config file ({hint})")
+    raise UserError(f"{path}: no such config file ({hint})")
 
 
 def read_file(path, declared) -> dict:
@@ -119,20 +121,20 @@ def read_file(path, declared) -> dict:
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
         where = f"{path}, line {line}" if line else f"{path}"
         what = error.msg if isinstance(error, SyntaxError) else error
-        raise ValueError(f"{where}: {type(error).__name__}: {what}") from None
+        raise UserError(f"{where}: {type(error).__name__}: {what}") from None
 
     settings = {}
     for name, value in names.items():
         if name.startswith("_") or callable(value) or isinstance(value, ModuleType):
             continue
         if name not in declared:
-            raise ValueError(f"{path}: {unknown(name, declared)}")
+            raise UserError(f"{path}: {unknown(name, declared)}")
         try:
             settings[name] = convert(value, declared[name].default)
-        except ValueError as error:
-            raise ValueError(f"{path}: {name}: {error}") from None
+        except UserError as error:
+            raise UserError(f"{path}: {name}: {error}") from None
     if not settings:
-        raise ValueError(f"{path}: sets nothing; settings are written as name = value")
+        raise UserError(f"{path}: sets nothing; settings are written as name = value")
     return settings
 
 
@@ -166,7 +168,7 @@ def convert(value, default):
             if math.isfinite(number) and (kind is float or number.is_integer() and abs(number) < 2**63):
                 return kind(number)
     wanted = {str: "text", bool: "true or false", int: "a whole number", float: "a finite number"}[kind]
-    raise ValueError(f"{wanted} is needed, not {shorten(repr(value))}")
+    raise UserError(f"{wanted} is needed, not {shorten(repr(value))}")
 
 
 def shorten(text, length=80):

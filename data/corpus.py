@@ -22,15 +22,17 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 
+from data.console import UserError, file_errors, print0
 from data.files import atomic_write, clear_leftovers, file_lock, sha256
 from data.preprocess import SPLITS, check_fraction, check_lengths, check_worth, token_dtype, write_dataset
-from data.tokenizer import make_tokenizer
+from data.tokenizer import TokenizerError, make_tokenizer
 
 PART = 4 * 2**20  # bytes of text, about
 ROWS = 1000  # of a dataset, in a part
@@ -82,10 +84,11 @@ def text_files(path):
     suffixes = (".txt", ".md", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".parquet")
     files = sorted(file for file in path.rglob("*") if file.name.lower().endswith(suffixes) and file.is_file())
     if not files:
-        raise ValueError(f"{path}: no {', '.join(suffixes)} files below this folder")
+        raise UserError(f"{path}: no {', '.join(suffixes)} files below this folder")
     return files
 
 
+@file_errors()
 def parts_of_file(path, field="text"):
     """The parts of a file; its suffix tells whether it has rows, of which `field` is the text, or is plain text."""
     size = os.stat(path).st_size
@@ -93,7 +96,7 @@ def parts_of_file(path, field="text"):
     if suffix in FORMATS and (compressed or suffix != ".jsonl"):
         return parts_of_dataset(path, field)
     if compressed:
-        raise ValueError(f"{path}: only files of rows, such as .jsonl.gz, can be read compressed: decompress it first")
+        raise UserError(f"{path}: only files of rows, such as .jsonl.gz, can be read compressed: decompress it first")
     kind = "jsonl" if suffix == ".jsonl" else "text"
     return [Part(kind, str(path), start, min(start + PART, size), field) for start in range(0, size, PART)]
 
@@ -120,7 +123,7 @@ def read_text(part):
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{part.path}: not UTF-8 text at byte {start + error.start}") from None
+        raise UserError(f"{part.path}: not UTF-8 text at byte {start + error.start}") from None
     yield part.start == 0, text.removeprefix("\ufeff") if part.start == 0 else text
 
 
@@ -152,7 +155,7 @@ def read_jsonl(part):
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
-                raise ValueError(f"{part.path}: line at byte {place}: not JSON") from None
+                raise UserError(f"{part.path}: line at byte {place}: not JSON") from None
             row = row if isinstance(row, dict) else {}
             if not isinstance(row.get(part.field, 0), str | None):
                 texts = [name for name, value in row.items() if isinstance(value, str)]
@@ -180,7 +183,7 @@ def load_rows(name):
     try:
         from datasets import load_dataset
     except ImportError:
-        raise ImportError(f"{name} is read by a package that is not here: pip install datasets") from None
+        raise UserError(f"{name} is read by a package that is not here: pip install datasets") from None
     try:
         if os.path.isfile(name) and suffix_of(name)[0] in FORMATS:
             return load_dataset(**FORMATS[suffix_of(name)[0]], data_files=glob.escape(name), split="train")
@@ -188,11 +191,11 @@ def load_rows(name):
         return load_dataset(path, configuration or None, split="train")
     except Exception as error:  # of the hub and of many formats, with types of their own
         reason = " ".join(str(error.__cause__ or error).split())[:200]
-        raise ValueError(f"{name}: cannot be loaded: {reason}") from None
+        raise UserError(f"{name}: cannot be loaded: {reason}") from None
 
 
 def no_text(where, field, texts):
-    return ValueError(f"{where}: no text in field {field!r}; --field may be: {', '.join(texts) or 'none'}")
+    return UserError(f"{where}: no text in field {field!r}; --field may be: {', '.join(texts) or 'none'}")
 
 
 # -- what is done to a part ----------------------------------------------------------------------------------
@@ -221,8 +224,8 @@ def tokenize(tokenizer, part, is_first, path):
             content = text.encode()
             try:
                 ids = tokenizer.encode_array(text)
-            except ValueError as error:  # of a tokenizer that was not made for this text
-                raise ValueError(f"{part.path}: {error}") from None
+            except TokenizerError as error:  # of a tokenizer that was not made for this text
+                raise UserError(f"{part.path}: {error}") from None
             if begins and marks:
                 ids = np.concatenate((marks, ids))
             file.write(ids.astype(dtype).tobytes())
@@ -250,7 +253,7 @@ def parallel_map(work, jobs, workers):
                 yield future.result()
         except BrokenProcessPool:
             cure = "the same command goes on from here, with fewer --workers in less memory"
-            raise ValueError(f"a process has been ended, perhaps for want of memory: {cure}") from None
+            raise UserError(f"a process has been ended, perhaps for want of memory: {cure}") from None
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -278,10 +281,11 @@ def end_with_parent():
 # -- all of it -----------------------------------------------------------------------------------------------
 
 
+@file_errors()
 def prepare_corpus(folder, parts, source, tokenizer="char", vocab_size=None, val_fraction=0.1, workers=None):
     """What `prepare` does, to a text that comes as a list of Parts: the last `val_fraction` of the tokens validate.
 
-    Bad input is a ValueError. An interrupted run leaves `folder`/parts, and the same call goes on from there.
+    Bad input is a UserError. An interrupted run leaves `folder`/parts, and the same call goes on from there.
     """
     check_fraction(val_fraction)
     workers = workers or os.cpu_count()
@@ -304,7 +308,7 @@ def prepare_corpus(folder, parts, source, tokenizer="char", vocab_size=None, val
     kept.mkdir(parents=True, exist_ok=True)
     with open(kept / "lock", "w") as file:
         if not file_lock(file):
-            raise ValueError(f"{folder}: another prepare.py is at work there: wait for it")
+            raise UserError(f"{folder}: another prepare.py is at work there: wait for it")
         try:
             clear_leftovers(kept)
             facts = tokenize_all(parts, coder, kept, workers)
@@ -347,7 +351,7 @@ def tokenize_all(parts, tokenizer, kept, workers):
         paths.append(kept / sha256(identity.encode())[:32])
     there = {path for path in paths if path.with_suffix(".json").exists()}
     if there:
-        print(f"{len(there)} of {len(set(paths))} parts are there already")
+        print0(f"{len(there)} of {len(set(paths))} parts are there already")
     jobs = {path: (part, i == 0, path) for i, (part, path) in enumerate(zip(parts, paths)) if path not in there}
     began, size = time.time(), 0
     for count, fact in enumerate(parallel_map(partial(tokenize, tokenizer), list(jobs.values()), workers), 1):
@@ -362,7 +366,8 @@ def show_progress(count, total, megabytes, seconds):
     if total > 1 and (terminal or count * 10 // total > (count - 1) * 10 // total):
         left = seconds / count * (total - count)
         line = f"{count}/{total} parts, {megabytes:,.0f} MB, {megabytes / seconds:.1f} MB/s, {left:,.0f} s left"
-        print(f"\r\x1b[K{line}" if terminal else line, end="" if terminal and count < total else "\n", flush=True)
+        with suppress(OSError):  # a closed terminal
+            print(f"\r\x1b[K{line}" if terminal else line, end="" if terminal and count < total else "\n", flush=True)
 
 
 def tokens_between(facts, start, stop, tokenizer):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from data.console import UserError
 from data.files import sha256
 from data.tokenizer import BPETokenizer, CharTokenizer, HFTokenizer, tokenizer_from_state
 
@@ -17,33 +18,34 @@ TOKENIZER_FILES = {"bpe": ("ranks", "tokenizer.tiktoken"), "hf": ("json", "token
 
 
 def load_dataset(folder) -> "Dataset":
-    """The data that `prepare` wrote to `folder`; ValueError, naming file and cure, if it is not whole."""
+    """The data that `prepare` wrote to `folder`; UserError, naming file and cure, if it is not whole."""
     folder = Path(folder)
     path = folder / "meta.json"
     try:
         meta = json.loads(path.read_bytes())
         if meta["version"] != VERSION:
-            raise ValueError(f"version {meta['version']!r} is not {VERSION}, the one this program reads")
+            raise UserError(f"version {meta['version']!r} is not {VERSION}, the one this program reads")
         for fact in ("vocab_size", "source", "bytes", "sha256"):
             meta[fact]  # a KeyError if it is missing
+        dtype, tokens = np.dtype(meta["dtype"]), {split: int(meta["tokens"][split]) for split in SPLITS}
         state = dict(meta["tokenizer"])
         if state.get("kind") in TOKENIZER_FILES:
             part, name = TOKENIZER_FILES[state["kind"]]
             path = folder / name
             content = path.read_bytes()
             if sha256(content) != state["sha256"]:
-                raise ValueError("not the file that meta.json was written with")
+                raise UserError("not the file that meta.json was written with")
             state[part] = content.decode()
         tokenizer = tokenizer_from_state(state)
         splits = {}
         for split in SPLITS:
             path = folder / f"{split}.bin"
-            if path.stat().st_size != meta["tokens"][split] * np.dtype(meta["dtype"]).itemsize:
-                raise ValueError("not of the size that meta.json says")
-            splits[split] = np.memmap(path, dtype=meta["dtype"], mode="r")
+            if path.stat().st_size != tokens[split] * dtype.itemsize:
+                raise UserError("not of the size that meta.json says")
+            splits[split] = np.memmap(path, dtype, mode="r")
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = getattr(error, "strerror", None) or (f"{error} is missing" if isinstance(error, KeyError) else error)
-        raise ValueError(f"{path}: {what}; run python data/{folder.name}/prepare.py again") from None
+        raise UserError(f"{path}: {what}; run python data/{folder.name}/prepare.py again") from None
     return Dataset(meta, tokenizer, splits, folder)
 
 
@@ -57,20 +59,20 @@ class Dataset:
     folder: Path
 
     def check_block_size(self, block_size):
-        """ValueError unless there are windows of `block_size` tokens, and the token after, in both splits."""
+        """UserError unless there are windows of `block_size` tokens, and the token after, in both splits."""
         split = min(SPLITS, key=lambda name: len(self.splits[name]))
         tokens = len(self.splits[split])
         if block_size >= tokens:
-            raise ValueError(
+            raise UserError(
                 f"block_size={block_size} is too long for the {split} split of {tokens} tokens; "
                 f"the largest that works is {tokens - 1}"
             )
 
     def check_ids(self, ids, split):
-        """ValueError for a token outside the vocabulary, which only a damaged file has; a GPU would just crash."""
+        """UserError for a token outside the vocabulary, which only a damaged file has; a GPU would just crash."""
         if ids.max() >= self.meta["vocab_size"]:
             outside = f"token {ids.max()}, outside the vocabulary of {self.meta['vocab_size']}"
-            raise ValueError(f"{self.folder / split}.bin has {outside}: damaged; run its prepare.py again")
+            raise UserError(f"{self.folder / split}.bin has {outside}: damaged; run its prepare.py again")
 
     def batch(self, seed, step, shard, batch_size, block_size, shards=1):
         """Windows of the train split: x and, one token on, y, both (batch_size, block_size) int64.

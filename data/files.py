@@ -5,6 +5,8 @@ import os
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from data.console import UserError, file_errors
+
 
 @contextmanager
 def atomic_write(path):
@@ -52,12 +54,13 @@ def file_lock(file, wait=False) -> bool:
     return True
 
 
+@file_errors()
 def read_text(path) -> str:
     """A UTF-8 file as it is: line ends stay, so that the same bytes are the same text on every system."""
     try:
         return Path(path).read_bytes().decode("utf-8").removeprefix("\ufeff")  # the mark some editors put in front
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text at byte {error.start}") from None
+        raise UserError(f"{path}: not UTF-8 text at byte {error.start}") from None
 
 
 def sha256(content: bytes) -> str:

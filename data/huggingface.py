@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
+from data.console import UserError
 from data.tokenizer import BPETokenizer, CharTokenizer, HFTokenizer
 from model import GPT, GPTConfig
 
@@ -30,7 +31,7 @@ def import_transformers():
     try:
         import transformers
     except ImportError:
-        raise ImportError("models of Hugging Face need transformers: pip install 'transformers>=5'") from None
+        raise UserError("models of Hugging Face need transformers: pip install 'transformers>=5'") from None
     return transformers
 
 
@@ -38,7 +39,7 @@ def from_pretrained(name_or_path, **override) -> GPT:
     """Reads a Llama from a folder or the Hugging Face hub.
 
     `override` may set any field of the config that keeps the tensors' shapes, such as dropout, attention or residual.
-    Raises ValueError for a model that is not a plain Llama.
+    Raises UserError for a model that is not a plain Llama.
     """
     transformers = import_transformers()
 
@@ -46,11 +47,11 @@ def from_pretrained(name_or_path, **override) -> GPT:
         try:
             return kind.from_pretrained(name_or_path, **options)
         except Exception as error:  # of transformers, safetensors and the hub, each with types of its own
-            raise ValueError(f"{name_or_path}: not a model that transformers can read: {reason(error)}") from error
+            raise UserError(f"{name_or_path}: not a model that transformers can read: {reason(error)}") from error
 
     theirs = read(transformers.AutoConfig)
     if theirs.model_type != "llama":
-        raise ValueError(f"{name_or_path} is a {theirs.model_type!r} model; only 'llama' ones can be read")
+        raise UserError(f"{name_or_path} is a {theirs.model_type!r} model; only 'llama' ones can be read")
     rope = theirs.rope_parameters
     plain = {
         "rope_type": (rope["rope_type"], "default"),
@@ -60,30 +61,30 @@ def from_pretrained(name_or_path, **override) -> GPT:
     }
     for field, (value, needed) in plain.items():
         if value != needed:
-            raise ValueError(f"{name_or_path} has {field} = {value!r}; only {needed!r} can be represented here")
+            raise UserError(f"{name_or_path} has {field} = {value!r}; only {needed!r} can be represented here")
     fields = {ours: getattr(theirs, name) for ours, name in LLAMA_CONFIG.items()}
     config = GPTConfig(**{**fields, "rope_theta": float(rope["rope_theta"]), **override})
     llama, found = read(transformers.LlamaForCausalLM, output_loading_info=True)
     for problem in ("missing", "unexpected", "mismatched"):  # for which transformers takes random numbers
         names = sorted(map(str, found[f"{problem}_keys"]))
         if names:
-            raise ValueError(f"{name_or_path}: its weights are not those of its config: {names[0]} is {problem}")
+            raise UserError(f"{name_or_path}: its weights are not those of its config: {names[0]} is {problem}")
     return GPT.from_llama(llama.state_dict(), config)
 
 
 def save_pretrained(model, folder, tokenizer=None):
     """Writes a new folder that transformers, and `from_pretrained`, read as a Llama, and any of our tokenizers with it.
 
-    Whole or not at all. Raises ValueError for a folder that is there, for an attention or a residual that a Llama does
+    Whole or not at all. Raises UserError for a folder that is there, for an attention or a residual that a Llama does
     not have, and where the files cannot be written.
     """
     folder = Path(folder)
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is there already: name a new folder")
+        raise UserError(f"{folder} is there already: name a new folder")
     for field in ("attention", "residual"):
         if getattr(model.config, field) != "standard":
             instead = "to share it copy model.py and the checkpoint, as README.md shows"
-            raise ValueError(f"{field} = {getattr(model.config, field)!r} is nothing that a Llama has: {instead}")
+            raise UserError(f"{field} = {getattr(model.config, field)!r} is nothing that a Llama has: {instead}")
     transformers = import_transformers()
     fields = {name: getattr(model.config, ours) for ours, name in LLAMA_CONFIG.items()}
     rope = {"rope_type": "default", "rope_theta": model.config.rope_theta}
@@ -96,7 +97,7 @@ def save_pretrained(model, folder, tokenizer=None):
             to_transformers(tokenizer).save_pretrained(unfinished)
         unfinished.rename(folder)
     except Exception as error:  # safetensors has types of its own
-        raise ValueError(f"{folder}: could not be written: {reason(error)}") from None
+        raise UserError(f"{folder}: could not be written: {reason(error)}") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -143,7 +144,7 @@ def hf_tokenizer(name) -> HFTokenizer:
         return HFTokenizer(transformers.AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str())
     except Exception as error:  # of transformers and the hub, with types of their own
         where = "" if Path(name).is_dir() else "no folder here, and on the hub: "
-        raise ValueError(f"{name}: has no tokenizer that can be read: {where}{reason(error)}") from None
+        raise UserError(f"{name}: has no tokenizer that can be read: {where}{reason(error)}") from None
 
 
 def reason(error):

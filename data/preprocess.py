@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from data.console import UserError, file_errors, print0
 from data.dataset import SPLITS, TOKENIZER_FILES, VERSION
-from data.files import atomic_write, clear_leftovers, file_lock, sha256
+from data.files import atomic_write, clear_leftovers, file_lock, read_text, sha256
 from data.tokenizer import make_tokenizer
 
 DATA = Path(__file__).resolve().parent  # has a folder for each dataset
@@ -19,29 +20,42 @@ DATA = Path(__file__).resolve().parent  # has a folder for each dataset
 def ensure_prepared(name) -> Path:
     """The folder of a dataset. Runs its prepare.py unless that has been done since its input.txt changed.
 
-    Raises ValueError for an unknown name, and SystemExit(2) if prepare.py fails, which has then said why.
+    Raises UserError for an unknown name, and SystemExit(2) if prepare.py fails, which has then said why.
     """
     names = sorted(script.parent.name for script in DATA.glob("*/prepare.py"))
     if name not in names:
-        raise ValueError(f"dataset = {name!r} does not work: it must be one of {', '.join(names)}")
+        raise UserError(f"dataset = {name!r} does not work: it must be one of {', '.join(names)}")
     folder = DATA / name
-    text, meta = folder / "input.txt", folder / "meta.json"
+    meta = folder / "meta.json"
     with open(folder / "prepare.py", "rb") as script:
         file_lock(script, wait=True)  # of runs that start together one prepares, and the others wait for it
-        if not meta.exists() or text.exists() and text.stat().st_mtime > meta.stat().st_mtime:
+        if not meta.exists() or text_is_new(folder):
             why = "its input.txt is new" if meta.exists() else "it has not been prepared"
-            print(f"data/{name}: {why}, running data/{name}/prepare.py", flush=True)
+            print0(f"data/{name}: {why}, running data/{name}/prepare.py")
             if subprocess.run([sys.executable, folder / "prepare.py"]).returncode:
                 raise SystemExit(2)
     return folder
 
 
+def text_is_new(folder) -> bool:
+    """Whether input.txt is newer than meta.json and not the text that it was made of: a copied folder has new times."""
+    text, meta = folder / "input.txt", folder / "meta.json"
+    if not text.exists() or text.stat().st_mtime <= meta.stat().st_mtime:
+        return False
+    try:
+        prepared = json.loads(meta.read_bytes())["text_sha256"]
+    except (KeyError, TypeError, ValueError):  # damaged
+        return True
+    return sha256(read_text(text).encode()) != prepared
+
+
+@file_errors()
 def prepare(folder, text, source, tokenizer="char", vocab_size=None, val_fraction=0.1):
     """Writes train.bin, val.bin and meta.json to `folder`: the last `val_fraction` of `text` is for validation.
 
     `tokenizer` is "char", "bpe" (of `vocab_size` tokens, 1024 unless given, trained on the training part), "gpt2",
     "hf:NAME" or "run:FOLDER" (see `make_tokenizer`). `source` says where the text comes from; whoever shows a loss
-    should show it. Bad input is a ValueError, raised before anything is written. `corpus.py` does the same to texts
+    should show it. Bad input is a UserError, raised before anything is written. `corpus.py` does the same to texts
     that do not fit into memory.
     """
     check_fraction(val_fraction)
@@ -58,19 +72,19 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=None, val_fractio
 
 def check_fraction(val_fraction):
     if not 0 < val_fraction < 1:
-        raise ValueError(f"val_fraction={val_fraction} is not between 0 and 1")
+        raise UserError(f"val_fraction={val_fraction} is not between 0 and 1")
 
 
 def check_worth(text, source):
     if len(set(text)) < 2:
-        raise ValueError(f"{source}: fewer than two distinct characters, so nothing to learn; give a longer text")
+        raise UserError(f"{source}: fewer than two distinct characters, so nothing to learn; give a longer text")
 
 
 def check_lengths(tokens, source, val_fraction):
     for split in SPLITS:
         if tokens[split] < 2:
             part = f"its {split} part has fewer than two tokens at val_fraction={val_fraction}"
-            raise ValueError(f"{source}: the text is too short: {part}; give a longer one")
+            raise UserError(f"{source}: the text is too short: {part}; give a longer one")
 
 
 def token_dtype(tokenizer):
@@ -123,9 +137,9 @@ def write_dataset(folder, tokenizer, tokens, sizes, source, text_sha256):
             (folder / name).unlink(missing_ok=True)
 
     size, count = sum(sizes.values()), sum(counts.values())
-    print(f"{folder}: {source}, {size:,} bytes")
-    print(f"{counts['train']:,} tokens to train on and {counts['val']:,} to validate on, {dtype}")
-    print(f"{tokenizer.vocab_size:,} different tokens ({state['kind']}), {count / size:.3f} tokens per byte")
+    print0(f"{folder}: {source}, {size:,} bytes")
+    print0(f"{counts['train']:,} tokens to train on and {counts['val']:,} to validate on, {dtype}")
+    print0(f"{tokenizer.vocab_size:,} different tokens ({state['kind']}), {count / size:.3f} tokens per byte")
 
 
 def write_tokens(file, arrays, dtype):

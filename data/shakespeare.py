@@ -4,12 +4,14 @@ import http.client
 import urllib.request
 from pathlib import Path
 
+from data.console import UserError, file_errors, print0
 from data.files import atomic_write, read_text, sha256
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
+@file_errors()
 def tiny_shakespeare(folder) -> tuple[str, str]:
     """The text and its source: `folder`/input.txt, else a download, else Python's own English.
 
@@ -41,11 +43,11 @@ def fallback_text(path, why) -> tuple[str, str]:
     try:
         from pydoc_data.topics import topics
     except ImportError:  # left out of some small installations
-        raise ValueError(f"Tiny Shakespeare {why}; put a text of your own at {path}") from None
+        raise UserError(f"Tiny Shakespeare {why}; put a text of your own at {path}") from None
     source = "NOT Tiny Shakespeare but English of Python's built-in help (pydoc_data.topics)"
-    print("!" * 80)
-    print(f"Tiny Shakespeare {why}.")
-    print(f"THE TEXT IS {source}.")
-    print(f"LOSSES DO NOT COMPARE with Tiny Shakespeare's: put that text at {path} to get them.")
-    print("!" * 80)
+    print0("!" * 80)
+    print0(f"Tiny Shakespeare {why}.")
+    print0(f"THE TEXT IS {source}.")
+    print0(f"LOSSES DO NOT COMPARE with Tiny Shakespeare's: put that text at {path} to get them.")
+    print0("!" * 80)
     return "\n".join(topics[name] for name in sorted(topics)), source

@@ -16,6 +16,10 @@ import tiktoken
 END = "<|endoftext|>"  # by the name that GPT-2 gave it
 
 
+class TokenizerError(ValueError):
+    """A text that a tokenizer cannot encode, or a tokenizer that cannot be made: what is wrong, and what would work."""
+
+
 class CharTokenizer:
     """One token per character: the distinct characters of `text`, in the order of their code points.
 
@@ -40,7 +44,7 @@ class CharTokenizer:
         if not known.all():
             strange = list(dict.fromkeys(map(chr, codes[~known])))
             some = ", ".join(map(repr, strange[:5])) + (" ..." if len(strange) > 5 else "")
-            raise ValueError(f"the model does not know the character{'s' * (len(strange) > 1)} {some}")
+            raise TokenizerError(f"the model does not know the character{'s' * (len(strange) > 1)} {some}")
         return np.searchsorted(self.codes, codes)
 
     def decode(self, ids) -> str:
@@ -80,7 +84,7 @@ class BPETokenizer:
                 "bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens
             )
         except ValueError:  # in several lines
-            raise ValueError("the tokenizer's split pattern is not one that tiktoken takes") from None
+            raise TokenizerError("the tokenizer's split pattern is not one that tiktoken takes") from None
 
     def encode(self, text) -> list[int]:
         return self.encoding.encode(text, disallowed_special=())
@@ -119,11 +123,11 @@ class HFTokenizer:
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            raise ImportError("a Hugging Face tokenizer needs tokenizers: pip install tokenizers") from None
+            raise TokenizerError("a Hugging Face tokenizer needs tokenizers: pip install tokenizers") from None
         try:
             self.tokenizer = Tokenizer.from_str(json_text)
         except Exception as error:  # it has no type of its own
-            raise ValueError(f"not a tokenizer.json that `tokenizers` reads: {error}") from None
+            raise TokenizerError(f"not a tokenizer.json that `tokenizers` reads: {error}") from None
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         vocabulary = self.tokenizer.get_vocab()
@@ -137,7 +141,7 @@ class HFTokenizer:
         try:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         except Exception as error:  # it has no type of its own; of half surrogate pairs it says that they are no str
-            raise ValueError(f"the tokenizer cannot encode this text: {error}") from None
+            raise TokenizerError(f"the tokenizer cannot encode this text: {error}") from None
 
     def encode(self, text) -> list[int]:
         """The tokens of a text to continue, after those that the model expects first."""
@@ -187,7 +191,7 @@ def make_tokenizer(name, vocab_size, alphabet, sample):
     """The tokenizer of that name: "char" of the characters in alphabet(), "bpe" of `vocab_size` tokens learned from
     sample(), "gpt2", "hf:" and the folder or hub name of a Hugging Face model, or "run:" and the folder of a run."""
     if vocab_size is not None and name != "bpe":
-        raise ValueError(f"vocab_size={vocab_size} goes with tokenizer 'bpe', not with {name!r}")
+        raise TokenizerError(f"vocab_size={vocab_size} goes with tokenizer 'bpe', not with {name!r}")
     if name == "char":
         return CharTokenizer(alphabet())
     if name == "bpe":
@@ -202,7 +206,7 @@ def make_tokenizer(name, vocab_size, alphabet, sample):
         from config.runtime.checkpoint import run_tokenizer
 
         return run_tokenizer(name.removeprefix("run:"))
-    raise ValueError(f"unknown tokenizer {name!r}; choose from 'char', 'bpe', 'gpt2', 'hf:NAME', 'run:FOLDER'")
+    raise TokenizerError(f"unknown tokenizer {name!r}; choose from 'char', 'bpe', 'gpt2', 'hf:NAME', 'run:FOLDER'")
 
 
 def gpt2_tokenizer() -> BPETokenizer:
@@ -210,7 +214,7 @@ def gpt2_tokenizer() -> BPETokenizer:
     try:
         encoding = tiktoken.get_encoding("gpt2")
     except (OSError, ValueError) as error:  # no network, or something else than the vocabulary came over it
-        raise ValueError(
+        raise TokenizerError(
             f"GPT-2's vocabulary could not be downloaded ({type(error).__name__}); "
             "--tokenizer=bpe trains one on the text instead"
         ) from None
@@ -218,7 +222,7 @@ def gpt2_tokenizer() -> BPETokenizer:
 
 
 def tokenizer_from_state(state):
-    """The tokenizer whose `state()` this is; ValueError if it can be none's."""
+    """The tokenizer whose `state()` this is; TokenizerError if it can be none's."""
     makers = {
         "char": lambda: CharTokenizer(state["characters"]),
         "bpe": lambda: BPETokenizer(ranks_from_text(state["ranks"]), state["pattern"], state["special_tokens"]),
@@ -226,11 +230,11 @@ def tokenizer_from_state(state):
     }
     kind = state.get("kind")
     if kind not in makers:
-        raise ValueError(f"unknown kind of tokenizer {kind!r}; choose from {', '.join(map(repr, makers))}")
+        raise TokenizerError(f"unknown kind of tokenizer {kind!r}; choose from {', '.join(map(repr, makers))}")
     try:
         return makers[kind]()
     except KeyError as missing:
-        raise ValueError(f"the tokenizer's {missing} is missing") from None
+        raise TokenizerError(f"the tokenizer's {missing} is missing") from None
 
 
 def first_tokens(tokenizer) -> list[int]:
@@ -238,7 +242,7 @@ def first_tokens(tokenizer) -> list[int]:
     lowest character of a text that has no lines."""
     try:
         return tokenizer.encode("") or tokenizer.encode("\n") or [0]
-    except ValueError:
+    except TokenizerError:
         return [0]
 
 
@@ -254,7 +258,7 @@ def ranks_from_text(text) -> dict[bytes, int]:
             token, rank = line.split(" ")
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except ValueError:
-            raise ValueError(f"line {number} of the tokenizer's ranks is damaged") from None
+            raise TokenizerError(f"line {number} of the tokenizer's ranks is damaged") from None
     return ranks
 
 
@@ -284,7 +288,7 @@ def train_bpe(text, vocab_size) -> BPETokenizer:
     [b'aa', b'ab', b'aaab']
     """
     if vocab_size < 256:
-        raise ValueError(f"vocab_size={vocab_size} is not a whole number from 256 (the byte values) up")
+        raise TokenizerError(f"vocab_size={vocab_size} is not a whole number from 256 (the byte values) up")
     pieces = Counter(match.group() for match in re.finditer(SPLIT, text))
     words = [list(piece.encode()) for piece in pieces]  # a text repeats its words: each is merged once, and counted
     counts = list(pieces.values())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+from data.console import UserError
 from config.runtime.common import report_error, use_plain_attention
 from conftest import ROOT
 from model import GPT, GPTConfig
@@ -62,7 +63,7 @@ def test_everything_of_a_gpu_in_small(speed, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("argument, named", [("--only=step,tempo", "tempo"), ("--nanogpt=nowhere", "nowhere")])
 def test_what_cannot_be_measured_is_refused(speed, tmp_path, argument, named):
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(UserError, match=named):
         speed(argument)
     assert sys.excepthook is report_error and not list(tmp_path.iterdir())
 

@@ -9,6 +9,7 @@ import sys
 import time
 from itertools import count
 
+from data.console import UserError
 import datasets
 import numpy as np
 import pytest
@@ -144,7 +145,7 @@ def test_a_dataset_of_several_configurations(tmp_path):
     for name in "ab":
         (part, *_) = parts_of_dataset(f"{tmp_path}:{name}")
         assert [text for _, text in part.pieces()] == [f"{name}, {text}" for text in DOCUMENTS][: part.stop]
-    with pytest.raises(ValueError, match=r"cannot be loaded: .*config.* \['a', 'b'\]"):
+    with pytest.raises(UserError, match=r"cannot be loaded: .*config.* \['a', 'b'\]"):
         parts_of_dataset(str(tmp_path))
 
 
@@ -288,7 +289,7 @@ def end_itself(*job):
 
 
 def test_a_process_that_is_ended_says_so():
-    with pytest.raises(ValueError, match="a process has been ended.*fewer --workers"):
+    with pytest.raises(UserError, match="a process has been ended.*fewer --workers"):
         list(corpus.parallel_map(end_itself, [(1,), (2,)], workers=2))
 
 
@@ -296,7 +297,7 @@ def test_two_at_once_are_refused(tmp_path, files):
     (tmp_path / "data" / "parts").mkdir(parents=True)
     with open(tmp_path / "data" / "parts" / "lock", "w") as file:
         file_lock(file)
-        with pytest.raises(ValueError, match="another prepare.py is at work there"):
+        with pytest.raises(UserError, match="another prepare.py is at work there"):
             run(tmp_path / "data", files)
 
 
@@ -322,14 +323,14 @@ def test_bad_files(tmp_path, name, content, named):
     path = tmp_path / name
     path.write_bytes(content)
     for tokenizer in ("char", "bpe"):
-        with pytest.raises(ValueError) as error:
+        with pytest.raises(UserError) as error:
             run(tmp_path / "data", [path], tokenizer)
         assert named in str(error.value) and "\n" not in str(error.value)
         assert not (tmp_path / "data" / "train.bin").exists()
 
 
 def test_a_dataset_that_is_not_there(tmp_path):
-    with pytest.raises(ValueError, match="missing: cannot be loaded"):
+    with pytest.raises(UserError, match="missing: cannot be loaded"):
         parts_of_dataset(str(tmp_path / "missing"))
 
 
@@ -337,7 +338,7 @@ def test_what_needs_datasets_says_so(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", DOCUMENTS)
     monkeypatch.setitem(sys.modules, "datasets", None)
     for parts_of, name in ((parts_of_file, path), (parts_of_dataset, "some/where")):
-        with pytest.raises(ImportError, match=f"{name} is read by a package that is not here: pip install datasets"):
+        with pytest.raises(UserError, match=f"{name} is read by a package that is not here: pip install datasets"):
             parts_of(name)
 
 
@@ -357,7 +358,7 @@ def test_what_is_null_is_no_document(tmp_path, suffix):
 
 def test_columns_that_are_not_text_are_refused(tmp_path):
     path = write(tmp_path / "train.parquet", DOCUMENTS)
-    with pytest.raises(ValueError, match="train.parquet: no text in field 'id'; --field may be: text"):
+    with pytest.raises(UserError, match="train.parquet: no text in field 'id'; --field may be: text"):
         run(tmp_path / "data", [path], field="id")
 
 

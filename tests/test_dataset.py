@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from data.console import UserError
 from data import Dataset, load_dataset, prepare
 from data.dataset import derive_seed, feistel_permutation
 
@@ -50,8 +51,10 @@ def edit(**changes):
         (edit(version=2), "meta.json: version 2 is not 1"),
         (edit(tokenizer=None), "meta.json: 'tokenizer' is missing"),
         (edit(tokenizer={"kind": "word"}), "meta.json: unknown kind of tokenizer 'word'"),
-        (edit(dtype=None), "train.bin: 'dtype' is missing"),
-        (edit(tokens={"train": 1}), "train.bin: not of the size that meta.json says"),
+        (edit(dtype=None), "meta.json: 'dtype' is missing"),
+        (edit(tokens=[1, 2]), "meta.json: list indices must be integers"),
+        (edit(tokens={"train": 1}), "meta.json: 'val' is missing"),
+        (edit(tokens={"train": 1, "val": 1}), "train.bin: not of the size that meta.json says"),
         (remove("val.bin"), "val.bin: No such file"),
         (write("train.bin", b""), "train.bin: not of the size that meta.json says"),
         (write("val.bin", b"\0\0\0"), "val.bin: not of the size that meta.json says"),
@@ -63,7 +66,7 @@ def test_damaged_data_is_refused_with_file_and_cure(tmp_path, harm, named):
     folder = tmp_path / "words"
     prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
     harm(folder)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         load_dataset(folder)
     message = str(error.value)
     assert str(folder) in message and named in message and "\n" not in message
@@ -82,7 +85,7 @@ def test_tokens_outside_the_vocabulary_are_refused(tmp_path, split):
     path = tmp_path / f"{split}.bin"
     path.write_bytes(b"\xff" * path.stat().st_size)
     words = load_dataset(tmp_path)
-    with pytest.raises(ValueError, match=f"{split}.bin has token 65535, outside the vocabulary .*: damaged"):
+    with pytest.raises(UserError, match=f"{split}.bin has token 65535, outside the vocabulary .*: damaged"):
         words.batch(0, 0, 0, 4, 8) if split == "train" else next(words.windows("val", 4, 8, 100))
 
 
@@ -179,7 +182,7 @@ def windows(words, *arguments):
 def test_windows_count_every_target_of_a_small_split_once(tokens, block, batch):
     words = dataset(range(100), range(tokens))
     if block >= tokens:
-        with pytest.raises(ValueError):
+        with pytest.raises(UserError):
             next(words.windows("val", batch, block, tokens))
         return
     x, y = windows(words, "val", batch, block, tokens - 1)
@@ -225,5 +228,5 @@ def test_block_size_too_long_says_what_works():
         lambda: words.batch(0, 0, 0, 1, 10),
         lambda: next(words.windows("train", 1, 10, 50)),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=message):
             call()

@@ -12,6 +12,7 @@ import pytest
 import scipy.stats
 import torch
 
+from data.console import UserError
 import data
 from config.runtime.common import report_error, use_plain_attention
 from conftest import ROOT, TEXT, TINY, log_of
@@ -85,7 +86,7 @@ def test_depth_shows_what_has_been_run(tmp_path, repo, here):
 
     results[0]["text_sha256"] = "another"
     file.write_text(json.dumps(results))
-    with pytest.raises(ValueError, match="depth_quick.json has runs on another text"):
+    with pytest.raises(UserError, match="depth_quick.json has runs on another text"):
         here("depth", *arguments)
 
 
@@ -139,7 +140,7 @@ def test_what_cannot_be_run_is_refused(tmp_path, monkeypatch, argument, named):
     damaged = tmp_path / "recall_quick.json"
     damaged.write_text("[{]")
     monkeypatch.setattr(sys, "argv", ["recall.py", argument, f"--out={tmp_path}"])
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(UserError, match=named):
         runpy.run_path(str(ROOT / "tests" / "bench" / "recall.py"), run_name="__main__")
     assert sys.excepthook is report_error
     assert damaged.read_text() == "[{]"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiktoken.load
 
+from data.console import UserError
 import data.preprocess
 import data.shakespeare
 from data.dataset import load_dataset
@@ -133,7 +134,7 @@ def test_on_a_full_disk_what_was_there_stays(folder, monkeypatch, name):
 
     before = contents(folder)
     monkeypatch.setattr(data.preprocess, "atomic_write", full_disk)
-    with pytest.raises(OSError):
+    with pytest.raises(UserError):
         prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
     assert contents(folder) == before
 
@@ -148,7 +149,7 @@ def test_half_replaced_folder_is_not_taken_for_whole(folder, monkeypatch):
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
-    with pytest.raises(ValueError, match="meta.json.*prepare.py again"):
+    with pytest.raises(UserError, match="meta.json.*prepare.py again"):
         load_dataset(folder)
 
 
@@ -180,7 +181,7 @@ def test_own_input_is_taken_as_it_is(tmp_path):
     (tmp_path / "input.txt").write_bytes("\ufeffeins\r\nzwö\r".encode())
     assert data.tiny_shakespeare(tmp_path) == ("eins\r\nzwö\r", f"your own {tmp_path.name}/input.txt")
     (tmp_path / "input.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(ValueError, match="input.txt: not UTF-8 text at byte 3"):
+    with pytest.raises(UserError, match="input.txt: not UTF-8 text at byte 3"):
         read_text(tmp_path / "input.txt")
 
 
@@ -289,7 +290,7 @@ def test_a_dataset_is_prepared_at_first_use_and_when_its_text_is_new(datasets, c
 
 
 def test_an_unknown_dataset_names_what_there_is(datasets):
-    with pytest.raises(ValueError, match="dataset = 'shakespere' does not work: it must be one of words"):
+    with pytest.raises(UserError, match="dataset = 'shakespere' does not work: it must be one of words"):
         ensure_prepared("shakespere")
 
 

@@ -4,11 +4,14 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import config
 from config import convert, read_settings
-from config.runtime.common import report_error
+from data.console import UserError, file_errors
+from config.runtime.common import report_error, resource_errors
+from model import ConfigError
 
 PROGRAM = '''"""A program."""
 from config import read_settings
@@ -44,7 +47,7 @@ def write(name, text):
 
 
 def error_of(program, *argv):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         read_settings(program, argv)
     return str(error.value)
 
@@ -123,7 +126,7 @@ def test_conversions(value, default, expected):
     ],
 )
 def test_refused_values(value, default):
-    with pytest.raises(ValueError, match="is needed, not") as error:
+    with pytest.raises(UserError, match="is needed, not") as error:
         convert(value, default)
     assert len(str(error.value)) < 150
 
@@ -198,7 +201,7 @@ def check_any(program, argv):
         result = read_settings(program, argv)
     except SystemExit as end:
         assert end.code == 0 and {"--help", "-h"} & set(argv)
-    except ValueError:
+    except UserError:
         pass
     else:
         assert {name: type(value) for name, value in result.items()} == {n: type(v) for n, v in DEFAULTS.items()}
@@ -229,31 +232,46 @@ def test_any_bytes_for_a_config_file(program, content):
 # -- errors --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "error, line",
-    [
-        (ValueError("two\nlines"), "two lines"),
-        (FileNotFoundError(2, "No such file or directory", "x.txt"), "x.txt: No such file or directory"),
-        (OSError("strange"), "strange"),
-        (ImportError("pip install it"), "pip install it"),
-        (MemoryError(), "more memory is needed than there is: use smaller sizes ()"),
-        (RuntimeError("[gloo/transport/tcp/pair.cc] closed"), "another process of this run has ended"),
-    ],
-)
-def test_what_users_can_mend_is_one_line(monkeypatch, capsys, error, line):
+@pytest.mark.parametrize("error", [UserError("two\nlines"), ConfigError("two\nlines")])
+def test_what_the_project_says_to_users_is_one_line(monkeypatch, capsys, error):
     monkeypatch.setattr("sys.argv", ["some/sample.py"])
     with pytest.raises(SystemExit) as end:
         report_error(type(error), error, None)
-    assert end.value.code == 2
-    shown = capsys.readouterr().err
-    assert shown.startswith(f"sample.py: error: {line}") and shown.count("\n") == 1
+    assert end.value.code == 2 and capsys.readouterr().err == "sample.py: error: two lines\n"
 
 
-@pytest.mark.parametrize("error", [KeyError("a mistake in the program"), RuntimeError("another"), TypeError()])
-def test_mistakes_of_the_program_keep_their_traceback(capsys, error):
+OTHERS = [KeyError, TypeError, ValueError, OSError, ImportError, MemoryError, RuntimeError, torch.OutOfMemoryError]
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_every_other_error_keeps_its_traceback(capsys, kind):
     with pytest.raises(SystemExit) as end:
-        report_error(type(error), error, None)
-    assert end.value.code == 1 and type(error).__name__ in capsys.readouterr().err
+        try:
+            raise kind("a slip")
+        except kind as error:
+            report_error(kind, error, error.__traceback__)
+    shown = capsys.readouterr().err
+    assert end.value.code == 1 and shown.startswith("Traceback") and Path(__file__).name in shown and "a slip" in shown
+
+
+@pytest.mark.parametrize("errors, error, line", [
+    (file_errors, FileNotFoundError(2, "No such file or directory", "x.txt"), "x.txt: No such file or directory"),
+    (file_errors, OSError("strange"), "strange"),
+    (resource_errors, MemoryError(), "more memory is needed than there is: use smaller sizes ()"),
+    (resource_errors, torch.OutOfMemoryError("CUDA"), "more memory is needed than there is: use smaller sizes (CUDA)"),
+    (resource_errors, RuntimeError("[gloo/transport/tcp/pair.cc] closed"), "another process of this run has ended"),
+])  # fmt: skip
+def test_what_users_can_mend_is_theirs_where_it_is_raised(errors, error, line):
+    with pytest.raises(UserError) as raised, errors():
+        raise error
+    assert str(raised.value).startswith(line)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("gloo has no such operation, memory"), TypeError("overflow")])
+def test_other_errors_of_pytorch_stay_what_they_are(error):
+    with pytest.raises(type(error)) as raised, resource_errors():
+        raise error
+    assert raised.value is error
 
 
 def test_ctrl_c_is_silent(capsys):

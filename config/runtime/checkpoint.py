@@ -1,15 +1,18 @@
 """Checkpoints: a run's whole state in a file that is there whole or not at all, and of the same run when it goes on."""
 
+import zipfile
+from dataclasses import fields
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from config.runtime.common import print0
+from data.console import UserError, print0
+from config.runtime.common import resource_errors
 from config.runtime.distributed import dist_max
 from data.files import atomic_write
 from data.tokenizer import tokenizer_from_state
-from model import GPT, GPTConfig
+from model import GPT, ConfigError, GPTConfig
 
 VERSION = 5  # of the layout of a checkpoint
 PARTS = ("iter_num", "val_loss", "settings", "config", "data", "tokenizer", "machine", "model", "optimizer", "scaler")
@@ -25,6 +28,7 @@ LLAMA_SHAPE = {"n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "bias", "r
 # -- writing -------------------------------------------------------------------------------------------------
 
 
+@resource_errors()
 def save_checkpoint(path, model, optimizers, scaler, **facts) -> bool:
     """Writes the state of the training, and `facts`; whether that worked. On a full disk what was there stays whole.
 
@@ -72,55 +76,68 @@ def find_checkpoint(folder, prefer="latest"):
 
 
 def newest_run():
-    """The folder in out/ whose checkpoint was saved last; ValueError if there is none."""
+    """The folder in out/ whose checkpoint was saved last; UserError if there is none."""
     saved = [*Path("out").glob("*/ckpt.pt"), *Path("out").glob("*/best.pt")]
     if not saved:
-        raise ValueError("out/ holds no run to sample from: train one first, python train.py config/m1_shakespeare.py")
+        raise UserError("out/ holds no run to sample from: train one first, python train.py config/m1_shakespeare.py")
     return max(saved, key=lambda path: path.stat().st_mtime).parent
 
 
 def load_checkpoint(path) -> dict:
-    """What `save_checkpoint` wrote, on the CPU. No code in it is run. ValueError for one that cannot be read."""
+    """What `save_checkpoint` wrote, on the CPU. No code in it is run. UserError for one that cannot be read."""
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(path) as file:  # torch.load does not look at the checksums in it
+            whole = file.testzip() is None
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True) if whole else None
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
-    except Exception:  # damaged bytes make torch.load fail in all sorts of ways
+        raise UserError(f"{path}: {error.strerror}") from None
+    except Exception:  # damaged bytes make either fail in all sorts of ways
         checkpoint = None
     if not isinstance(checkpoint, dict) or "version" not in checkpoint:
         others = [other for other in (path.parent / "ckpt.pt", path.parent / "best.pt") if other != path and other.exists()]
         cure = f"; once it is moved away {others[0]} takes its place" if others else ""
-        raise ValueError(f"{path}: damaged, or not a checkpoint of train.py{cure}")
+        raise UserError(f"{path}: damaged, or not a checkpoint of train.py{cure}")
     version = checkpoint["version"]
     if version != VERSION:
-        raise ValueError(f"{path}: a checkpoint of version {version!r}; this program reads {VERSION}")
+        raise UserError(f"{path}: a checkpoint of version {version!r}; this program reads {VERSION}")
     missing = [part for part in PARTS if part not in checkpoint]
     if missing:
-        raise ValueError(f"{path}: damaged: it has no {missing[0]!r}")
+        raise UserError(f"{path}: damaged: it has no {missing[0]!r}")
     return checkpoint
 
 
+@resource_errors()
 def build_model(checkpoint, path) -> GPT:
-    """The model of a checkpoint, with its weights; ValueError if they do not fit its config."""
+    """The model of a checkpoint, with its weights; UserError if they do not fit its config."""
+
+    def misfit(reason):
+        return UserError(f"{path}: the weights do not fit the config saved with them: {' '.join(str(reason).split())[:200]}")
+
+    unknown = sorted(checkpoint["config"].keys() - {field.name for field in fields(GPTConfig)})
+    if unknown:
+        raise misfit(f"this model.py knows no {unknown[0]!r}")
     try:
-        model = GPT(GPTConfig(**checkpoint["config"]))
+        config = GPTConfig(**checkpoint["config"])
+    except ConfigError as error:
+        raise misfit(error) from None
+    model = GPT(config)
+    try:
         model.load_state_dict(checkpoint["model"])
-    except (RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path}: the weights do not fit the config saved with them: {reason}") from None
+    except RuntimeError as error:
+        raise misfit(error) from None
     return model
 
 
 def run_tokenizer(folder):
-    """The tokenizer of the run in a folder; ValueError if there is none."""
+    """The tokenizer of the run in a folder; UserError if there is none."""
     path = find_checkpoint(Path(folder), prefer="best")
     if path is None:
-        raise ValueError(f"{folder}: holds no run: no ckpt.pt and no best.pt")
+        raise UserError(f"{folder}: holds no run: no ckpt.pt and no best.pt")
     return tokenizer_from_state(load_checkpoint(path)["tokenizer"])
 
 
 def restore_optimizers(checkpoint, path, model, optimizers, scaler):
-    """Gives the optimizers and the scaler what they had learned; ValueError if that does not fit the model."""
+    """Gives the optimizers and the scaler what they had learned; UserError if that does not fit the model."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
     try:
@@ -129,11 +146,11 @@ def restore_optimizers(checkpoint, path, model, optimizers, scaler):
             set_optimizer_state_dict(model, optimizers, checkpoint["optimizer"], options=options)
         scaler.load_state_dict(checkpoint["scaler"])
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: its optimizer state does not fit: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(f"{path}: its optimizer state does not fit: {' '.join(str(error).split())[:200]}") from None
 
 
 def check_same_run(checkpoint, path, settings, defaults, data, machine):
-    """ValueError for settings, all of which it names, or data that would make it another run than the checkpoint's.
+    """UserError for settings, all of which it names, or data that would make it another run than the checkpoint's.
 
     Settings that are newer than the checkpoint count as trained with at their defaults. Returns what to tell, as lines.
     """
@@ -143,12 +160,13 @@ def check_same_run(checkpoint, path, settings, defaults, data, machine):
     changed = {name: value for name, value in settings.items() if name not in free and value != before[name]}
     if changed:
         now = ", ".join(f"{name} = {value!r} (was {before[name]!r})" for name, value in changed.items())
-        raise ValueError(f"{now}: {path} was trained with other settings: resume with those")
+        raise UserError(f"{now}: {path} was trained with other settings: resume with those")
     if checkpoint["data"]["sha256"] != data.meta["sha256"]:
         source = checkpoint["data"]["source"]
-        raise ValueError(f"{data.folder} is not what {path} was trained on: prepare {source} again")
+        raise UserError(f"{data.folder} is not what {path} was trained on: prepare {source} again")
     new = sorted(settings.keys() - trained.keys())
     notes = [f"{name} is a setting that the checkpoint does not know; it goes on at {settings[name]!r}" for name in new]
     if checkpoint["machine"] != machine:
-        notes.append(f"so far it ran on {checkpoint['machine']}: the same run from here, but not to the last bit")
+        both = f"so far it ran on {checkpoint['machine']}, now on {machine}"
+        notes.append(f"{both}: the same run from here, but not to the last bit")
     return notes

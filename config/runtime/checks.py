@@ -3,6 +3,8 @@
 import math
 from importlib.util import find_spec
 
+from data.console import UserError
+
 # a setting, and what it needs to have an effect
 NEEDS = {
     "qk_scale": ("attention=summed_qk", lambda s: s["attention"] == "summed_qk"),
@@ -13,7 +15,7 @@ NEEDS = {
 
 
 def check_settings(settings, world_size):
-    """Raises ValueError for a setting that cannot work, as far as the model and the data do not check it."""
+    """Raises UserError for a setting that cannot work, as far as the model and the data do not check it."""
     init_from = settings["init_from"]
     llama = init_from.removeprefix("auto:").startswith("hf:")
     choices = {
@@ -25,7 +27,7 @@ def check_settings(settings, world_size):
     }
     for name, good in choices.items():
         if settings[name] not in good:
-            raise ValueError(f"{name} = {settings[name]!r} does not work: it must be one of {', '.join(good)}")
+            raise UserError(f"{name} = {settings[name]!r} does not work: it must be one of {', '.join(good)}")
     check_range(settings, "batch_size block_size grad_accum_steps max_iters", 1)
     check_range(settings, "checkpoint_interval eval_interval eval_tokens log_interval", 1)
     check_range(settings, "n_kv_head n_inner warmup_iters learning_rate min_lr_frac weight_decay grad_clip", 0)
@@ -33,22 +35,22 @@ def check_settings(settings, world_size):
     check_range(settings, "seed", 0, 2**63)
     if settings["grad_accum_steps"] % world_size:
         shared = f"it must be a multiple of {world_size}, the number of processes, which share it out"
-        raise ValueError(f"grad_accum_steps = {settings['grad_accum_steps']} does not work: {shared}")
+        raise UserError(f"grad_accum_steps = {settings['grad_accum_steps']} does not work: {shared}")
     for package in ("tensorboard", "wandb"):
         if settings[package] and not find_spec(package):
-            raise ValueError(f"{package} = True needs a package: pip install {package}")
+            raise UserError(f"{package} = True needs a package: pip install {package}")
     if not settings["out_dir"].isprintable():
-        raise ValueError(f"out_dir = {settings['out_dir']!r} does not work: it must be a name that can be shown")
+        raise UserError(f"out_dir = {settings['out_dir']!r} does not work: it must be a name that can be shown")
     if settings["overwrite"] and init_from.startswith(("resume", "auto")):
-        raise ValueError(f"overwrite = True and init_from = {init_from!r} contradict each other: leave one out")
+        raise UserError(f"overwrite = True and init_from = {init_from!r} contradict each other: leave one out")
 
 
 def check_range(settings, names, low, high=math.inf):
-    """ValueError for the first of the settings `names` (separated by spaces) that is not in [low, high)."""
+    """UserError for the first of the settings `names` (separated by spaces) that is not in [low, high)."""
     for name in names.split():
         if not low <= settings[name] < high:
             below = f", below {high}" if high < math.inf else ""
-            raise ValueError(f"{name} = {settings[name]} does not work: it must be {low} or more{below}")
+            raise UserError(f"{name} = {settings[name]} does not work: it must be {low} or more{below}")
 
 
 def ineffective_settings(settings, defaults):

@@ -1,24 +1,28 @@
-"""Errors for people, printing, signals, and what a run computes on and in."""
+"""How a program ends, signals, and what a run computes on and in."""
 
 import argparse
 import atexit
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-# -- errors for people ---------------------------------------------------------------------------------------
+from data.console import UserError
+from data.tokenizer import TokenizerError
+from model import ConfigError
+
+# -- errors, and the end of a program --------------------------------------------------------------------------
 
 
 def install_excepthook():
-    """From here on, what users can mend ends the program in one line on stderr and exit code 2, without a traceback.
+    """From here on what the project says to users ends the program in one line on stderr and exit code 2.
 
-    That is a ValueError, an OSError, an ImportError, too little memory, and the death of another process of a run.
-    Ctrl-C ends it without a word. Whatever else is raised is a mistake of the program's, and keeps its traceback.
+    That is a UserError, or an error of the files that are also used by themselves: a ConfigError, a TokenizerError.
+    Ctrl-C ends the program without a word. Every other error keeps its traceback and ends it with exit code 1.
     """
     sys.excepthook = report_error
     for stream in filter(None, (sys.stdout, sys.stderr)):  # text is UTF-8, on any terminal and in any pipe
@@ -29,8 +33,8 @@ def report_error(kind, error, traceback):
     """Python's sys.excepthook."""
     if issubclass(kind, KeyboardInterrupt):
         code = 128 + signal.SIGINT
-    elif message := message_for_users(error):
-        line = " ".join(str(message).splitlines())
+    elif issubclass(kind, (UserError, ConfigError, TokenizerError)):
+        line = " ".join(str(error).splitlines())
         process = f" (process {os.environ['RANK']})" if os.environ.get("RANK", "0") != "0" else ""
         print(f"{Path(sys.argv[0]).name}: error{process}: {line}", file=sys.stderr)
         code = 2
@@ -40,21 +44,24 @@ def report_error(kind, error, traceback):
     exit_program(code)
 
 
-def message_for_users(error):
-    """The line that tells a user what to mend, or None if that is not for users to mend."""
-    if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error
-    if isinstance(error, (ValueError, ImportError)):
-        return error
-    text = str(error)
-    if isinstance(error, getattr(dist, "DistError", ())) or isinstance(error, RuntimeError) and "gloo" in text.lower():
-        return "another process of this run has ended; --init_from=auto goes on from the last checkpoint"
-    # torch.OutOfMemoryError is a GPU's; a CPU's, and sizes whose product overflows, have no type of their own
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or isinstance(error, (RuntimeError, TypeError)) and (
-        "allocate memory" in text or "overflow" in text.lower()
-    ):
-        return f"more memory is needed than there is: use smaller sizes ({(text.splitlines() or [''])[0][:120]})"
-    return None
+@contextmanager
+def resource_errors():
+    """Raise a UserError where PyTorch runs out of memory inside, or loses another process of the run.
+
+    On a CPU neither has a type of its own, so those of PyTorch's messages are known that say so.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError, a GPU's, is one of these
+        text = str(error)
+        out_of_memory = ("DefaultCPUAllocator: can't allocate memory", "Storage size calculation overflowed")
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in out_of_memory):
+            short = (text.splitlines() or [""])[0][:120]
+            raise UserError(f"more memory is needed than there is: use smaller sizes ({short})") from error
+        if isinstance(error, getattr(dist, "DistError", ())) or "gloo/transport" in text:
+            cure = "--init_from=auto goes on from the last checkpoint"
+            raise UserError(f"another process of this run has ended; {cure}") from error
+        raise
 
 
 def exit_program(code=0):
@@ -76,17 +83,10 @@ class ArgumentParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def error(self, message):
-        raise ValueError(message)
+        raise UserError(message)
 
 
-# -- printing and signals ------------------------------------------------------------------------------------
-
-
-def print0(line):
-    """Prints a line, on the first of several processes. A full disk or a closed terminal is no reason to lose a run."""
-    if os.environ.get("RANK", "0") == "0":
-        with suppress(OSError):
-            print(line, flush=True)
+# -- pipes and signals ----------------------------------------------------------------------------------------
 
 
 def quiet_pipe():
@@ -127,14 +127,14 @@ def clock(seconds):
 
 
 def pick_device(device) -> torch.device:
-    """The device of that name, or for "auto" the best one here: cuda, mps or cpu. ValueError if it is not here."""
+    """The device of that name, or for "auto" the best one here: cuda, mps or cpu. UserError if it is not here."""
     here = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     here += ["mps"] * torch.backends.mps.is_available() + ["cpu"]
     if device == "auto":
         device = here[0]
     name = "cuda:0" if device == "cuda" else device
     if name not in here:
-        raise ValueError(f"device = {device!r} is not here: this machine has {', '.join(here)}")
+        raise UserError(f"device = {device!r} is not here: this machine has {', '.join(here)}")
     return torch.device(name)
 
 
@@ -149,9 +149,9 @@ def pick_dtype(dtype, device) -> torch.dtype:
             fast = known and torch.cpu.get_capabilities().get("avx512_bf16")  # CPUs with AMX have it too
         dtype = "bfloat16" if fast else "float32"
     if dtype not in names:
-        raise ValueError(f"dtype = {dtype!r} does not work: it must be auto, {', '.join(names)}")
+        raise UserError(f"dtype = {dtype!r} does not work: it must be auto, {', '.join(names)}")
     if device.type == "mps" and dtype != "float32":  # reported for PyTorch's causal attention
-        raise ValueError(f"dtype = {dtype!r} does not work on mps, where the future may leak in 16 bits: use float32")
+        raise UserError(f"dtype = {dtype!r} does not work on mps, where the future may leak in 16 bits: use float32")
     return names[dtype]
 
 

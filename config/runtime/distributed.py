@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from config.runtime.common import install_excepthook, pick_device, print0
+from data.console import UserError, print0
+from config.runtime.common import install_excepthook, pick_device, resource_errors
 from model import GPT
 
 
@@ -17,7 +18,7 @@ def init_distributed(device) -> torch.device:
     if world_size == 1:
         return device
     if device.type not in ("cuda", "cpu"):
-        raise ValueError(f"device = {device.type!r} does not work with {world_size} processes: it must be cuda or cpu")
+        raise UserError(f"device = {device.type!r} does not work with {world_size} processes: it must be cuda or cpu")
     if device.type == "cuda":
         device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
         torch.cuda.set_device(device)
@@ -31,6 +32,7 @@ def init_distributed(device) -> torch.device:
     return device
 
 
+@resource_errors()
 def parallelize_model(model, parallel, device, dtype=None):
     """The `model` as the processes train it together on `device`: what to call in its place. `parallel` is ddp or fsdp.
 
@@ -62,6 +64,7 @@ def parallelize_model(model, parallel, device, dtype=None):
     return model
 
 
+@resource_errors()
 def compile_or_eager(model, x, y, ctx):
     """Compiles the blocks of `model`. If that fails on any process, for want of a compiler or whatever else, all of them
     go on eager. It is tried on a small model of its kind, which takes no other process to run."""

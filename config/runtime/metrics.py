@@ -3,17 +3,18 @@
 import json
 import os
 
-from config.runtime.common import print0
+from data.console import UserError, file_errors, print0
 from data.files import file_lock
 
 
 class MetricLogger:
     """Writes log.jsonl in a run's folder; of several processes the first does. Numbers go to the trackers as well."""
 
+    @file_errors()
     def __init__(self, folder, iter_num, settings):
         """Takes the folder for this process; of a log that is there, the lines up to step iter_num stay.
 
-        Raises ValueError if another process is training there, or a tracker does not start.
+        Raises UserError if another process is training there, or a tracker does not start.
         """
         self.path, self.trackers = folder / "log.jsonl", {}
         self.unwritten = b""  # lines for which there was no room
@@ -23,7 +24,7 @@ class MetricLogger:
         folder.mkdir(parents=True, exist_ok=True)
         self.file = open(self.path, "ab", buffering=0)
         if not file_lock(self.file):
-            raise ValueError(f"{folder}: another process is training there: wait for it, or choose another --out_dir")
+            raise UserError(f"{folder}: another process is training there: wait for it, or choose another --out_dir")
         self.file.truncate(self.end_of(iter_num))
         if settings["tensorboard"]:
             self.trackers["TensorBoard"] = start_tensorboard(folder, iter_num)
@@ -82,6 +83,6 @@ def start_wandb(folder, iter_num, settings):
     try:
         run = wandb.init(name=folder.name, id=known, resume="allow" if known else None, config=settings, dir=folder)
     except Exception as error:  # of no account, no network, ... with types of their own
-        raise ValueError(f"Weights & Biases does not start: {error}") from None
+        raise UserError(f"Weights & Biases does not start: {error}") from None
     id_file.write_text(run.id)
     return lambda numbers, step: run.log(numbers, step=step)

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
+from data.console import UserError
 from config.runtime.common import ArgumentParser, install_excepthook
 from data.corpus import parts_of_file, prepare_corpus, text_files
 
@@ -27,7 +28,7 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, help="processes at work (default: one for each core)")
     options = parser.parse_args()
     if not options.paths or "" in options.paths:
-        raise ValueError("give the files or folders to prepare: python data/text/prepare.py my.txt")
+        raise UserError("give the files or folders to prepare: python data/text/prepare.py my.txt")
     files = [file for path in options.paths for file in text_files(path)]
     parts = [part for file in files for part in parts_of_file(file, options.field)]
     source = files[0].name.encode(errors="replace").decode() + (f" and {len(files) - 1} more" if len(files) > 1 else "")

@@ -17,6 +17,7 @@ import torch
 import methods
 from stats import CostCurve, compare, slope
 from sweep import Lacking, experiment, key, mean_sd, table
+from data.console import UserError
 from model import GPT, GPTConfig
 
 SEEDS = [1, 2, 3]
@@ -64,7 +65,7 @@ def init_unscaled(model, init_weights=GPT.init_weights):
 
 def main(sweep):
     if sweep.args.plot and not find_spec("matplotlib"):
-        raise ValueError("--plot needs matplotlib: pip install matplotlib")
+        raise UserError("--plot needs matplotlib: pip install matplotlib")
     models = QUICK if sweep.quick else WIDE if sweep.args.wide else NARROW + WIDE * sweep.showing
     run = {"data": sweep.args.data, "recipe": "fair", "dtype": "auto"}
     run |= {"compile": not sweep.quick, "eval_tokens": 1000 if sweep.quick else 524288}
@@ -81,7 +82,7 @@ def main(sweep):
     if not sweep.showing:
         text = methods.dataset(sweep.args.data).meta["text_sha256"]
         if any(result["text_sha256"] != text for result in sweep.done.values()):
-            raise ValueError(f"{sweep.path} has runs on another text than data/{sweep.args.data}: give another --out")
+            raise UserError(f"{sweep.path} has runs on another text than data/{sweep.args.data}: give another --out")
         at_its_rate(*models)  # side by side; what follows finds them done
     groups, ladders = {}, {}  # by size: results by the model's name; those of the standard model of all lengths
     for width, n_layer, name in models:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from data.console import UserError, file_errors
 from config.runtime.common import ArgumentParser, install_excepthook
 from model import GPT, GPTConfig
 
@@ -21,6 +22,7 @@ AXES = {"tokens": ("training tokens", 1), "flops": ("training FLOPs", 1), "time"
 HEAD = ["method", "size", "parameters", "tokens", "FLOPs", "tokens/s", "val loss", "bits/byte", "run"]
 
 
+@file_errors()
 def read(path):
     """What a log says of its run, which may be going on; None if it says nothing yet."""
     run = None
@@ -38,7 +40,7 @@ def read(path):
                 losses = {"loss": float(facts["val_loss"]), "bits": float(facts["bits_per_byte"])}
                 run["evals"].append({x: run[x] for x in AXES} | losses)
     except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
-        raise ValueError(f"{path}: not a log of train.py") from None
+        raise UserError(f"{path}: not a log of train.py") from None
     return run and run | {"best": min(run["evals"], key=lambda losses: losses["loss"], default=None)}
 
 
@@ -142,7 +144,7 @@ if __name__ == "__main__":
         logs = [log for path, log in zip(args.runs, logs) if not path.exists() or log.name.endswith(".jsonl") and log.exists()]
     runs = [run for run in map(read, dict.fromkeys(logs)) if run]
     if not runs:
-        raise ValueError(f"{' '.join(map(str, args.runs))}: no run has been logged yet")
+        raise UserError(f"{' '.join(map(str, args.runs))}: no run has been logged yet")
     runs.sort(key=lambda run: run["best"]["bits"] if run["best"] else math.inf)
     name_runs(runs)
     print_table(runs)
@@ -156,7 +158,7 @@ if __name__ == "__main__":
     if drawn and not find_spec("matplotlib"):
         lacking = "a picture needs matplotlib: pip install matplotlib"
     if lacking and args.out:
-        raise ValueError(lacking)
+        raise UserError(lacking)
     if lacking:
         print(f"NOTE    {lacking}")
     else:

@@ -32,6 +32,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import measure
 import naive
+from data.console import UserError
 from config.runtime.common import ArgumentParser, install_excepthook, machine_name, pick_device, pick_dtype
 from data import atomic_write, load_dataset
 from measure import Trainer, ratio, synchronize
@@ -434,9 +435,9 @@ if __name__ == "__main__":
     chosen = only.split(",") if only else list(SECTIONS)
     for name in chosen:
         if name not in SECTIONS:
-            raise ValueError(f"--only={args.only}: {name!r} is none of {', '.join(SECTIONS)}")
+            raise UserError(f"--only={args.only}: {name!r} is none of {', '.join(SECTIONS)}")
     if args.nanogpt and not (args.nanogpt / "model.py").is_file():
-        raise ValueError(f"--nanogpt={args.nanogpt}: no checkout of nanoGPT, it has no model.py")
+        raise UserError(f"--nanogpt={args.nanogpt}: no checkout of nanoGPT, it has no model.py")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     nanogpt = None
     if args.nanogpt:

@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 import torch
 
+from data.console import UserError
 from config.runtime.common import ArgumentParser, clock, install_excepthook
 from config.runtime.common import pick_attention_kernel, pick_device, pick_dtype
 from data import atomic_write
@@ -139,7 +140,7 @@ def fit(run, model, batch, loss=mean_loss):
 # -- many runs -----------------------------------------------------------------------------------------------
 
 
-class Lacking(ValueError):
+class Lacking(UserError):
     """Runs that --show would need have not been done."""
 
 
@@ -156,7 +157,7 @@ class Sweep:
         add_arguments(parser)
         self.args = args = parser.parse_args()
         if args.workers < 1:
-            raise ValueError(f"--workers={args.workers}: at least one is needed")
+            raise UserError(f"--workers={args.workers}: at least one is needed")
         self.trial, self.quick, self.showing = trial, args.quick, args.show
         self.device, self.workers = pick_device(args.device), args.workers
         self.path = args.out / f"{name}{'_quick' * args.quick}.json"
@@ -250,13 +251,13 @@ def plain(x):
 
 
 def read_results(path):
-    """The results kept in a file, by their runs; ValueError if it is not one."""
+    """The results kept in a file, by their runs; UserError if it is not one."""
     if not path.exists():
         return {}
     try:
         return {key(result["run"]): result for result in json.loads(path.read_text())}
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{path}: damaged: move it away to start anew") from None
+        raise UserError(f"{path}: damaged: move it away to start anew") from None
 
 
 def in_groups(items, size):

@@ -1,0 +1,41 @@
+"""Slips in model.py, which people edit: each shows its file and line, whatever the type of its error."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import TINY
+
+TRAIN = f"train.py {TINY}"
+# what stands in model.py, what somebody makes of it, and a program that comes upon it
+SLIPS = {
+    "a wrong unpacking": ("x = self.embed(idx)", "B, T = self.embed(idx).shape", TRAIN),
+    "shapes that differ in the loss": ("targets.flatten().long()", "targets[:, 1:].flatten().long()", TRAIN),
+    "an import of what is not here": ("import torch.nn as nn", "import torch.nn as nn, flash_attention", TRAIN),
+    "a misspelt attribute": ("self.config.rope_theta", "self.config.rope_thta", TRAIN),
+    "a wrong pattern": ('"B H T D -> B T (H D)"', '"B H T -> B T H"', TRAIN),
+    "a file that is not here": ("x = self.embed(idx)", "x = torch.load('table.pt')", TRAIN),
+    "in building what a checkpoint has": ("self.init_weights()", "_, = self.init_weights(), None", "sample.py"),
+    "in generating": ("x = self.embed(idx)", "x = self.embed(idx + 1000)", "sample.py"),
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_shows_its_line(repo, monkeypatch, capsys, slip):
+    stands, put, program = SLIPS[slip]
+    if program == "sample.py":
+        repo(TRAIN)
+    path = repo.folder / "model.py"
+    lines = path.read_text().splitlines(keepends=True)
+    (number,) = [i for i, line in enumerate(lines) if stands in line]
+    lines[number] = lines[number].replace(stands, put)
+    path.write_text("".join(lines))
+    monkeypatch.syspath_prepend(repo.folder)
+    for name in [name for name in sys.modules if name.split(".")[0] in ("model", "config", "data")]:
+        monkeypatch.delitem(sys.modules, name)  # the programs import those of this folder
+    with pytest.raises((SystemExit, ImportError)) as end:  # imports come before install_excepthook
+        repo(program)
+    error = capsys.readouterr().err
+    assert getattr(end.value, "code", 1) == 1
+    assert error.startswith("Traceback") and f'{path}", line {number + 1}, in' in error, error
