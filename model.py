@@ -282,8 +282,9 @@ class W2Attention(Attention):
         # times standard attention's error, so it enters as its bfloat16 value and the remainder.
         k = torch.cat((mu_k, sigma_k), dim=-1)
         bias = -k.to(torch.promote_types(k.dtype, torch.float32)).square().sum(-1, keepdim=True) / 2
-        # (That is cut off by its bits: the compiler drops a cast to bfloat16 and back.)
-        coarse = (bias.detach().float().view(torch.int32) & -65536).view(torch.float32).to(bias.dtype)
+        # (That is cut off after 8 bits by arithmetic: the compiler drops a cast to bfloat16 and back.)
+        step = torch.exp2(bias.detach().abs().clamp_min(1e-30).log2().floor() - 7)
+        coarse = (bias.detach() / step).trunc() * step
         k = torch.cat((k, coarse.type_as(k), (bias - coarse).type_as(k)), dim=-1)
 
         # a GPU's fused kernels want multiples of 8, the CPU's is fastest without padding
