@@ -31,7 +31,7 @@ def import_transformers():
     try:
         import transformers
     except ImportError:
-        raise UserError("models of Hugging Face need transformers: pip install 'transformers>=5'") from None
+        raise UserError("models of Hugging Face need transformers: pip install 'transformers>=5.17'") from None
     return transformers
 
 

@@ -335,10 +335,10 @@ def test_bad_starts(repo, llama, monkeypatch, capsys):
     error = refused(repo, ["data/shakespeare_bpe/prepare.py", "--tokenizer=hf:nowhere"], capsys)
     assert "nowhere: has no tokenizer that can be read: no folder here, and on the hub: " in error
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert "models of Hugging Face need transformers: pip install 'transformers>=5'" in train(f"hf:{llama}")
+    assert "models of Hugging Face need transformers: pip install 'transformers>=5.17'" in train(f"hf:{llama}")
 
 
 def test_without_transformers(repo, monkeypatch, capsys):
     repo(f"train.py {TINY} --out_dir=out/own")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert "pip install 'transformers>=5'" in refused(repo, "sample.py --export=out/exported", capsys)
+    assert "pip install 'transformers>=5.17'" in refused(repo, "sample.py --export=out/exported", capsys)
