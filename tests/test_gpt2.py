@@ -1,0 +1,70 @@
+"""GPT-2's own vocabulary, where tiktoken has it already: in TIKTOKEN_CACHE_DIR, or where it keeps what it downloads."""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiktoken
+
+import data
+from conftest import ROOT, TINY
+from data.shakespeare import SHAKESPEARE_SHA256
+
+CACHE = Path(os.environ.get("TIKTOKEN_CACHE_DIR") or Path(tempfile.gettempdir(), "data-gym-cache"))
+NAMES = ("6d1cbeee0f20b3d9449abfede4726ed8212e3aee", "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6")  # tiktoken's own
+if not all((CACHE / name).exists() for name in NAMES):
+    pytest.skip("tiktoken would have to download GPT-2's vocabulary", allow_module_level=True)
+
+SHAKESPEARE = ROOT / "data" / "shakespeare_char" / "input.txt"
+TEXTS = [
+    "<|endoftext|>To be<|endoftext|>, or not<|endoftext",
+    "Grüße, ἀρχή, 你好世界, שלום, 🦊🇩🇪, e\u0301, \u200b\ufeff",
+    "  two  spaces\t\ttabs\r\n\n\n   \u00a0\u3000 end   ",
+    "it's we'LL 3.14159 10,000 -- 'twas... \x00\x7f",
+]
+
+
+@pytest.fixture
+def gpt2():
+    return tiktoken.get_encoding("gpt2")
+
+
+def test_tiny_shakespeare_has_the_tokens_that_nanogpt_publishes(repo):
+    if not SHAKESPEARE.exists() or data.sha256(SHAKESPEARE.read_bytes()) != SHAKESPEARE_SHA256:
+        pytest.skip("Tiny Shakespeare is not here")
+    shutil.copy(SHAKESPEARE, "data/shakespeare_bpe/input.txt")
+    repo("data/shakespeare_bpe/prepare.py --tokenizer=gpt2")
+    assert json.loads(Path("data/shakespeare_bpe/meta.json").read_text())["tokens"] == {"train": 301_966, "val": 36_059}
+
+
+def test_texts_are_encoded_as_tiktoken_does(gpt2):
+    """A special token in a text is the plain text that it is."""
+    ours = data.tokenizer.gpt2_tokenizer()
+    for text in TEXTS:
+        ids = gpt2.encode(text, disallowed_special=())
+        assert ours.encode(text) == ours.encode_array(text).tolist() == ids and gpt2.eot_token not in ids
+        assert ours.decode(ids) == text
+    assert ours.vocab_size == 50_257 and ours.document_start == [50_256]
+
+
+def test_from_a_text_to_an_exported_run(repo, gpt2):
+    from transformers import AutoTokenizer
+
+    Path("my.txt").write_text("\n".join(TEXTS) * 20, encoding="utf-8")
+    repo("data/text/prepare.py my.txt --tokenizer=gpt2")
+    prepared = data.load_dataset("data/text")
+    ids = gpt2.encode("\n".join(TEXTS) * 20, disallowed_special=())
+    assert np.concatenate([prepared.splits["train"], prepared.splits["val"]]).tolist() == [50_256, *ids]
+    repo(f"train.py {TINY} --dataset=text --out_dir=out/run")
+    shown = repo(["sample.py", "--start=Grüße", "--num_samples=1", "--max_new_tokens=20"])
+    assert "Grüße" in shown
+
+    repo("sample.py --export=exported")
+    exported = AutoTokenizer.from_pretrained("exported")
+    for text in TEXTS:
+        ids = gpt2.encode(text, disallowed_special=())
+        assert exported(text).input_ids == ids and exported.decode(ids) == text
