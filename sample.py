@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from config import read_settings
-from data.console import UserError
 from config.runtime.checkpoint import build_model, find_checkpoint, load_checkpoint, newest_run
 from config.runtime.checks import check_range
 from config.runtime.common import install_excepthook, pick_device, quiet_pipe
 from data import first_tokens, read_text, tokenizer_from_state
+from data.console import UserError
 from data.huggingface import save_pretrained
 
 install_excepthook()  # users' mistakes end in one line and exit code 2

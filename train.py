@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from config import read_settings
-from data.console import UserError, print0
 from config.runtime.checkpoint import LLAMA_SHAPE, build_model, check_same_run, find_checkpoint
 from config.runtime.checkpoint import load_checkpoint, restore_optimizers, save_checkpoint
 from config.runtime.checks import check_settings, ineffective_settings
@@ -29,6 +28,7 @@ from config.runtime.distributed import compile_or_eager, dist_max, dist_sum, ful
 from config.runtime.distributed import parallelize_model
 from config.runtime.metrics import MetricLogger
 from data import clear_leftovers, derive_seed, ensure_prepared, load_dataset
+from data.console import UserError, print0
 from data.huggingface import from_pretrained, hf_tokenizer
 from model import GPT, GPTConfig
 

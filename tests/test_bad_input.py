@@ -10,6 +10,8 @@ tests/test_preprocess.py of prepare.py, tests/test_dataset.py of data folders, t
 import os
 import re
 import shutil
+import struct
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from hypothesis import given, settings, strategies as st
 
 from config.runtime.checkpoint import PARTS, build_model, load_checkpoint
 from conftest import TINY, contents, refused
+from data.console import UserError
 from model import GPT, GPTConfig
 
 TRAIN, LATEST = f"train.py {TINY}", Path("out/run/ckpt.pt")
@@ -277,6 +280,20 @@ ONE_ALONE = {
 def test_what_sampling_or_resuming_needs_of_a_checkpoint(trained, capsys, damage):
     eval(damage)
     check(trained, *ONE_ALONE[damage], capsys)
+
+
+@pytest.mark.parametrize("part", ["data.pkl", "data/0", "data/5"])
+def test_any_bit_of_a_checkpoint(trained, part):
+    """A bit that has turned on the disk would be another weight, which nothing else would show."""
+    with zipfile.ZipFile(LATEST) as file:
+        (stored,) = [info for info in file.infolist() if info.filename.endswith(f"/{part}")]
+    content = LATEST.read_bytes()
+    name, extra = struct.unpack_from("<HH", content, stored.header_offset + 26)  # lengths, in a header of 30 bytes
+    start = stored.header_offset + 30 + name + extra
+    for place in range(start, start + stored.file_size, stored.file_size // 8):
+        LATEST.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+        with pytest.raises(UserError, match=NO_CHECKPOINT):
+            load_checkpoint(LATEST)
 
 
 @settings(max_examples=50, derandomize=True)

@@ -9,7 +9,6 @@ import sys
 import time
 from itertools import count
 
-from data.console import UserError
 import datasets
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from hypothesis import given, strategies as st
 
 import data.tokenizer
 from data import BPETokenizer, corpus, file_lock, load_dataset, train_bpe
+from data.console import UserError
 from data.corpus import parts_of_dataset, parts_of_file, prepare_corpus, text_files
 from data.preprocess import write_dataset
 from data.tokenizer import END, SPLIT
@@ -273,6 +273,7 @@ def test_a_killed_run_goes_on(repo, tmp_path, monkeypatch):
     command = [sys.executable, "data/text/prepare.py", text, "--tokenizer=bpe", "--vocab_size=260", "--workers=2"]
     process = subprocess.Popen(command)
     while not list(kept.glob("*.json")):
+        assert process.poll() is None
         time.sleep(0.01)
     process.kill()
     process.wait()

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from data.console import UserError
 from data import Dataset, load_dataset, prepare
+from data.console import UserError
 from data.dataset import derive_seed, feistel_permutation
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import tiktoken.load
 
-from data.console import UserError
 import data.preprocess
 import data.shakespeare
+from conftest import TINY
+from data.console import UserError
 from data.dataset import load_dataset
 from data.files import atomic_write, clear_leftovers, file_lock, read_text, sha256
 from data.preprocess import ensure_prepared, prepare
@@ -287,6 +288,26 @@ def test_a_dataset_is_prepared_at_first_use_and_when_its_text_is_new(datasets, c
     os.utime(text, (2**32, 2**32))
     assert ensure_prepared("words") == datasets / "words" and meta.read_text() == "two"
     assert capsys.readouterr().out == "data/words: its input.txt is new, running data/words/prepare.py\n"
+
+
+def test_a_copied_folder_is_not_prepared_again(datasets, capsys):
+    """Copying may give input.txt a newer time than meta.json."""
+    folder = datasets / "words"
+    prepare(folder, TEXT, "bottles")
+    (folder / "input.txt").write_text(TEXT, encoding="utf-8")
+    os.utime(folder / "input.txt", (2**32, 2**32))
+    capsys.readouterr()
+    ensure_prepared("words")
+    assert capsys.readouterr().out == "" and load_dataset(folder).meta["source"] == "bottles"
+
+
+def test_nobody_need_read_what_preparing_prints(repo):
+    Path("data/shakespeare_char/meta.json").unlink()
+    command = [sys.executable, "train.py", *TINY.split(), "--max_iters=1", "--out_dir=run"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert process.stderr.read() == "" and process.wait() == 0
+    assert Path("run/ckpt.pt").exists()
 
 
 def test_an_unknown_dataset_names_what_there_is(datasets):

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import config
 from config import convert, read_settings
-from data.console import UserError, file_errors
 from config.runtime.common import report_error, resource_errors
+from data.console import UserError, file_errors
 from model import ConfigError
 
 PROGRAM = '''"""A program."""

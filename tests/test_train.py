@@ -17,11 +17,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import data
-from data.console import UserError
 from config.runtime.checkpoint import save_checkpoint
 from config.runtime.common import pick_compile, pick_dtype
 from config.runtime.distributed import compile_or_eager
 from conftest import ROOT, TEXT, TINY, contents, differing, error_of, load, log_of, refused
+from data.console import UserError
 from model import GPT, GPTConfig
 
 CONFIGS = sorted(path.name for path in (ROOT / "config").glob("*.py") if path.name != "__init__.py")

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from data.console import UserError, print0
 from config.runtime.common import resource_errors
 from config.runtime.distributed import dist_max
+from data.console import UserError, print0
 from data.files import atomic_write
 from data.tokenizer import tokenizer_from_state
 from model import GPT, ConfigError, GPTConfig

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from data.console import UserError, print0
 from config.runtime.common import install_excepthook, pick_device, resource_errors
+from data.console import UserError, print0
 from model import GPT
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from data.console import UserError, file_errors
 from config.runtime.common import ArgumentParser, install_excepthook
+from data.console import UserError, file_errors
 from model import GPT, GPTConfig
 
 AXES = {"tokens": ("training tokens", 1), "flops": ("training FLOPs", 1), "time": ("minutes of training", 60)}

@@ -32,9 +32,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import measure
 import naive
-from data.console import UserError
 from config.runtime.common import ArgumentParser, install_excepthook, machine_name, pick_device, pick_dtype
 from data import atomic_write, load_dataset
+from data.console import UserError
 from measure import Trainer, ratio, synchronize
 from model import GPT, GPTConfig
 

@@ -25,10 +25,10 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 import torch
 
-from data.console import UserError
 from config.runtime.common import ArgumentParser, clock, install_excepthook
 from config.runtime.common import pick_attention_kernel, pick_device, pick_dtype
 from data import atomic_write
+from data.console import UserError
 from data.corpus import end_with_parent
 from model import GPT, GPTConfig
 
