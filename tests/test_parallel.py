@@ -42,17 +42,18 @@ def finished(process, good=True):
 # -- gradients -----------------------------------------------------------------------------------------------
 
 
-def finish(rank, folder, wrong):
-    """Ends one of two processes as train.py's end: the interpreter's clearing up could abort a thread of gloo's."""
-    (folder / f"wrong{rank}.json").write_text(json.dumps(wrong))
-    dist.barrier()
-    exit_program()
-
-
-def compare_gradients(rank, folder):
-    """One of two processes: those of the model that both train together, next to the whole model's own."""
+def compare(rank, folder):
+    """One of two processes, which writes down what it finds wrong."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    wrong = compare_gradients(rank) + compare_types(rank)
+    (folder / f"wrong{rank}.json").write_text(json.dumps(wrong))
+    dist.barrier()
+    exit_program()  # as train.py ends: the interpreter's clearing up could abort a thread of gloo's
+
+
+def compare_gradients(rank):
+    """What differs between the gradients of the model that both train together and the whole model's own."""
     wrong = []
     for kind, method in GRID:
         # to DDP a parameter is as good as any other; FSDP shards them, but for single numbers, and meets recomputing
@@ -68,7 +69,7 @@ def compare_gradients(rank, folder):
             for (name, p), q in zip(model.named_parameters(), one.parameters()):
                 if not torch.allclose(full_tensor(p.grad), q.grad, rtol=1e-9, atol=1e-11):
                     wrong.append(f"{parallel}, {kind}, {method}: {name}")
-    finish(rank, folder, wrong)
+    return wrong
 
 
 RECOMPUTED = {"m1": ("attn.v_proj", "attn.o_proj", "mlp"), "m2+input": ("attn.v_proj", "attn.o_proj")}
@@ -81,14 +82,12 @@ def is_recomputed(name, n_layer, method):
     return layer != str(n_layer - 1) and ".".join(part).startswith(RECOMPUTED.get(method, ()))
 
 
-def compare_types(rank, folder):
-    """One of two processes under autocast: matrices that travel in its type, next to float32, which it casts.
+def compare_types(rank):
+    """What differs under autocast between matrices that travel in its type and float32, which it casts.
 
     Where a matrix is used once there is nothing to sum, and both are the same to the last bit. What a recomputed
     layer's gradients are summed in is up to PyTorch: bfloat16 up to 2.14, float32 from 2.15 on.
     """
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     wrong = []
     for kind, method in product(("standard", "w2-diagonal", "summed-5.4"), ("standard", "m1", "m2+input", "m4.2")):
         one = perturb(GPT(GPTConfig(**settings(kind, method, n_layer=3, bias=True))))
@@ -119,11 +118,10 @@ def compare_types(rank, folder):
                 wrong.append(f"{kind}, {method}: {name}, off by {errors[0]:.3g}, plain autocast by {errors[1]:.3g}")
         if squares[0] > 1.05**2 * squares[1]:
             wrong.append(f"{kind}, {method}: all gradients together")
-    finish(rank, folder, wrong)
+    return wrong
 
 
-@pytest.mark.parametrize("compare", [compare_gradients, compare_types])
-def test_gradients_of_every_method(tmp_path, compare):
+def test_gradients_of_every_method(tmp_path):
     torch.multiprocessing.spawn(compare, (tmp_path,), nprocs=2)
     assert [json.loads((tmp_path / f"wrong{rank}.json").read_text()) for rank in range(2)] == [[], []]
 
