@@ -62,11 +62,12 @@ def token_losses(s, model, x, y):
     with torch.autocast("cpu", getattr(torch, s.dtype), enabled=s.dtype != "float32"):
         logits, _ = model(x)
     log_p = torch.log_softmax(logits.float(), dim=-1)
-    return -log_p[y >= 0, y[y >= 0]]
+    counted = y >= 0
+    return -log_p[counted, y[counted]]
 
 
 def learning_rate(s, step):
-    """Rises in equal parts to the highest rate, then falls until max_iters, when min_lr_frac of it would be left."""
+    """Rises in equal parts to s.learning_rate, then falls towards min_lr_frac of it, which max_iters would have."""
     if step < s.warmup_iters:
         return s.learning_rate * (step + 1) / s.warmup_iters
     lowest = s.learning_rate * s.min_lr_frac
@@ -82,7 +83,8 @@ class Optimizer:
     """AdamW; or Muon for the matrices of the blocks, and AdamW for the rest."""
 
     def __init__(self, s, model):
-        self.s, self.t = s, 0
+        self.s = s
+        self.t = 0  # updates so far
         self.parameters = dict(model.named_parameters())
         self.m = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
         self.v = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
@@ -95,6 +97,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, gradients, rate):
+        """Updates all parameters; the τ of W2 at a tenth of the rate."""
         self.t += 1
         for (name, p), gradient in zip(self.parameters.items(), gradients):
             if p in self.of_muon:
@@ -106,6 +109,7 @@ class Optimizer:
             self.muon.step()
 
     def adamw(self, name, p, gradient, rate):
+        """Moves p by its smoothed gradient over the root of its smoothed square, and a matrix towards 0."""
         beta1, beta2 = self.s.beta1, self.s.beta2
         self.m[name] = beta1 * self.m[name] + (1 - beta1) * gradient
         self.v[name] = beta2 * self.v[name] + (1 - beta2) * gradient**2
