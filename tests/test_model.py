@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import reference
 from config.runtime.common import pick_attention_kernel, use_plain_attention
-from model import RESIDUALS, Attention, GPT, GPTConfig, attention_layout
+from model import RESIDUALS, Attention, GPT, GPTConfig, attention_layout, rope_table
 from reference import GRID, KINDS, METHODS, perturb, settings, uncached_greedy
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -826,6 +826,12 @@ def test_w2_in_bfloat16_is_as_exact_as_standard_attention(kind, kernel):
 
 
 CXX = shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"))
+
+
+def test_rope_turns_a_bfloat16_model_by_exact_angles():
+    low, exact = (rope_table(1000, 1024, 8, 1e4, torch.empty(0, dtype=dtype)) for dtype in (torch.bfloat16, torch.float64))
+    for table, expected in zip(low, exact):
+        close(table.double(), expected, 2e-4)       # an angle of 1000 has four digits behind the point in float32
 
 
 @pytest.mark.skipif(not CXX, reason="needs a C++ compiler")
