@@ -1,9 +1,9 @@
 """
 Small mistakes that the tests must find: python tests/mutants.py [FILE ...]
 
-Each mistake is put into a copy of the repository, one at a time, and the tests named beside it are run there. A mistake
-survives if they all pass. Exit code 1: one has survived, or its place is not in its file exactly once, or the tests
-fail without any mistake. With names of files, only the mistakes in those are tried.
+Puts each mistake into a copy of the repository, one at a time, and runs there the tests that are named beside it.
+A mistake survives if they all pass. Tries only the mistakes in the FILEs, if any are given.
+Ends with exit code 1 if a mistake survives, if its place is not in its file exactly once, or if a test fails without it.
 """
 
 import shutil
@@ -166,9 +166,10 @@ def first_failure(tests, file=None, old="", new=""):
 def main(files):
     """Prints what finds each mistake; returns how many are not found."""
     mutants = [(file, *mutant) for file in files for mutant in MUTANTS[file]]
-    for file, old, _, _ in mutants:
-        if (count := (ROOT / file).read_text(encoding="utf-8").count(old)) != 1:
-            raise SystemExit(f"{file} has {old!r} {count} times: tests/mutants.py must name a place that is there once")
+    counts = [(file, old, (ROOT / file).read_text(encoding="utf-8").count(old)) for file, old, _, _ in mutants]
+    moved = [f"{file} has {count} places with {old!r}; one is needed" for file, old, count in counts if count != 1]
+    if moved:
+        raise SystemExit("\n".join(moved))
     survived = 0
     with ThreadPoolExecutor(WORKERS) as pool:
         needed = sorted({tests for *_, tests in mutants})
