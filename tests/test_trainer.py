@@ -7,6 +7,7 @@ import torch
 
 import data
 import trainer
+from config import read_settings
 from config.runtime.common import use_plain_attention
 from conftest import TINY, load, log_of
 
@@ -49,8 +50,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_loop_equals_the_explicit_one(repo, name):
     data.prepare("data/text", TEXT, "test")
-    repo([*RUN.split(), *CASES[name].split()])
-    settings = log_of(OUT, "start")[0]["settings"]
+    program, *arguments = f"{RUN} {CASES[name]}".split()
+    repo([program, *arguments])
+    settings = read_settings(program, arguments)
     use_plain_attention(settings["dtype"] == "bfloat16")  # as train.py does
     log, weights = trainer.train(settings)
     use_plain_attention(False)
