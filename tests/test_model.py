@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import reference
 from config.runtime.common import pick_attention_kernel, use_plain_attention
-from model import RESIDUALS, Attention, GPT, GPTConfig, attention_layout
+from model import RESIDUALS, Attention, GPT, GPTConfig, attention_layout, rope_table
 from reference import GRID, KINDS, METHODS, perturb, settings, uncached_greedy
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -520,6 +520,24 @@ def test_initial_values_and_shapes():
                 assert getattr(block, "mix", None) is None
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_matrices_start_at_the_size_of_what_they_multiply(tied):
+    """1/√fan-in; where a branch ends 1/√(2L) of that. An embedding starts at 1, or as the head where they are one."""
+    C, inner, L = 128, 512, 3
+    model = build("w2-diagonal", dtype=torch.float32, moved=False, n_embd=C, n_inner=inner, n_layer=L, n_kv_head=2,
+                  vocab_size=1000, bias=True, tie_weights=tied)
+    std = {"embed": C**-0.5 if tied else 1.0, "o_proj": (2 * L * C)**-0.5, "down_proj": (2 * L * inner)**-0.5}
+    for name, p in model.named_parameters():
+        _, module, kind = f".{name}".rsplit(".", 2)
+        if p.dim() == 2:
+            expected = std.get(module, C**-0.5)
+            assert p.std().item() == pytest.approx(expected, rel=0.03) and abs(p.mean()) < 0.03 * expected, name
+        elif kind == "bias":
+            assert not p.any()
+        elif module.endswith("norm"):
+            assert (p == 1).all()
+
+
 def test_extra_parameters_are_the_ones_of_the_formulas_only():
     """log_tau, sigma (W2); a, b, log_a (5.4 to 5.7); mix (3.2, 4.2); and nothing else."""
     plain = {name for name, _ in build().named_parameters()}
@@ -810,6 +828,12 @@ def test_w2_in_bfloat16_is_as_exact_as_standard_attention(kind, kernel):
 CXX = shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"))
 
 
+def test_rope_turns_a_bfloat16_model_by_exact_angles():
+    tables = [rope_table(1000, 1024, 8, 1e4, torch.empty(0, dtype=dtype)) for dtype in (torch.bfloat16, torch.float64)]
+    for table, exact in zip(*tables):
+        close(table.double(), exact, 2e-4)          # float32 has four digits after the point of 1000
+
+
 @pytest.mark.skipif(not CXX, reason="needs a C++ compiler")
 @pytest.mark.parametrize("kind", ["w2-scalar", "w2-diagonal"])
 def test_w2_in_bfloat16_is_as_exact_compiled(kind, monkeypatch):
@@ -1000,6 +1024,26 @@ def test_dropout(kind, method):
     first = model(idx)[0]
     torch.manual_seed(0)
     assert torch.equal(first[:, :9], model(changed)[0][:, :9])
+
+
+@pytest.mark.parametrize("kind", ["standard", "w2-scalar", "summed-5.5"])
+def test_what_dropout_drops(kind):
+    """A share p of the attention weights, and of the outputs of both branches; what stays is divided by 1 - p."""
+    p = 0.3
+    model = build(kind, dtype=torch.float32, n_layer=1, dropout=p).train()
+    block, outputs, inputs = model.blocks[0], {}, {}
+    for name in ("attn.v_proj", "attn.o_proj", "attn", "mlp.down_proj", "mlp"):
+        def keep(module, arguments, output, name=name):
+            inputs[name], outputs[name] = arguments[0], output
+        block.get_submodule(name).register_forward_hook(keep)
+    model(tokens(model, 500, 4))
+    # the first token has one weight, 1, so that a head mixes to its value there
+    mixed, value = inputs["attn.o_proj"][:, 0], outputs["attn.v_proj"][:, 0]
+    dropped = [(mixed, value), (outputs["attn"], outputs["attn.o_proj"]), (outputs["mlp"], outputs["mlp.down_proj"])]
+    for after, before in dropped:
+        gone = after == 0
+        close(after[~gone], before[~gone] / (1 - p), 1e-5)
+        assert gone.float().mean().item() == pytest.approx(p, abs=0.05)
 
 
 @pytest.mark.parametrize("kind, method", GRID[::4])

@@ -1,12 +1,12 @@
 """train.py and sample.py as their users run them, on a small text, in a copy of the repository."""
 
-import math
 import os
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 import data
 from config.runtime.checkpoint import save_checkpoint
-from config.runtime.common import pick_compile, pick_dtype
+from config.runtime.common import clock, pick_compile, pick_dtype
 from config.runtime.distributed import compile_or_eager
 from conftest import ROOT, TEXT, TINY, contents, differing, error_of, load, log_of, refused
 from data.console import UserError
@@ -88,27 +88,6 @@ def test_exactly_max_iters_updates_and_all_in_the_log(repo):
     assert {state["step"].item() for state in load(OUT / "ckpt.pt")["optimizer"]["state"].values()} == {5}
 
 
-def test_loss_and_gradient_norm_of_the_first_step(repo):
-    repo(f"{RUN} --max_iters=1 --learning_rate=0 --dtype=float32")
-    (step,) = log_of(OUT, "step")
-    # logits of unit variance cost half a nat on top of an even guess
-    assert step["loss"] == pytest.approx(math.log(len(set(TEXT))) + 0.5, abs=0.3)
-    model = model_of(load(OUT / "ckpt.pt"))
-    x, y = data.load_dataset("data/shakespeare_char").batch(1337, 0, 0, 2, 16)
-    model(x, y)[1].backward()
-    norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item()
-    assert step["grad_norm"] == pytest.approx(norm, rel=1e-4)
-
-
-def test_tau_learns_at_a_tenth_of_the_rate(repo):
-    """AdamW's first step moves each number by its learning rate."""
-    repo(f"{RUN} --attention=w2 --max_iters=1 --warmup_iters=1 --learning_rate=0.01 --dtype=float32")
-    model = model_of(load(OUT / "ckpt.pt"))
-    for block in model.blocks:
-        moved = (block.attn.log_tau - math.log(2 * block.attn.D**0.5)).abs()
-        torch.testing.assert_close(moved, torch.full_like(moved, 0.001), rtol=0.01, atol=0)
-
-
 def test_evaluating_and_saving_do_not_change_the_run(repo):
     repo(f"{RUN}/often --dropout=0.3 --eval_interval=1 --checkpoint_interval=1")
     repo(f"{RUN}/once --dropout=0.3 --eval_interval=9 --checkpoint_interval=9")
@@ -116,10 +95,66 @@ def test_evaluating_and_saving_do_not_change_the_run(repo):
     assert differing(often["model"], once["model"]) == [] == differing(often["optimizer"], once["optimizer"])
 
 
-def test_accumulated_steps_match_a_large_batch(repo):
-    repo(f"{RUN}/one --dtype=float32 --batch_size=4")
-    repo(f"{RUN}/two --dtype=float32 --batch_size=2 --grad_accum_steps=2")
-    torch.testing.assert_close(load(OUT / "one" / "ckpt.pt")["model"], load(OUT / "two" / "ckpt.pt")["model"])
+def test_dropout_is_drawn_anew_in_each_micro_step_and_not_in_evaluating(repo, monkeypatch):
+    """Of one model, which does not learn, on one batch: losses differ by what is dropped."""
+    losses, loss = {True: [], False: []}, GPT.loss
+
+    def kept_loss(model, logits, targets):
+        value = loss(model, logits, targets)
+        losses[model.training].append(value.item())
+        return value
+
+    one_batch = data.load_dataset("data/shakespeare_char").batch(0, 0, 0, 2, 16)
+    monkeypatch.setattr(data.Dataset, "batch", lambda *_: one_batch)
+    monkeypatch.setattr(GPT, "loss", kept_loss)
+    repo(f"{RUN} --dropout=0.3 --learning_rate=0 --grad_accum_steps=2")
+    assert len(set(losses[True])) == len(losses[True]) == 4 * 2
+    half = len(losses[False]) // 2  # of two evaluations
+    assert losses[False][:half] == losses[False][half:] != []
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Time that passes in what takes time alone: 10 seconds for a micro-step of the first step, 20 of the second, ...;
+    100 for evaluating a split; 1,000 for saving."""
+    now = [0.0]
+
+    def taking(seconds, function):
+        def slowly(*arguments, **options):
+            now[0] += seconds(*arguments)
+            return function(*arguments, **options)
+
+        return slowly
+
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    monkeypatch.setattr(data.Dataset, "batch", taking(lambda data, seed, step, *_: 10 * (step + 1), data.Dataset.batch))
+    monkeypatch.setattr(data.Dataset, "windows", taking(lambda *_: 100, data.Dataset.windows))
+    monkeypatch.setattr(torch, "save", taking(lambda *_: 1000, torch.save))
+
+
+def test_clock_of_a_run(repo, slow, monkeypatch):
+    """Tokens/s and MFU are those of training since the log line before; the end has those of the whole process."""
+    monkeypatch.setattr("model.peak_flops", lambda device: 1e6)
+    # without learning, only the first evaluation is the best
+    run = f"{RUN} --learning_rate=0 --lr_decay=none --grad_accum_steps=2 --log_interval=2"
+    tokens = 2 * 2 * 16  # of a step
+    shown = repo(f"{run} --max_iters=4") + repo(f"{run} --max_iters=8 --init_from=resume")
+    speeds = [2 * tokens / (20 + 40), 2 * tokens / (60 + 80), 2 * tokens / (100 + 120), 2 * tokens / (140 + 160)]
+    assert [line["tokens_per_second"] for line in log_of(OUT, "step")] == pytest.approx(speeds)
+    flops = model_of(load(OUT / "ckpt.pt")).flops_per_token()
+    assert re.findall(r"MFU (\S+)", shown) == [f"{flops * speed / 1e6:.1%}" for speed in speeds]
+    # as many seconds for each step to come as for those of this process so far
+    assert re.findall(r"(\S+) left", shown) == ["1:00", "0:00", "3:40", "0:00"]
+
+    first, second = log_of(OUT, "end")
+    assert first["tokens_per_second"] == pytest.approx(4 * tokens / 200)
+    assert second["tokens_per_second"] == pytest.approx(4 * tokens / 520)
+    assert first["seconds"] == 200 + 2 * 2 * 100 + 2 * 1000 and "43:20 for 4 steps" in shown
+
+
+@pytest.mark.parametrize("seconds, shown", [(0.4, "0:00"), (75, "1:15"), (3700, "1:01:40"), (360_000, "100:00:00")])
+def test_seconds_as_a_clock_shows_them(seconds, shown):
+    assert clock(seconds) == shown
 
 
 def test_best_has_the_lowest_loss_and_latest_the_last(repo):
@@ -347,6 +382,12 @@ def test_sampling_needs_the_checkpoint_alone(repo):
     shutil.rmtree("data/shakespeare_bpe")
     assert repo("sample.py --max_new_tokens=30") == first
     assert repo("sample.py --max_new_tokens=30 --seed=2") != first
+
+
+def test_sampling_drops_nothing(repo):
+    repo(f"{RUN} --dropout=0.5")
+    _, first, second = repo("sample.py --num_samples=2 --max_new_tokens=60 --temperature=0").split("-" * 80 + "\n")
+    assert first == second
 
 
 def test_which_checkpoint_is_sampled(repo):

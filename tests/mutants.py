@@ -1,0 +1,191 @@
+"""
+Small mistakes that the tests must find: python tests/mutants.py [FILE ...]
+
+Puts each mistake into a copy of the repository, one at a time, and runs there the tests that are named beside it.
+A mistake survives if they all pass. Tries only the mistakes in the FILEs, if any are given.
+Ends with exit code 1 if a mistake survives, if its place is not in its file exactly once, or if a test fails without it.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKERS = 2
+
+# tests that find several
+LOOP = "test_trainer.py"
+CLOCK = "test_train.py -k clock"
+REFERENCE = "test_model.py -k reference"
+DROPOUT = "test_model.py -k dropout"
+START = "test_model.py -k start_at"
+
+# file: [(what stands there, what to put in its place, which tests must find it)]
+MUTANTS = {
+    "train.py": [
+        # the learning rate
+        ("(iter_num + 1) / warmup_iters", "iter_num / warmup_iters", LOOP),
+        ("(iter_num - warmup_iters) / max(max_iters - warmup_iters, 1)", "iter_num / max_iters", LOOP),
+        ("(1 + math.cos(math.pi * done)) / 2", "math.cos(math.pi * done / 2)", LOOP),
+        ('"linear": 1 - done', '"linear": 1 - done**2', LOOP),
+        ("min_lr_frac + (1 - min_lr_frac) * left", "left", LOOP),
+        ('lr * group.get("lr_scale", 1)', "lr", LOOP),
+        # the optimizers
+        ("(beta1, beta2), device.type", "(beta2, beta1), device.type", LOOP),
+        ("configure_optimizers(weight_decay,", "configure_optimizers(0.0,", LOOP),
+        (', adjust_lr_fn="match_rms_adamw"', "", LOOP),
+        # the gradient
+        ("grad_clip or math.inf", "math.inf", LOOP),
+        ("grad_clip or math.inf", "grad_clip or 1.0", LOOP),
+        ("(raw_model.parameters(), grad_clip", '(raw_model.blocks.parameters(), grad_clip', LOOP),
+        ("model(x, y)[1] / len(micro_steps)", "model(x, y)[1]", LOOP),
+        ("model(x, y)[1] / len(micro_steps)", "model(x, y)[1] / grad_accum_steps", "test_parallel.py"),
+        ("loss += micro_loss.detach()", "loss = micro_loss.detach() * grad_accum_steps", LOOP),
+        ("data.batch(seed, iter_num, micro_step,", "data.batch(seed, iter_num, 0,", LOOP),
+        ("        scaler.unscale_(opt)", "        pass", LOOP),
+        ("    scaler.update()\n", "", "test_resume.py -k float16"),
+        ("(dist_sum(loss) / world_size)", "dist_sum(loss)", "test_parallel.py"),
+        ("micro_step == micro_steps[-1]", "micro_step == micro_steps[0]", "test_parallel.py"),
+        ("if ptdtype != torch.float32 else", "if ptdtype == torch.float16 else", LOOP),
+        # random numbers
+        ("torch.manual_seed(seed)\n", "torch.manual_seed(1337)\n", LOOP),
+        ("derive_seed(seed, iter_num, micro_step)", "derive_seed(seed, iter_num)", LOOP),
+        ("derive_seed(seed, iter_num, micro_step)", "derive_seed(seed, micro_step)", LOOP),
+        # evaluating
+        ("    model.eval()\n", "", LOOP),
+        ("        with ctx:\n            loss =", "        if True:\n            loss =", LOOP),
+        ("torch.tensor([loss.item() * counted, counted])", "torch.tensor([loss.item(), 1])", LOOP),
+        ("max(1, eval_tokens // 4)", "eval_tokens", LOOP),
+        ('["tokens"]["val"] / data.meta["bytes"]["val"]', '["tokens"]["train"] / data.meta["bytes"]["train"]', LOOP),
+        ("val_loss / math.log(2)", "val_loss * math.log(2)", LOOP),
+        ("iter_num % eval_interval == 0 or iter_num == max_iters", "iter_num % eval_interval == 0", "test_train.py"),
+        ("if val_loss < best_val_loss and save(best)", "if save(best)", "test_train.py"),
+        # the clock
+        ("speed = iters * tokens_per_iter", "speed = iters * batch_size * block_size", CLOCK),
+        ("tokens_per_iter / (now - last_time)", "tokens_per_iter / (now - began)", CLOCK),
+        ("    last_time += time.time() - paused\n", "", CLOCK),
+        ("last_iter, last_time = iter_num, now", "last_iter, last_time = iter_num, began", CLOCK),
+        ("train_seconds += now - last_time", "train_seconds = now - began", CLOCK),
+        ("/ (iter_num - first_iter) * (max_iters", "/ iter_num * (max_iters", CLOCK),
+        ("iters * batch_size * grad_accum_steps /", "iters * batch_size /", CLOCK),
+        # going on
+        ("restore_optimizers(checkpoint, path,", "(lambda *_: None)(checkpoint, path,", "test_resume.py -k after_any"),
+    ],
+    "model.py": [
+        # the parts of a Llama
+        ("(-angle.sin(), angle.sin())", "(angle.sin(), -angle.sin())", REFERENCE),
+        ("torch.arange(start, stop,", "torch.arange(0, stop - start,", "test_model.py -k cached"),
+        ("torch.promote_types(like.dtype, torch.float32)", "like.dtype", "test_model.py -k exact_angles"),
+        ("self.norm = RMSNorm(config.n_embd, eps=config.norm_eps)", "self.norm = RMSNorm(config.n_embd)", REFERENCE),
+        ("self.head.weight = self.embed.weight", "self.head.weight.data = self.embed.weight.data", REFERENCE),
+        ("is_causal=T > 1", "is_causal=False", "test_model.py -k future"),
+        # Wasserstein-2, and summed scores
+        (".square().sum(-1, keepdim=True)", ".detach().square().sum(-1, keepdim=True)", REFERENCE),
+        ("-k.to(torch.promote_types(k.dtype, torch.float32))", "-k", "test_model.py -k bfloat16"),
+        ('"5.2": return d**0.5 * m**0.5', '"5.2": return d**0.5 * m', REFERENCE),
+        # recomputing
+        ("mlp_branch(x + y)", "mlp_branch(y)", REFERENCE),
+        ("x.shape[-1:], eps=self.attn_norm.eps)", "x.shape[-1:], eps=1e-5)", REFERENCE),
+        ('"mean": return [1 / m]', '"mean": return [1 / (m - 1)]', REFERENCE),
+        ("self.mix.softmax(dim=0)", "self.mix.detach().softmax(dim=0)", REFERENCE),
+        ("use_reentrant=False", "use_reentrant=False, preserve_rng_state=False", "test_model.py -k checkpointed"),
+        ("cache, (self.layer, i))", "cache, (i, i))", "test_model.py -k cached"),
+        # dropout
+        ("self.dropout.p if self.training else 0.0", "0.0", DROPOUT),
+        ("return self.dropout(self.o_proj(", "return (self.o_proj(", DROPOUT),
+        ("return self.dropout(self.down_proj(", "return (self.down_proj(", DROPOUT),
+        # initial values
+        ("(2 * self.config.n_layer) ** -0.5", "self.config.n_layer ** -0.5", START),
+        ("(block.attn.o_proj, block.mlp.down_proj)", "(block.attn.o_proj,)", START),
+        ("std=module.in_features**-0.5", "std=module.out_features**-0.5", START),
+        ("std=module.in_features**-0.5", "std=0.02", START),
+        ("normal_(module.weight)  # tied", "normal_(module.weight, std=0.02)  # tied", START),
+        ("block.attn.init_at_self()", "pass", "test_model.py -k tell_tokens_apart"),
+        # the loss, the optimizer, generating
+        ('0.0} for params in (vectors', 'weight_decay} for params in (vectors', LOOP),
+        ('"lr_scale": 0.1', '"lr_scale": 1.0', LOOP),
+        ("block_size - block_size // 2 :", "block_size // 2 :", "test_model.py -k past_the_context"),
+        ("p.cumsum(dim=-1) - p >= top_p", "p.cumsum(dim=-1) >= top_p", "test_model.py -k top_p"),
+    ],
+    "sample.py": [
+        (".to(device).eval()", ".to(device).train()", "test_train.py -k sampling"),
+    ],
+    "data/dataset.py": [
+        ("rows[:, 1:].contiguous()", "rows[:, :-1].contiguous()", "test_dataset.py"),
+        ('self.splits["train"], seed', 'self.splits["val"], seed', "test_dataset.py"),
+        ("derive_seed(seed, epoch) %", "derive_seed(seed, 0) %", "test_dataset.py"),
+        ("// max(count - 1, 1)", "// count", "test_dataset.py"),
+        (".astype(np.int64), -1)", ".astype(np.int64), 0)", "test_dataset.py"),
+        ("np.arange(0, targets, block_size)", "np.arange(0, targets - block_size, block_size)", "test_dataset.py"),
+    ],
+    "data/preprocess.py": [
+        ("(text[:cut], text[cut:])", "(text, text[cut:])", "test_preprocess.py"),
+        ('sample=lambda: parts["train"]', "sample=lambda: text", "test_preprocess.py"),
+    ],
+    "config/runtime/checkpoint.py": [
+        ('"init_from", "overwrite",', '"init_from", "overwrite", "seed",', "test_resume.py -k other"),
+        ("        scaler.load_state_dict(", "        dict(", "test_resume.py -k float16"),
+        ('checkpoint["data"]["sha256"] != data.meta["sha256"]', "False", "test_resume.py"),
+    ],
+    "config/runtime/metrics.py": [
+        ('["step"] > iter_num', '["step"] >= iter_num', "test_resume.py"),
+        ("        self.file.truncate(self.end_of(iter_num))\n", "", "test_resume.py"),
+    ],
+    "config/runtime/distributed.py": [
+        ("p.register_hook(lambda grad:", "(lambda grad:", "test_parallel.py -k gradients"),
+        ("reduce_dtype=model.embed.weight.dtype", "reduce_dtype=dtype", "test_parallel.py -k gradients"),
+    ],
+    "config/runtime/common.py": [
+        ('"float16": torch.float16}', '"float16": torch.bfloat16}', LOOP),
+    ],
+}
+
+
+def first_failure(tests, file=None, old="", new=""):
+    """The first of the tests that fails, or "" if none does, where `file` has `new` in the place of `old`."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "repo"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", "__pycache__", "out", "*.bin"))
+        if file:
+            path = copy / file
+            path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+        name, *options = tests.split(maxsplit=2)  # a file, and perhaps -k and a word
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", f"tests/{name}", *options]
+        done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
+    if done.returncode == 0:
+        return ""
+    failures = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode != 1 or not failures:  # such as no tests of that name
+        raise SystemExit(f"pytest tests/{tests}: {done.stdout}{done.stderr}")
+    return failures[0].split(" - ")[0].split("::")[-1]
+
+
+def main(files):
+    """Prints what finds each mistake; returns how many are not found."""
+    mutants = [(file, *mutant) for file in files for mutant in MUTANTS[file]]
+    counts = [(file, old, (ROOT / file).read_text(encoding="utf-8").count(old)) for file, old, _, _ in mutants]
+    moved = [f"{file} has {count} places with {old!r}; one is needed" for file, old, count in counts if count != 1]
+    if moved:
+        raise SystemExit("\n".join(moved))
+    survived = 0
+    with ThreadPoolExecutor(WORKERS) as pool:
+        needed = sorted({tests for *_, tests in mutants})
+        for tests, failure in zip(needed, pool.map(first_failure, needed)):
+            if failure:
+                raise SystemExit(f"{failure} fails without any mistake, of tests/{tests}")
+        trials = pool.map(lambda mutant: first_failure(mutant[3], *mutant[:3]), mutants)
+        for (file, old, new, _), failure in zip(mutants, trials):
+            print(f"{file}: {old.strip()!r} -> {new.strip()!r}: {failure or 'SURVIVED'}", flush=True)
+            survived += not failure
+    print(f"{len(mutants) - survived} of {len(mutants)} mistakes found")
+    return survived
+
+
+if __name__ == "__main__":
+    unknown = [file for file in sys.argv[1:] if file not in MUTANTS]
+    if unknown:
+        raise SystemExit(f"no mistakes for {unknown[0]}: there are some for {', '.join(MUTANTS)}")
+    sys.exit(main(sys.argv[1:] or list(MUTANTS)) > 0)
