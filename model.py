@@ -45,15 +45,15 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True)
 class Residual:
-    """All there is to know about a residual method: what layer l adds up in the place of a residual."""
+    """A residual method: what a layer adds up over the earlier layers, recomputed, and itself."""
 
-    branch: str | None = None  # whose outputs are added up: "attention" (h) or "mlp" (x'); None: neither, as in Llama
+    branch: str  # whose outputs are added up: "attention" (they make h) or "mlp" (they make x')
     weights: str = "one"  # w_i: "one", "mean" (1/m) or "learned" (softmax of the block's `mix`)
-    sources: Callable = range  # layer l -> the earlier layers that it recomputes: range(l), all of them
+    sources: Callable = range  # layer l -> the earlier layers that it recomputes; range(l) is all of them
 
 
 RESIDUALS = {
-    "standard": Residual(),
+    "standard": None,
     "m1": Residual("mlp"),
     "m2": Residual("attention"),
     "m3.1": Residual("mlp", weights="mean"),
@@ -88,37 +88,21 @@ class GPTConfig:
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
     tie_weights: bool = False  # one matrix for the embedding and the head
-    checkpoint_replays: bool = False  # m1 to m4: trade a second forward pass of the replays for their memory
+    activation_checkpointing: bool = False  # m1 to m4: less memory, for recomputing once more in the backward pass
 
     def __post_init__(self):
-        def check(field, good, needed):
-            if not good:
-                raise ConfigError(f"{field} = {getattr(self, field)!r} does not work: it must be {needed}")
+        tables = {"attention": ATTENTIONS, "qk_scale": QK_SCALES, "sigma": SIGMAS, "residual": RESIDUALS}
+        for field, table in tables.items():
+            self.check(field, getattr(self, field) in table, "one of " + ", ".join(table))
+        self.n_kv_head = self.n_kv_head or self.n_head
+        self.n_inner = self.n_inner or round_up(math.ceil(8 * self.n_embd / 3), 64)
+        self.check("n_head", self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
+        self.check("n_head", self.head_dim % 2 == 0, f"such that n_embd / n_head is even; n_embd = {self.n_embd}")
+        self.check("n_kv_head", self.n_head % self.n_kv_head == 0, f"a divisor of n_head = {self.n_head}")
 
-        for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd"):
-            value = getattr(self, field)
-            check(field, isinstance(value, int) and value > 0, "a positive integer")
-        for field in ("n_kv_head", "n_inner"):
-            value = getattr(self, field)
-            check(field, value is None or isinstance(value, int) and value > 0, "a positive integer or None")
-        for field in ("bias", "keep_input", "tie_weights", "checkpoint_replays"):
-            check(field, isinstance(getattr(self, field), bool), "True or False")
-        for field in ("rope_theta", "norm_eps"):
-            value = getattr(self, field)
-            check(field, isinstance(value, (int, float)) and value > 0, "a positive number")
-        number = isinstance(self.dropout, (int, float))
-        check("dropout", number and 0 <= self.dropout < 1, "a number in [0, 1)")
-        choices = {"attention": ATTENTIONS, "qk_scale": QK_SCALES, "sigma": SIGMAS, "residual": RESIDUALS}
-        for field, names in choices.items():
-            check(field, getattr(self, field) in tuple(names), "one of " + ", ".join(names))
-
-        check("n_head", self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
-        check("n_head", self.head_dim % 2 == 0, f"such that n_embd / n_head is even; n_embd = {self.n_embd}")
-        if self.n_kv_head is None:
-            self.n_kv_head = self.n_head
-        check("n_kv_head", self.n_head % self.n_kv_head == 0, f"a divisor of n_head = {self.n_head}")
-        if self.n_inner is None:
-            self.n_inner = round_up(math.ceil(8 * self.n_embd / 3), 64)
+    def check(self, field, good, needed):
+        if not good:
+            raise ConfigError(f"{field} = {getattr(self, field)!r} does not work: it must be {needed}")
 
     @property
     def head_dim(self):
@@ -134,7 +118,7 @@ def round_up(n, multiple):
 
 
 def rope_table(start, stop, head_dim, theta, like):
-    """cos and ±sin of RoPE's angles for the positions start..stop-1, each (T, D); sin is - in the first half.
+    """Return cos and ±sin of RoPE's angles for the positions start..stop-1, each (T, D); sin is - in the first half.
 
     Dimensions j and j + D/2 turn together by position · theta^(-2j/D), as in Llama.
     Computed in float32 at least, whatever the type of the tensor `like`.
@@ -146,38 +130,39 @@ def rope_table(start, stop, head_dim, theta, like):
 
 
 def apply_rope(x, rope):
-    """Rotates x (B, H, T, D) by its positions' angles."""
+    """Rotate x (B, H, T, D) by its positions' angles."""
     cos, sin = (table.type_as(x) for table in rope)
     return torch.addcmul(x * cos, x.roll(x.size(-1) // 2, dims=-1), sin)
 
 
-def causal_attention(q, k, v, dropout=0.0):
-    """softmax(q kᵀ) v, each query seeing the keys up to its own position.
+def causal_attention(q_hat, k_hat, v, dropout=0.0):
+    """Return softmax(q̂ k̂ᵀ) v, each query seeing the keys up to its own position.
 
-    q (B, H, T, S) and k (B, G, T, S) are score vectors, which hold the scale already;
+    q̂ (B, H, T, S) and k̂ (B, G, T, S) are score vectors, which hold the scale already;
     v (B, G, T, D) -> (B, H, T, D). A single query is the newest token and sees all keys.
     """
-    q, k, D = q.to(v.dtype), k.to(v.dtype), v.size(-1)
-    T, S = q.shape[-2:]
-    assert T == 1 or T == k.size(-2), "causal only if queries and keys are the same tokens"
+    q_hat, k_hat, D = q_hat.to(v.dtype), k_hat.to(v.dtype), v.size(-1)
+    T, S = q_hat.shape[-2:]
+    assert T == 1 or T == k_hat.size(-2), "causal only if queries and keys are the same tokens"
     fused = torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()  # which is about CPUs too
-    width, repeats = attention_layout(v.device.type, v.dtype, T, S, D, q.size(1) // k.size(1), fused)
+    width, repeats = attention_layout(v.device.type, v.dtype, T, S, D, q_hat.size(1) // k_hat.size(1), fused)
     if width > D:
         v = F.pad(v, (0, width - D))
     if repeats > 1:
-        k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-    grouped = q.size(1) != k.size(1)
-    y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1, scale=1.0, enable_gqa=grouped)
+        k_hat, v = k_hat.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+    grouped = {"enable_gqa": q_hat.size(1) != k_hat.size(1)}
+    y = F.scaled_dot_product_attention(q_hat, k_hat, v, dropout_p=dropout, is_causal=T > 1, scale=1.0, **grouped)
     return y[..., :D]
 
 
 def attention_layout(device_type, dtype, T, S, D, group, fused=True):
-    """The width to pad v (T x D) to beside score vectors of width S, and how often to repeat the heads of k and v, each
-    of which serves `group` query heads, so that the best of PyTorch's kernels takes them.
+    """Return the width to pad v (T x D) to, and how often to repeat the heads of k̂ and v, for PyTorch's best kernel.
 
-    CPU: the fused kernel wants equal widths. CUDA: so do flash and cuDNN, for 16 bits and widths up to 256; all else is
-    for the memory-efficient kernel, which takes any widths but no grouped heads. MPS: where v is narrower, its kernel
-    was wrong up to PyTorch 2.11. One token (T = 1) that is generated is not worth padding the cache for.
+    Score vectors have width S, and each head of k̂ and v serves `group` query heads.
+
+    CPU: the fused kernel wants equal widths. CUDA: flash and cuDNN want them too, for 16 bits and widths up to 256.
+    All else is for the memory-efficient kernel, which takes any widths but no grouped heads. MPS: where v is narrower,
+    its kernel was wrong up to PyTorch 2.11. For a single query (T = 1) the cache is not worth padding.
     """
     if device_type == "mps":
         return S, 1
@@ -213,40 +198,40 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.H * self.D, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
 
-    def init_extra(self):
-        """Gives the parameters that only this kind has their initial values."""
-
     def init_at_self(self):
-        """Starts the queries as their keys, so that a token attends to itself first: where no identity path
-        carries it past the attention (Methods 2 and 4 as written), deep models would average it away."""
+        """Start the queries as their keys, so that a token attends to itself first.
+
+        Where no identity path carries it past the attention (Methods 2 and 4 as written), deep models would
+        average it away.
+        """
         per_group = self.q_proj.weight.unflatten(0, (self.G, -1, self.D))
         per_group.copy_(self.k_proj.weight.unflatten(0, (self.G, 1, self.D)))
 
     def project(self, x, rope):
-        """x (B, T, C) -> q (B, H, T, D) and k (B, G, T, D), rotated."""
+        """Project x (B, T, C) to q (B, H, T, D) and k (B, G, T, D), rotated."""
         q = rearrange(self.q_proj(x), "B T (H D) -> B H T D", D=self.D)
         k = rearrange(self.k_proj(x), "B T (G D) -> B G T D", D=self.D)
         return apply_rope(q, rope), apply_rope(k, rope)
 
     def score_vectors(self, x, rope, earlier):
-        """The layer's (q̂, k̂), from its normed input x (B, T, C), and the (q, k) that later layers' scores need, or None.
+        """Make the layer's q̂ (B, H, T, S) and k̂ (B, G, T, S) from its normed input x (B, T, C).
 
-        `earlier` has the layers before this one, each as what it has `Kept`. Each vector may depend on its
-        own token alone: no mask is made anywhere.
+        `earlier` has the layers before this one, each as what it has `Kept`. Third comes the plain (q, k) that later
+        layers' scores need of this one, or None. Each vector may depend on its own token only: no mask is made anywhere.
         """
         q, k = self.project(x, rope)
         return q * self.D**-0.5, k, None
 
-    def forward(self, x, q, k, cache=None, slot=None):
-        """W_O softmax(q̂ k̂ᵀ) W_V x (B, T, C). The cache has the values of earlier tokens in its slot."""
+    def forward(self, x, q_hat, k_hat, cache=None, slot=None):
+        """Return W_O softmax(q̂ k̂ᵀ) W_V x, (B, T, C). The cache has the values of earlier tokens in its slot."""
         v = rearrange(self.v_proj(x), "B T (G D) -> B G T D", D=self.D)
         if cache is not None:
             v = cache.update(slot, v)
-        y = causal_attention(q, k, v, self.dropout.p if self.training else 0.0)
+        y = causal_attention(q_hat, k_hat, v, self.dropout.p if self.training else 0.0)
         return self.dropout(self.o_proj(rearrange(y, "B H T D -> B T (H D)")))
 
     def score_width(self):
-        """Numbers in a score vector, without padding."""
+        """Return S, the numbers in a score vector, without padding."""
         return self.D
 
 
@@ -256,7 +241,7 @@ SIGMAS = ("scalar", "diagonal")
 class W2Attention(Attention):
     """Minus the squared Wasserstein-2 distance of Gaussians N(μ, diag(σ²)) in the place of q·k.
 
-    S = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ, R being RoPE, which turns the means alone. Written
+    S = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ. R is RoPE, which turns the means only. Written
     out, S = (2/τ)(μ_q·μ_k + σ_q·σ_k - (‖μ_k‖² + ‖σ_k‖²)/2) - (‖μ_q‖² + ‖σ_q‖²)/τ, and softmax
     over the keys cancels the last term. σ is a number per head (scalar) or a vector (diagonal).
     """
@@ -265,10 +250,15 @@ class W2Attention(Attention):
         super().__init__(config, layer)
         self.K = 1 if config.sigma == "scalar" else self.D
         self.sigma = nn.Linear(config.n_embd, (self.H + self.G) * self.K, bias=False)
-        self.log_tau = nn.Parameter(torch.empty(self.H))
+        self.tau_shift = nn.Parameter(torch.zeros(self.H))
 
-    def init_extra(self):
-        nn.init.constant_(self.log_tau, math.log(2 * self.D**0.5))  # q·k enters with 1/√d_k
+    @property
+    def log_tau(self):
+        """log τ (H,), which starts where q·k enters with 1/√d_k.
+
+        It learns at a tenth of the rate: at the full one τ grows while nothing is there yet to attend to.
+        """
+        return math.log(2 * self.D**0.5) + 0.1 * self.tau_shift
 
     def score_vectors(self, x, rope, earlier):
         mu_q, mu_k = self.project(x, rope)
@@ -276,57 +266,42 @@ class W2Attention(Attention):
         sigma_q, sigma_k = sigma.split((self.H, self.G), dim=1)
         scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1)
         one = mu_q.new_ones(*mu_q.shape[:-1], 1)
-        q = torch.cat((mu_q, sigma_q, one, one), dim=-1) * scale
+        q_hat = torch.cat((mu_q, sigma_q, one, one), dim=-1) * scale
 
         # A key's bias is large beside what tells keys apart. In one bfloat16 number it would cost several
-        # times standard attention's error, so it enters as its bfloat16 value and the remainder.
+        # times standard attention's error, so it enters as its bfloat16 value and the remainder. It is cut
+        # off after 8 bits by arithmetic, because the compiler drops a cast to bfloat16 and back.
         k = torch.cat((mu_k, sigma_k), dim=-1)
         bias = -k.to(torch.promote_types(k.dtype, torch.float32)).square().sum(-1, keepdim=True) / 2
-        # (That is cut off after 8 bits by arithmetic: the compiler drops a cast to bfloat16 and back.)
         step = torch.exp2(bias.detach().abs().clamp_min(1e-30).log2().floor() - 7)
         coarse = (bias.detach() / step).trunc() * step
-        k = torch.cat((k, coarse.type_as(k), (bias - coarse).type_as(k)), dim=-1)
+        k_hat = torch.cat((k, coarse.type_as(k), (bias - coarse).type_as(k)), dim=-1)
 
         # a GPU's fused kernels want multiples of 8, the CPU's is fastest without padding
         pad = (0, 0 if x.device.type == "cpu" else -self.score_width() % 8)
-        return F.pad(q.type_as(mu_q), pad), F.pad(k, pad), None
+        return F.pad(q_hat.type_as(mu_q), pad), F.pad(k_hat, pad), None
 
     def score_width(self):
         return self.D + self.K + 2
 
 
-# the learned parameters of each scale of the sum, by their initial values from d_k
-QK_SCALES = {
-    "5.1": {},
-    "5.2": {},
-    "5.3": {},
-    "5.4": {"a": lambda d: 0.5, "b": lambda d: 1.0},
-    "5.5": {"log_a": lambda d: 0.0},
-    "5.6": {"log_a": lambda d: 0.0, "b": lambda d: 0.5},
-    "5.7": {"log_a": lambda d: math.log(d) / 2},
-}
+QK_SCALES = ("5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "5.7")
 
 
 class SummedQKAttention(Attention):
-    """softmax(Σ_i q_i k_iᵀ / d_i) V, the sum running over the layers i = 0..l (Method 5).
-
-    With m = l + 1 layers, d_i is √d_k (5.1), √d_k·√m (5.2), √d_k·m (5.3), d_k^a m^b (5.4),
-    a_i √d_k (5.5), a_i d_k^{b_i} (5.6) or a_i (5.7), with a and b learned, a_i as exp(log_a_i).
-    """
+    """softmax(Σ_i q_i k_iᵀ / d_i) V, the sum running over the layers i = 0..l (Method 5)."""
 
     def __init__(self, config, layer):
         super().__init__(config, layer)
         self.m, self.qk_scale = layer + 1, config.qk_scale
-        for name in QK_SCALES[self.qk_scale]:
-            size = () if self.qk_scale == "5.4" else (self.m,)
-            self.register_parameter(name, nn.Parameter(torch.empty(size)))
-
-    def init_extra(self):
-        for name, value in QK_SCALES[self.qk_scale].items():
-            nn.init.constant_(getattr(self, name), value(self.D))
+        match self.qk_scale:  # what is learned starts as 5.3 (5.4) or as 5.1 (the others)
+            case "5.4": self.a, self.b = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.tensor(1.0))
+            case "5.5": self.log_a = nn.Parameter(torch.zeros(self.m))
+            case "5.6": self.log_a, self.b = nn.Parameter(torch.zeros(self.m)), nn.Parameter(torch.full((self.m,), 0.5))
+            case "5.7": self.log_a = nn.Parameter(torch.full((self.m,), math.log(self.D) / 2))
 
     def divisors(self):
-        """d_i of the layers 0..l, (m,), or one number for all."""
+        """Return d_i of the layers 0..l, (m,), or one number for all."""
         d, m = self.D, self.m
         match self.qk_scale:
             case "5.1": return d**0.5
@@ -339,7 +314,7 @@ class SummedQKAttention(Attention):
 
     def score_vectors(self, x, rope, earlier):
         own = self.project(x, rope)
-        layers = [*(kept.projections for kept in earlier), own]
+        layers = [*(kept.qk for kept in earlier), own]
         q = torch.stack([q for q, k in layers], dim=-2)  # (B, H, T, m, D)
         scale = 1 / self.divisors()
         if isinstance(scale, torch.Tensor):
@@ -374,93 +349,89 @@ class Kept(NamedTuple):
     """What a layer that has run keeps for those after it."""
 
     block: nn.Module  # itself, which they recompute
-    q: torch.Tensor  # q̂ and
-    k: torch.Tensor  # k̂, of which its attention weights are made again
-    projections: tuple | None  # (q, k), for summed scores
+    q_hat: torch.Tensor  # its score vectors, which stand for its attention weights
+    k_hat: torch.Tensor
+    qk: tuple | None  # summed_qk: its plain (q, k)
 
 
 class Block(nn.Module):
-    """One layer, and what later layers recompute of it."""
+    """One layer. Under Methods 1 to 4 later layers recompute it on their own input."""
 
     def __init__(self, config, layer):
         super().__init__()
-        self.layer, self.checkpoint_replays = layer, config.checkpoint_replays
+        self.layer, self.activation_checkpointing = layer, config.activation_checkpointing
         self.attn_norm = RMSNorm(config.n_embd, eps=config.norm_eps)
         self.attn = ATTENTIONS[config.attention](config, layer)
         self.mlp_norm = RMSNorm(config.n_embd, eps=config.norm_eps)
         self.mlp = MLP(config)
-        self.residual = RESIDUALS[config.residual]
-        self.keep_input = self.residual.branch is None or config.keep_input  # whether x, or h, stays in the sum
-        self.sources = self.residual.sources(layer) if self.residual.branch else ()  # none in the first layer
-        self.summed = self.residual.branch if self.sources else None  # the branch whose residual a sum replaces
-        if self.residual.weights == "learned" and self.sources:
-            self.mix = nn.Parameter(torch.empty(len(self.sources) + 1))
+        self.residual, self.keep_input = RESIDUALS[config.residual], config.keep_input
+        self.sources = self.residual.sources(layer) if self.residual else ()  # the layers recomputed; none in layer 0
+        self.summed = self.residual.branch if self.sources else None  # the branch whose residual is a sum here
+        if self.summed and self.residual.weights == "learned":
+            self.mix = nn.Parameter(torch.zeros(len(self.sources) + 1))
 
     def forward(self, x, rope, earlier=(), cache=None):
-        """x (B, T, C) -> x' (B, T, C), and what is Kept for later layers, or None where they need nothing.
+        """Return x' (B, T, C) for x (B, T, C), and what is Kept for later layers, or None where they need nothing.
 
         `earlier` has what the layers before this one have kept; the cache, when generating, what they have read.
         """
-        normed, q, k, projections = self.scores(x, rope, earlier)
+        normed, q_hat, k_hat, qk = self.scores(x, rope, earlier)
         if cache is not None:
-            k = cache.update((self.layer, "keys"), k)
+            k_hat = cache.update((self.layer, "keys"), k_hat)
 
-        attn = self.attn(normed, q, k, cache, (self.layer, self.layer))  # attn_l(x)
-        if self.summed == "attention":  # Methods 2 and 4
-            h = x if self.keep_input else torch.zeros_like(x)
-            for attn_i in self.terms(attn, x, earlier, cache):
-                h = h + attn_i  # h = Σ_i w_i attn_i(x)
+        attn = self.attn(normed, q_hat, k_hat, cache, (self.layer, self.layer))  # attn_l(x)
+        if self.summed == "attention":  # Methods 2 and 4: h = Σ_i w_i attn_i(x)
+            h = self.sum_over_layers(attn, x, x, earlier, cache)
         else:
             h = x + attn
 
         mlp = self.mlp_branch(h)  # mlp_l(h)
-        if self.summed == "mlp":  # Methods 1 and 3
-            out = h if self.keep_input else torch.zeros_like(h)
-            for mlp_i in self.terms(mlp, x, earlier, cache):
-                out = out + mlp_i  # x' = Σ_i w_i mlp_i(x + attn_i(x))
+        if self.summed == "mlp":  # Methods 1 and 3: x' = Σ_i w_i mlp_i(x + attn_i(x))
+            out = self.sum_over_layers(mlp, h, x, earlier, cache)
         else:
             out = h + mlp
+        return out, Kept(self, q_hat, k_hat, qk) if self.residual or qk else None
 
-        needed = self.residual.branch is not None or projections is not None
-        return out, Kept(self, q, k, projections) if needed else None
+    def sum_over_layers(self, own, replaced, x, earlier, cache):
+        """Return Σ_i w_i attn_i(x), or Σ_i w_i mlp_i(x + attn_i(x)): earlier layers i recomputed, this one's `own` last.
 
-    def scores(self, x, rope, earlier):
-        """x (B, T, C) normed for the attention, and what `score_vectors` makes of it."""
-        normed = self.attn_norm(x)
-        return normed, *self.attn.score_vectors(normed, rope, earlier)
-
-    def mlp_branch(self, h):
-        """mlp_l(h)."""
-        return self.mlp(self.mlp_norm(h))
+        The sum takes the place of the residual `replaced`. With keep_input it is added to that.
+        """
+        total = replaced if self.keep_input else torch.zeros_like(replaced)  # in float32 also under autocast
+        unit = F.rms_norm(x, x.shape[-1:], eps=self.attn_norm.eps)  # what the layers' norms of x have in common
+        *weights, own_weight = self.weights()
+        for w, i in zip(weights, self.sources):
+            block, q_hat, k_hat, _ = earlier[i]
+            recompute = block.recompute
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                recompute = partial(checkpoint, recompute, use_reentrant=False)
+            total = total + recompute(w, x, unit, q_hat, k_hat, cache, (self.layer, i))
+        return total + own_weight * own
 
     def weights(self):
-        """w_i of the layers summed, this one's own last."""
+        """Return w_i of the layers summed, this one's own last."""
         m = len(self.sources) + 1
         match self.residual.weights:
             case "one": return [1.0] * m
             case "mean": return [1 / m] * m
             case "learned": return self.mix.softmax(dim=0).unbind()
 
-    def terms(self, own, x, earlier, cache):
-        """Yields the terms of this layer's sum: w_i attn_i(x), or w_i mlp_i(x + attn_i(x)), of the earlier layers i,
-        recomputed, and then of this layer its `own` output."""
-        *weights, own_weight = self.weights()
-        unit = F.rms_norm(x, x.shape[-1:], eps=self.attn_norm.eps)  # what the layers' norms of x have in common
-        for w, i in zip(weights, self.sources):
-            block, q, k, _ = earlier[i]
-            recompute = block.recompute
-            if self.checkpoint_replays and torch.is_grad_enabled():  # forget activations until the backward pass
-                recompute = partial(checkpoint, recompute, use_reentrant=False)
-            yield recompute(w, x, unit, q, k, cache, (self.layer, i))
-        yield own_weight * own
-
-    def recompute(self, w, x, unit, q, k, cache=None, slot=None):
-        """What a later layer adds up of this one, on its own x: w attn_i(x) or w mlp_i(x + attn_i(x)).
+    def recompute(self, w, x, unit, q_hat, k_hat, cache=None, slot=None):
+        """Return w attn_i(x) or w mlp_i(x + attn_i(x)) of this layer i on a later layer's x.
 
         unit is x / rms(x), (q̂, k̂) are those of this layer's first run; dropout is drawn anew.
         """
-        y = self.attn(unit * self.attn_norm.weight, q, k, cache, slot)
-        return w * (y if self.residual.branch == "attention" else self.mlp_branch(x + y))
+        attn = self.attn(unit * self.attn_norm.weight, q_hat, k_hat, cache, slot)
+        return w * (attn if self.residual.branch == "attention" else self.mlp_branch(x + attn))
+
+    # methods so that `compile_blocks` can compile them by themselves
+
+    def scores(self, x, rope, earlier):
+        normed = self.attn_norm(x)
+        return normed, *self.attn.score_vectors(normed, rope, earlier)
+
+    def mlp_branch(self, h):
+        return self.mlp(self.mlp_norm(h))
 
 
 class KVCache:
@@ -476,7 +447,7 @@ class KVCache:
         self.slots = {}
 
     def update(self, slot, new):
-        """Puts new (B, H, T, D) behind what the slot holds -> (B, H, length + T, D)."""
+        """Put new (B, H, T, D) behind what the slot holds, and return all of it, (B, H, length + T, D)."""
         if slot not in self.slots:
             self.slots[slot] = new.new_empty(*new.shape[:2], self.size, new.size(-1))
         end = self.length + new.size(2)
@@ -504,8 +475,6 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        for p in self.parameters():
-            p.fill_(math.nan)  # what is forgotten below shows at once
         # Every matrix keeps the size of what it multiplies: 1/√fan-in. With the usual 0.02 the branches come out
         # so small that Methods 1-4 as written, which have nothing but branches to pass on, hardly start to learn.
         for module in self.modules():
@@ -515,12 +484,6 @@ class GPT(nn.Module):
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight)  # tied to the head, it takes the head's size below
-            elif isinstance(module, RMSNorm):
-                nn.init.ones_(module.weight)
-            elif isinstance(module, Attention):
-                module.init_extra()
-            elif isinstance(module, Block) and hasattr(module, "mix"):
-                nn.init.zeros_(module.mix)
         for block in self.blocks:
             for output in (block.attn.o_proj, block.mlp.down_proj):  # 2L branches add up to about what one would be
                 output.weight.mul_((2 * self.config.n_layer) ** -0.5)
@@ -528,7 +491,7 @@ class GPT(nn.Module):
                 block.attn.init_at_self()
 
     def features(self, idx, cache=None):
-        """idx (B, T) -> (B, T, C), ready for the head. Raises ValueError for a T that does not fit.
+        """Return (B, T, C), ready for the head, for idx (B, T). Raises ValueError for a T that does not fit.
 
         With a cache, idx continues the tokens that it holds: a prompt first, then one token at a time.
         """
@@ -548,27 +511,27 @@ class GPT(nn.Module):
         return self.norm(x)
 
     def forward(self, idx, targets=None):
-        """idx (B, T) -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy in nats.
+        """Return logits (B, T, V) for idx (B, T) and, with targets (B, T), their mean cross-entropy in nats, else None.
 
-        A target of -1 is ignored. Without targets the loss is None. Raises ValueError for a T that does not fit, and
-        for targets of another shape than idx.
+        A target of -1 is ignored. Raises ValueError for a T that does not fit, and for targets of another shape.
         """
         if targets is not None and targets.shape != idx.shape:
             raise ValueError(f"targets have shape {tuple(targets.shape)}, idx has {tuple(idx.shape)}: they must match")
-        return self.logits_and_loss(self.features(idx), targets)
-
-    def logits_and_loss(self, x, targets):
-        """Logits of the features x (B, T, C), and their mean cross-entropy with the targets (B, T), if any."""
-        weight, missing = self.head.weight, -self.config.vocab_size % 64
+        x = self.features(idx)
+        missing = -self.config.vocab_size % 64
         if x.device.type == "cuda" and missing:  # GPT-2's V of 50,257 would misalign the head's products
-            logits = F.linear(x, F.pad(weight, (0, 0, 0, missing)))
+            logits = F.linear(x, F.pad(self.head.weight, (0, 0, 0, missing)))
         else:
             logits = self.head(x)
-        return logits[..., : self.config.vocab_size], None if targets is None else self.loss(logits, targets)
+        loss = None if targets is None else self.loss(logits, targets)
+        return logits[..., : self.config.vocab_size], loss
 
     def loss(self, logits, targets):
-        """Mean cross-entropy. The logits, perhaps padded, come from outside: were they returned by what is compiled, a
-        gradient for them would be asked for at every step, zeros of their size."""
+        """Return the mean cross-entropy of logits (..., V or more, padded) with targets (...).
+
+        It is compiled by itself: a compiled function that also returned the logits would make a gradient for them at
+        every step, zeros of their size.
+        """
         logits = logits[..., : self.config.vocab_size]
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten().long(), ignore_index=-1)
 
@@ -576,13 +539,13 @@ class GPT(nn.Module):
     # Generation
 
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None):
-        """idx (B, T) continued by max_new_tokens: (B, T + max_new_tokens). See `stream`."""
+        """Return idx (B, T) continued by max_new_tokens, (B, T + max_new_tokens). See `stream`."""
         tokens = self.stream(idx, max_new_tokens, temperature, top_k, top_p, generator)
         return torch.cat((idx, *tokens), dim=1)
 
     @torch.no_grad()
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None):
-        """Yields max_new_tokens tensors (B, 1), the continuation of idx (B, T), each as soon as it is drawn.
+        """Yield max_new_tokens tensors (B, 1), the continuation of idx (B, T), each as soon as it is drawn.
 
         temperature 0 (below 1e-6) takes the likeliest token; top_k draws from the k likeliest ones, top_p from
         the fewest whose probabilities sum to p; `generator` is a torch.Generator on idx's device.
@@ -617,7 +580,7 @@ class GPT(nn.Module):
     # Training
 
     def compile_blocks(self):
-        """Compiles, in place, what all layers have in common, and what they recompute: once, not L(L-1)/2 times."""
+        """Compile, in place, what all layers have in common, and what they recompute: once, not L(L-1)/2 times."""
         for block in self.blocks:
             if self.config.residual == "standard" and self.config.attention != "summed_qk":
                 block.forward = torch.compile(block.forward)
@@ -632,123 +595,69 @@ class GPT(nn.Module):
         self.loss = torch.compile(self.loss)
 
     def param_groups(self, weight_decay):
-        """Groups of parameters, by their role, for any optimizer: the blocks' matrices, which Muon is for; embedding and
-        head; and, without weight decay, vectors, and single numbers, which FSDP wants by themselves. The τ of W2 have a
-        group too, with an `lr_scale`: at the full rate they grow while nothing is there yet to attend to."""
+        """Return groups of parameters, by their role, for any optimizer.
+
+        First come the blocks' matrices, which Muon is for; then embedding and head; then, without weight decay, vectors;
+        last, without it too, single numbers, which FSDP cannot shard.
+        """
         matrices = [module.weight for module in self.blocks.modules() if isinstance(module, nn.Linear)]
         tables = [self.embed.weight] + [self.head.weight] * (not self.config.tie_weights)
-        taus = [block.attn.log_tau for block in self.blocks if isinstance(block.attn, W2Attention)]
-        others = set(self.parameters()) - set(matrices + tables + taus)
+        others = set(self.parameters()) - set(matrices + tables)
         vectors = [p for p in self.parameters() if p in others and p.dim() > 0]
         numbers = [p for p in self.parameters() if p in others and p.dim() == 0]
         groups = [{"params": params, "weight_decay": weight_decay} for params in (matrices, tables)]
-        groups += [{"params": params, "weight_decay": 0.0} for params in (vectors, numbers) if params]
-        if taus:
-            groups.append({"params": taus, "weight_decay": 0.0, "lr_scale": 0.1})
-        return groups
+        return groups + [{"params": params, "weight_decay": 0.0} for params in (vectors, numbers) if params]
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        """AdamW on `param_groups`; fused where device_type ("cuda") has it."""
+        """Return AdamW on `param_groups`, fused where device_type ("cuda") has it."""
         fused = device_type in ("cuda", "cpu", "mps")
-        groups = self.param_groups(weight_decay)
-        for group in groups:
-            group["lr"] = learning_rate * group.get("lr_scale", 1)
-        return torch.optim.AdamW(groups, betas=betas, fused=fused)
+        return torch.optim.AdamW(self.param_groups(weight_decay), learning_rate, betas=betas, fused=fused)
 
     def get_num_params(self):
-        """Number of parameters; tied ones count once."""
+        """Return the number of parameters; tied ones count once."""
         return sum(p.numel() for p in self.parameters())
 
     def flops_per_token(self):
-        """Floating-point operations of a forward and backward pass, per token of a full context.
+        """Return the floating-point operations of a forward and backward pass, per token of a full context.
 
-        Two per multiply-add forward, twice that backward. Counted are all matrix products, those of
-        the replays and of attention's T x T scores included, the latter in full, as is customary,
-        although a causal kernel does half of them.
+        Two per multiply-add forward, twice that backward. Counted are all matrix products, also those that are
+        recomputed and attention's T x T scores. The latter count in full, as is customary, although a causal kernel
+        does half of them.
         """
+
         config = self.config
-        multiply_adds = self.head.weight.numel()
 
         def matrices(*modules):
             return sum(p.numel() for module in modules for p in module.parameters() if p.dim() == 2)
 
-        def attention(block):  # W_V, scores, mixing of values, W_O
-            widths = block.attn.score_width() + config.head_dim
-            return matrices(block.attn.v_proj, block.attn.o_proj) + config.block_size * config.n_head * widths
+        def attention(block):  # scores, and the mixing of values
+            return config.block_size * config.n_head * (block.attn.score_width() + config.head_dim)
 
+        multiply_adds = self.head.weight.numel()
         for block in self.blocks:
-            projections = matrices(block.attn) - matrices(block.attn.v_proj, block.attn.o_proj)
-            multiply_adds += projections + attention(block) + matrices(block.mlp)
+            multiply_adds += matrices(block.attn, block.mlp) + attention(block)
             for source in (self.blocks[i] for i in block.sources):
-                multiply_adds += attention(source) + (matrices(source.mlp) if block.residual.branch == "mlp" else 0)
+                multiply_adds += matrices(source.attn.v_proj, source.attn.o_proj) + attention(source)
+                if block.summed == "mlp":
+                    multiply_adds += matrices(source.mlp)
         return 6 * multiply_adds
 
-    def estimate_mfu(self, fwdbwd_per_iter, dt):
-        """Model FLOPs utilisation of fwdbwd_per_iter full contexts in dt seconds, as a fraction of the
-        bfloat16 peak of the device that the model is on; nan where that peak is unknown."""
-        peak = peak_flops(self.embed.weight.device)
-        flops = self.flops_per_token() * self.config.block_size * fwdbwd_per_iter
-        return flops / dt / peak if peak else math.nan
+    def estimate_mfu(self, fwdbwd_per_iter, dt, peak_flops=312e12):
+        """Return the model FLOPs utilisation of fwdbwd_per_iter full contexts in dt seconds, as a fraction of the peak.
+
+        The default peak is an A100's in bfloat16, in FLOP/s, as in nanoGPT.
+        """
+        return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / peak_flops
 
     def crop_block_size(self, block_size):
-        """Makes the longest context shorter. RoPE has no table of positions to cut."""
+        """Make the longest context shorter. RoPE has no table of positions to cut."""
         if not 1 <= block_size <= self.config.block_size:
             raise ValueError(f"block_size = {block_size} does not work: it must be 1 to {self.config.block_size}")
         self.config.block_size = block_size
 
-    # -------------------------------------------------------------------------
-    # Llama weights
-
-    def llama_names(self):
-        """{name in a Hugging Face Llama checkpoint: name here}, of all that a Llama has: projections, norms, tables."""
-        names = [name for name in self.state_dict() if name.split(".")[-2].endswith(("_proj", "norm", "embed", "head"))]
-        return {".".join(LLAMA_NAMES.get(part, part) for part in name.split(".")): name for name in names}
-
-    def to_llama(self):
-        """The tensors of a Hugging Face Llama checkpoint, copied. What Llama lacks (σ, τ, a, b and the
-        mixing logits) is left out, so only standard attention and residuals compute the same there."""
-        tensors = self.state_dict()
-        return {llama: tensors[name].clone() for llama, name in self.llama_names().items()}
-
-    @classmethod
-    def from_llama(cls, state_dict, config):
-        """A model with the tensors of a Hugging Face Llama checkpoint, under any attention and residual.
-
-        What Llama lacks has its initial value. Raises ValueError for a tensor that is missing, unknown
-        or of another shape than the config's. With tied weights `lm_head.weight` may be missing.
-        """
-        model, given = cls(config), dict(state_dict)
-        if config.tie_weights:
-            embed = given.get("model.embed_tokens.weight")
-            if not torch.equal(given.setdefault("lm_head.weight", embed), embed):
-                raise ValueError("lm_head.weight differs from model.embed_tokens.weight: set tie_weights = False")
-        names, tensors = model.llama_names(), model.state_dict()
-        differing = sorted(names.keys() ^ given.keys())
-        if differing:
-            name = differing[0]
-            raise ValueError(f"the Llama checkpoint {'lacks' if name in names else 'has'} {name}, unlike this config")
-        for llama, name in names.items():
-            if given[llama].shape != tensors[name].shape:
-                shapes = f"{tuple(given[llama].shape)}, the config needs {tuple(tensors[name].shape)}"
-                raise ValueError(f"{llama} has shape {shapes}")
-            tensors[name].copy_(given[llama])
-        return model
-
-
-# our names in the place of which a Hugging Face Llama checkpoint has others
-LLAMA_NAMES = {
-    "embed": "model.embed_tokens",
-    "blocks": "model.layers",
-    "attn_norm": "input_layernorm",
-    "attn": "self_attn",
-    "mlp_norm": "post_attention_layernorm",
-    "norm": "model.norm",
-    "head": "lm_head",
-}
-
 
 def sample_next_token(logits, temperature, top_k, top_p, generator):
-    """Draws a token (B, 1) from logits (B, V)."""
+    """Draw a token (B, 1) from logits (B, V)."""
     if temperature < 1e-6:
         return logits.argmax(dim=-1, keepdim=True)
     logits = logits.float()
@@ -764,12 +673,3 @@ def sample_next_token(logits, temperature, top_k, top_p, generator):
         ordered = ordered.masked_fill(beyond, -math.inf)
         logits = torch.empty_like(logits).scatter(1, order, ordered)
     return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
-
-
-def peak_flops(device):
-    """Dense bfloat16 peak of a GPU in FLOP/s, from its maker's data sheet; None where unknown."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    peaks = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "L40S": 362e12, "A100": 312e12, "RTX 4090": 165e12}
-    return next((peak for gpu, peak in peaks.items() if gpu in name), None)

@@ -23,7 +23,8 @@ from config.runtime.checkpoint import LLAMA_SHAPE, build_model, check_same_run, 
 from config.runtime.checkpoint import load_checkpoint, restore_optimizers, save_checkpoint
 from config.runtime.checks import check_settings, ineffective_settings
 from config.runtime.common import StopSignal, clock, exit_program, install_excepthook, machine_name
-from config.runtime.common import pick_attention_kernel, pick_compile, pick_device, pick_dtype, resource_errors
+from config.runtime.common import peak_flops, pick_attention_kernel, pick_compile, pick_device, pick_dtype
+from config.runtime.common import resource_errors
 from config.runtime.distributed import compile_or_eager, dist_max, dist_sum, full_tensor, init_distributed
 from config.runtime.distributed import parallelize_model
 from config.runtime.metrics import MetricLogger
@@ -61,7 +62,7 @@ keep_input = False  # m1 to m4: add the residual that the sum replaces back to i
 rope_theta = 10000.0  # base of RoPE's wavelengths
 norm_eps = 1e-5  # of RMSNorm
 tie_weights = False  # one matrix for embedding and head
-checkpoint_replays = False  # m1 to m4: less memory, for a second forward pass of the replays
+activation_checkpointing = False  # m1 to m4: less memory, for recomputing once more in the backward pass
 # optimizer
 optimizer = "adamw"  # adamw, or muon: Muon for the blocks' matrices, AdamW for the rest
 max_iters = 800  # steps in all
@@ -287,7 +288,7 @@ with resource_errors():  # too little memory and the end of another process are 
         lr = get_lr(iter_num)
         for opt in optimizers:
             for group in opt.param_groups:
-                group["lr"] = lr * group.get("lr_scale", 1)  # τ of W2 has one
+                group["lr"] = lr
 
         # forward and backward
         loss = 0.0
@@ -328,7 +329,8 @@ with resource_errors():  # too little memory and the end of another process are 
         if logging:
             now, iters = time.time(), iter_num - last_iter
             speed = iters * tokens_per_iter / (now - last_time)
-            mfu = raw_model.estimate_mfu(iters * batch_size * grad_accum_steps / world_size, now - last_time)
+            sequences = iters * batch_size * grad_accum_steps / world_size
+            mfu = raw_model.estimate_mfu(sequences, now - last_time, peak_flops(device))
             left = clock((now - began) / (iter_num - first_iter) * (max_iters - iter_num))
             print0(
                 f"step {iter_num:,}/{max_iters:,}   loss {lossf:.4f}   gradient norm {norm:.3f}   lr {lr:.2e}   "

@@ -8,10 +8,22 @@ import re
 import shutil
 from pathlib import Path
 
+import torch
+
 from data.console import UserError
 from data.tokenizer import BPETokenizer, CharTokenizer, HFTokenizer
 from model import GPT, GPTConfig
 
+# parts of names here that a Hugging Face Llama checkpoint calls otherwise
+LLAMA_NAMES = {
+    "embed": "model.embed_tokens",
+    "blocks": "model.layers",
+    "attn_norm": "input_layernorm",
+    "attn": "self_attn",
+    "mlp_norm": "post_attention_layernorm",
+    "norm": "model.norm",
+    "head": "lm_head",
+}
 # the fields of a Hugging Face LlamaConfig, by those of GPTConfig
 LLAMA_CONFIG = {
     "block_size": "max_position_embeddings",
@@ -25,6 +37,52 @@ LLAMA_CONFIG = {
     "norm_eps": "rms_norm_eps",
     "tie_weights": "tie_word_embeddings",
 }
+
+
+# -- tensors -------------------------------------------------------------------------------------------------
+
+
+def llama_names(model):
+    """Return {name in a Hugging Face Llama checkpoint: name here} of all that a Llama has: projections, norms, tables."""
+    names = [name for name in model.state_dict() if name.split(".")[-2].endswith(("_proj", "norm", "embed", "head"))]
+    return {".".join(LLAMA_NAMES.get(part, part) for part in name.split(".")): name for name in names}
+
+
+def to_llama(model):
+    """Return the tensors of a Hugging Face Llama checkpoint, copied.
+
+    What Llama lacks (σ, τ, a, b and the mixing logits) is left out, so only standard attention and residuals compute
+    the same there.
+    """
+    tensors = model.state_dict()
+    return {llama: tensors[name].clone() for llama, name in llama_names(model).items()}
+
+
+def from_llama(state_dict, config) -> GPT:
+    """Return a model with the tensors of a Hugging Face Llama checkpoint, under any attention and residual.
+
+    What Llama lacks has its initial value. Raises UserError for a tensor that is missing, unknown or of another shape
+    than the config's. With tied weights `lm_head.weight` may be missing.
+    """
+    model, given = GPT(config), dict(state_dict)
+    if config.tie_weights:
+        embed = given.get("model.embed_tokens.weight")
+        if not torch.equal(given.setdefault("lm_head.weight", embed), embed):
+            raise UserError("lm_head.weight differs from model.embed_tokens.weight: set tie_weights = False")
+    names, tensors = llama_names(model), model.state_dict()
+    differing = sorted(names.keys() ^ given.keys())
+    if differing:
+        name = differing[0]
+        raise UserError(f"the Llama checkpoint {'lacks' if name in names else 'has'} {name}, unlike this config")
+    for llama, name in names.items():
+        if given[llama].shape != tensors[name].shape:
+            shapes = f"{tuple(given[llama].shape)}, the config needs {tuple(tensors[name].shape)}"
+            raise UserError(f"{llama} has shape {shapes}")
+        tensors[name].copy_(given[llama])
+    return model
+
+
+# -- folders and the hub -------------------------------------------------------------------------------------
 
 
 def import_transformers():
@@ -69,7 +127,7 @@ def from_pretrained(name_or_path, **override) -> GPT:
         names = sorted(map(str, found[f"{problem}_keys"]))
         if names:
             raise UserError(f"{name_or_path}: its weights are not those of its config: {names[0]} is {problem}")
-    return GPT.from_llama(llama.state_dict(), config)
+    return from_llama(llama.state_dict(), config)
 
 
 def save_pretrained(model, folder, tokenizer=None):
@@ -92,7 +150,7 @@ def save_pretrained(model, folder, tokenizer=None):
     config = transformers.LlamaConfig(**fields, **ends, mlp_bias=model.config.bias, rope_parameters=rope)
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     try:
-        transformers.LlamaForCausalLM(config).save_pretrained(unfinished, state_dict=model.to_llama())
+        transformers.LlamaForCausalLM(config).save_pretrained(unfinished, state_dict=to_llama(model))
         if tokenizer:
             to_transformers(tokenizer).save_pretrained(unfinished)
         unfinished.rename(folder)

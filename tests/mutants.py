@@ -32,7 +32,6 @@ MUTANTS = {
         ("(1 + math.cos(math.pi * done)) / 2", "math.cos(math.pi * done / 2)", LOOP),
         ('"linear": 1 - done', '"linear": 1 - done**2', LOOP),
         ("min_lr_frac + (1 - min_lr_frac) * left", "left", LOOP),
-        ('lr * group.get("lr_scale", 1)', "lr", LOOP),
         # the optimizers
         ("(beta1, beta2), device.type", "(beta2, beta1), device.type", LOOP),
         ("configure_optimizers(weight_decay,", "configure_optimizers(0.0,", LOOP),
@@ -87,11 +86,11 @@ MUTANTS = {
         ("-k.to(torch.promote_types(k.dtype, torch.float32))", "-k", "test_model.py -k bfloat16"),
         ('"5.2": return d**0.5 * m**0.5', '"5.2": return d**0.5 * m', REFERENCE),
         # recomputing
-        ("mlp_branch(x + y)", "mlp_branch(y)", REFERENCE),
+        ("mlp_branch(x + attn)", "mlp_branch(attn)", REFERENCE),
         ("x.shape[-1:], eps=self.attn_norm.eps)", "x.shape[-1:], eps=1e-5)", REFERENCE),
         ('"mean": return [1 / m]', '"mean": return [1 / (m - 1)]', REFERENCE),
         ("self.mix.softmax(dim=0)", "self.mix.detach().softmax(dim=0)", REFERENCE),
-        ("use_reentrant=False", "use_reentrant=False, preserve_rng_state=False", "test_model.py -k checkpointed"),
+        ("use_reentrant=False", "use_reentrant=False, preserve_rng_state=False", "test_model.py -k activation_checkpointing"),
         ("cache, (self.layer, i))", "cache, (i, i))", "test_model.py -k cached"),
         # dropout
         ("self.dropout.p if self.training else 0.0", "0.0", DROPOUT),
@@ -106,7 +105,7 @@ MUTANTS = {
         ("block.attn.init_at_self()", "pass", "test_model.py -k tell_tokens_apart"),
         # the loss, the optimizer, generating
         ('0.0} for params in (vectors', 'weight_decay} for params in (vectors', LOOP),
-        ('"lr_scale": 0.1', '"lr_scale": 1.0', LOOP),
+        ("+ 0.1 * self.tau_shift", "+ self.tau_shift", REFERENCE),
         ("block_size - block_size // 2 :", "block_size // 2 :", "test_model.py -k past_the_context"),
         ("p.cumsum(dim=-1) - p >= top_p", "p.cumsum(dim=-1) >= top_p", "test_model.py -k top_p"),
     ],

@@ -8,13 +8,16 @@ It works on a plain dict of tensors, `state`, under the names of a Hugging Face 
 
     model.embed_tokens.weight, model.layers.{l}.self_attn.q_proj.weight, ..., lm_head.weight
 
-and, for what Llama lacks, under model.py's own: `blocks.{l}.mix`, `blocks.{l}.attn.{log_a, a, b, sigma.weight, log_tau}`.
+and, for what Llama lacks, under model.py's own: `blocks.{l}.mix`, `blocks.{l}.attn.{log_a, a, b, sigma.weight, tau_shift}`.
 
 Shapes: T positions, C = n_embd, d = head_dim. There is no batch axis: one row at a time.
 """
 
+import math
+
 import torch
 
+from data.huggingface import llama_names, to_llama
 from model import ATTENTIONS, QK_SCALES, RESIDUALS, SIGMAS    # their names alone, so that every entry is tested
 
 
@@ -30,12 +33,18 @@ def known(name, table):
 
 def get_state(model):
     """A model's parameters as float64 leaf tensors: gradients reach them, and only them."""
-    of_llama = set(model.llama_names().values())
-    state = dict(model.to_llama())
+    of_llama = set(llama_names(model).values())
+    state = to_llama(model)
     state |= {name: p for name, p in model.named_parameters() if name not in of_llama}
     if model.config.tie_weights:
         state.pop("lm_head.weight", None)
     return {name: value.detach().double().clone().requires_grad_() for name, value in state.items()}
+
+
+def set_log_tau(attn, log_tau):
+    """Give a layer of W2 the log τ of its heads."""
+    with torch.no_grad():
+        attn.tau_shift.copy_((torch.as_tensor(log_tau, dtype=torch.float64) - math.log(2 * attn.D ** 0.5)) / 0.1)
 
 
 def reference_logits(model, idx):
@@ -160,7 +169,8 @@ def scores_w2(q, k, h, kv, normed, extras, config, **_):
     n = known(config.sigma, {"scalar": 1, "diagonal": q.shape[-1]})
     spread = torch.nn.functional.softplus(normed @ extras["sigma.weight"].T)
     own, other = h * n, (config.n_head + kv) * n    # the query heads come first
-    return w2_scores(q, k, spread[:, own:own + n], spread[:, other:other + n], extras["log_tau"][h])
+    log_tau = math.log(2 * q.shape[-1] ** 0.5) + 0.1 * extras["tau_shift"][h]    # q·k starts with 1/√d
+    return w2_scores(q, k, spread[:, own:own + n], spread[:, other:other + n], log_tau)
 
 
 def scores_summed(q, qk, extras, config, **_):

@@ -69,13 +69,12 @@ TRAIN_ARGUMENTS = {
     "--beta2=1": "beta2 = 1.0 .* 0 or more, below 1",
     "--seed=-1": "seed = -1 .* 0 or more",
     # the model
-    "--n_layer=0": "n_layer = 0 .* positive",
+    "--n_layer=0": "n_layer = 0 .* 1 or more",
     "--n_embd=6": "n_head = 2 .* n_embd / n_head is even; n_embd = 6",
     "--n_head=3": "n_head = 3 .* divisor of n_embd = 16",
     "--n_kv_head=7": "n_kv_head = 7 .* divisor of n_head = 2",
     "--n_inner=-1": "n_inner = -1 .* 0 or more",
-    "--dropout=1.5": r"dropout = 1.5 .* \[0, 1\)",
-    "--rope_theta=0": "rope_theta = 0.0 .* positive",
+    "--dropout=1.5": "dropout = 1.5 .* 0 or more, below 1",
     "--n_embd=4000000000000": "more memory .*smaller sizes",
     "--n_inner=9000000000000000000": "more memory .*smaller sizes",
     # choices
@@ -256,7 +255,7 @@ DAMAGES = {
     "rewrite('model[\"norm.weight\"] = torch.ones(3)')": FIT + "norm.weight",
     "rewrite('config[\"wings\"] = 2')": FIT + "'wings'",
     "rewrite('config[\"n_head\"] = 7')": FIT + "n_head = 7 .*divisor of n_embd = 16",
-    "rewrite('config[\"attention\"] = \"w2\"')": FIT + "blocks.0.attn.log_tau",
+    "rewrite('config[\"attention\"] = \"w2\"')": FIT + "blocks.0.attn.tau_shift",
 }
 
 

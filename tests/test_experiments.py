@@ -17,6 +17,7 @@ from config.runtime.common import report_error, use_plain_attention
 from conftest import ROOT, TEXT, TINY, log_of
 from data.console import UserError
 from model import rope_table
+from reference import set_log_tau
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
@@ -208,7 +209,7 @@ def attention_of(run, log_tau=None):
     with torch.no_grad():
         attn.k_proj.bias.normal_(generator=generator)
         if log_tau is not None:
-            attn.log_tau.copy_(torch.tensor(log_tau))
+            set_log_tau(attn, log_tau)
     x = torch.randn(3, 12, 16, generator=generator, dtype=torch.float64)
     return attn, x, rope_table(0, 12, 8, 1e4, x)
 

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("transformers")
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from data.huggingface import from_pretrained, save_pretrained
+from data.huggingface import from_llama, from_pretrained, save_pretrained, to_llama
 from model import GPT, GPTConfig
 from reference import GRID, perturb, reference_logits, settings
 
@@ -64,7 +64,7 @@ def same(a, b, tolerance=1e-4):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_logits_are_llamas(shape):
     llama = theirs(**SHAPES[shape])
-    model = GPT.from_llama(llama.state_dict(), ours(**SHAPES[shape])).eval()
+    model = from_llama(llama.state_dict(), ours(**SHAPES[shape])).eval()
     with torch.no_grad():
         expected = llama(tokens()).logits
         assert expected.std() > 0.1
@@ -75,7 +75,7 @@ def test_the_logits_are_llamas(shape):
 def test_llama_takes_our_weights(shape):
     model = perturb(GPT(ours(**SHAPES[shape]))).eval()
     llama = theirs(seed=1, **SHAPES[shape])
-    missing, unexpected = llama.load_state_dict(model.to_llama(), strict=False)
+    missing, unexpected = llama.load_state_dict(to_llama(model), strict=False)
     assert not unexpected and set(missing) <= ({"lm_head.weight"} if model.config.tie_weights else set())
     with torch.no_grad():
         same(model(tokens())[0], llama(tokens()).logits)
@@ -86,7 +86,7 @@ def test_the_reference_is_llama(shape):
     """The explicit float64 form, which every other test leans on, against an implementation of others."""
     model = perturb(GPT(ours(**SHAPES[shape])))
     llama = theirs(seed=1, **SHAPES[shape])
-    llama.load_state_dict(model.to_llama(), strict=False)
+    llama.load_state_dict(to_llama(model), strict=False)
     with torch.no_grad():
         assert (reference_logits(model, tokens()) - llama(tokens()).logits).abs().max() < 1e-4
 
@@ -94,23 +94,23 @@ def test_the_reference_is_llama(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_round_trips_are_exact(shape):
     weights = theirs(**SHAPES[shape]).state_dict()
-    there = GPT.from_llama(weights, ours(**SHAPES[shape]))
-    back = there.to_llama()
+    there = from_llama(weights, ours(**SHAPES[shape]))
+    back = to_llama(there)
     assert set(weights) - set(back) <= ({"lm_head.weight"} if there.config.tie_weights else set())
     assert all(torch.equal(back[name], weights[name]) for name in back)
-    again = GPT.from_llama(back, there.config)
+    again = from_llama(back, there.config)
     assert all(torch.equal(a, b) for a, b in zip(there.parameters(), again.parameters()))
     if there.config.tie_weights:                    # a tied checkpoint may leave the head out
         back.pop("lm_head.weight", None)
-        again = GPT.from_llama(back, there.config)
+        again = from_llama(back, there.config)
         assert all(torch.equal(a, b) for a, b in zip(there.parameters(), again.parameters()))
 
 
 def test_the_weights_handed_out_are_copies():
     model = perturb(GPT(ours())).eval()
     before = model(tokens())[0]
-    weights = model.to_llama()
-    other = GPT.from_llama(weights, model.config).eval()
+    weights = to_llama(model)
+    other = from_llama(weights, model.config).eval()
     for value in weights.values():
         assert not value.requires_grad
         value.zero_()
@@ -122,8 +122,8 @@ def test_the_weights_handed_out_are_copies():
 def test_every_kind_and_method_takes_llama_weights(kind, method):
     config = ours(**settings(kind, method, block_size=T, vocab_size=V, n_inner=48, n_kv_head=2, bias=True))
     weights = theirs(n_kv_head=2, bias=True).state_dict()
-    model = GPT.from_llama(weights, config).eval()
-    back = model.to_llama()
+    model = from_llama(weights, config).eval()
+    back = to_llama(model)
     assert back.keys() == weights.keys()
     assert all(torch.equal(back[name], weights[name]) for name in weights)
     idx = tokens()[:, :6]
@@ -142,26 +142,26 @@ NAMES = ["model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight", 
 def test_missing_and_misshapen_tensors_are_named(name):
     weights = theirs(bias=True).state_dict()
     with pytest.raises(ValueError, match=name):
-        GPT.from_llama({k: v for k, v in weights.items() if k != name}, ours(bias=True))
+        from_llama({k: v for k, v in weights.items() if k != name}, ours(bias=True))
     wrong = {**weights, name: torch.zeros(*weights[name].shape[:-1], weights[name].shape[-1] + 1)}
     with pytest.raises(ValueError, match=f"(?s)(?=.*{name})(?=.*{weights[name].shape[-1] + 1})"):
-        GPT.from_llama(wrong, ours(bias=True))
+        from_llama(wrong, ours(bias=True))
     with pytest.raises(ValueError, match=name):     # a scalar would broadcast
-        GPT.from_llama({**weights, name: torch.zeros(())}, ours(bias=True))
+        from_llama({**weights, name: torch.zeros(())}, ours(bias=True))
 
 
 @pytest.mark.parametrize("name", ["model.layers.3.self_attn.q_proj.weight", "model.layers.0.self_attn.q_norm.weight",
                                   "transformer.wte.weight"])
 def test_extra_tensors_are_named(name):
     with pytest.raises(ValueError, match=name):
-        GPT.from_llama({**theirs().state_dict(), name: torch.zeros(32)}, ours())
+        from_llama({**theirs().state_dict(), name: torch.zeros(32)}, ours())
 
 
 def test_biases_without_a_place_are_named():
     with pytest.raises(ValueError, match="bias"):
-        GPT.from_llama(theirs(bias=True).state_dict(), ours())
+        from_llama(theirs(bias=True).state_dict(), ours())
     with pytest.raises(ValueError, match="bias"):
-        GPT.from_llama(theirs().state_dict(), ours(bias=True))
+        from_llama(theirs().state_dict(), ours(bias=True))
 
 
 # ----------------------------------------------------------------------------------------------

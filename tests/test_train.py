@@ -69,15 +69,15 @@ def test_what_a_person_sees(repo):
 
 
 def test_settings_without_effect_are_noted(repo):
-    given = "--qk_scale=5.3 --sigma=diagonal --keep_input --checkpoint_replays"
+    given = "--qk_scale=5.3 --sigma=diagonal --keep_input --activation_checkpointing"
     shown = repo(f"{RUN} {given}")
     notes = log_of(OUT, "start")[0]["notes"]
-    assert [note.split(" ", 1)[0] for note in notes] == ["qk_scale", "sigma", "keep_input", "checkpoint_replays"]
+    assert [note.split(" ", 1)[0] for note in notes] == ["qk_scale", "sigma", "keep_input", "activation_checkpointing"]
     assert re.findall("^NOTE    (.*)", shown, re.MULTILINE) == notes
     for needed in ("--attention=summed_qk", "--attention=w2 --residual=m1"):  # each setting but one of them
         repo(f"{RUN} {given} {needed} --overwrite")
         left = [note.split(" ", 1)[0] for note in log_of(OUT, "start")[0]["notes"]]
-        assert left == (["qk_scale"] if "w2" in needed else ["sigma", "keep_input", "checkpoint_replays"])
+        assert left == (["qk_scale"] if "w2" in needed else ["sigma", "keep_input", "activation_checkpointing"])
 
 
 def test_exactly_max_iters_updates_and_all_in_the_log(repo):

@@ -97,13 +97,13 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, gradients, rate):
-        """Updates all parameters; the τ of W2 at a tenth of the rate."""
+        """Updates all parameters."""
         self.t += 1
         for (name, p), gradient in zip(self.parameters.items(), gradients):
             if p in self.of_muon:
                 p.grad = gradient
             else:
-                self.adamw(name, p, gradient, 0.1 * rate if name.endswith("log_tau") else rate)
+                self.adamw(name, p, gradient, rate)
         if self.of_muon:
             self.muon.param_groups[0]["lr"] = rate
             self.muon.step()

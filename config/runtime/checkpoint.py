@@ -14,7 +14,7 @@ from data.files import atomic_write
 from data.tokenizer import tokenizer_from_state
 from model import GPT, ConfigError, GPTConfig
 
-VERSION = 5  # of the layout of a checkpoint
+VERSION = 6  # of the layout of a checkpoint
 PARTS = ("iter_num", "val_loss", "settings", "config", "data", "tokenizer", "machine", "model", "optimizer", "scaler")
 
 # what a resumed run may change; a change of anything else would make it another run

@@ -10,7 +10,7 @@ NEEDS = {
     "qk_scale": ("attention=summed_qk", lambda s: s["attention"] == "summed_qk"),
     "sigma": ("attention=w2", lambda s: s["attention"] == "w2"),
     "keep_input": ("residual=m1 to m4.2", lambda s: s["residual"] != "standard"),
-    "checkpoint_replays": ("residual=m1 to m4.2", lambda s: s["residual"] != "standard"),
+    "activation_checkpointing": ("residual=m1 to m4.2", lambda s: s["residual"] != "standard"),
 }
 
 
@@ -28,10 +28,10 @@ def check_settings(settings, world_size):
     for name, good in choices.items():
         if settings[name] not in good:
             raise UserError(f"{name} = {settings[name]!r} does not work: it must be one of {', '.join(good)}")
-    check_range(settings, "batch_size block_size grad_accum_steps max_iters", 1)
+    check_range(settings, "batch_size block_size grad_accum_steps max_iters n_layer n_head n_embd", 1)
     check_range(settings, "checkpoint_interval eval_interval eval_tokens log_interval", 1)
     check_range(settings, "n_kv_head n_inner warmup_iters learning_rate min_lr_frac weight_decay grad_clip", 0)
-    check_range(settings, "beta1 beta2", 0, 1)
+    check_range(settings, "dropout beta1 beta2", 0, 1)
     check_range(settings, "seed", 0, 2**63)
     if settings["grad_accum_steps"] % world_size:
         shared = f"it must be a multiple of {world_size}, the number of processes, which share it out"

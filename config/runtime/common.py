@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import math
 import os
 import signal
 import sys
@@ -136,6 +137,13 @@ def pick_device(device) -> torch.device:
     if name not in here:
         raise UserError(f"device = {device!r} is not here: this machine has {', '.join(here)}")
     return torch.device(name)
+
+
+def peak_flops(device) -> float:
+    """The dense bfloat16 peak of a GPU in FLOP/s, from its maker's data sheet; nan where unknown."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    peaks = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "L40S": 362e12, "A100": 312e12, "RTX 4090": 165e12}
+    return next((peak for gpu, peak in peaks.items() if gpu in name), math.nan)
 
 
 def pick_dtype(dtype, device) -> torch.dtype:

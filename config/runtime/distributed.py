@@ -59,7 +59,7 @@ def parallelize_model(model, parallel, device, dtype=None):
     for block in model.blocks:
         # A layer that later ones recompute stays put together from its forward pass to the end of its backward pass,
         # between which all of that lies: it is gathered once.
-        reshard, others = block.residual.branch is None, set(block.parameters()) - matrices
+        reshard, others = block.residual is None, set(block.parameters()) - matrices
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard, ignored_params=others, mp_policy=policy)
     return model
 

@@ -78,7 +78,8 @@ def draw(random, positives, negatives, B, balanced):
 
 def classify(model, x, y):
     """Logits of the two classes, read from the last position, and their loss."""
-    return model.logits_and_loss(model.features(x)[:, -1:], y)
+    logits = model.head(model.features(x)[:, -1:])
+    return logits, model.loss(logits, y)
 
 
 def trial(run, device):

@@ -60,7 +60,7 @@ def loss(model, idx, targets):
     for l, block in enumerate(model.blocks):
         raw = scores(block.attn, config, block.attn_norm(x), rope, products)
         weights.append(raw.masked_fill(future, -math.inf).softmax(dim=-1))
-        branch = block.residual.branch if block.sources else None
+        branch = block.summed
         if branch == "attention":
             h = total(block, x, [attn(i, x) for i in [*block.sources, l]])
         else:

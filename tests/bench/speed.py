@@ -202,14 +202,14 @@ def methods():
 
 
 def replays():
-    """What checkpoint_replays saves, and costs."""
+    """What activation_checkpointing saves, and costs."""
     n_layer, n_embd, T, B = (12, 384, 1024, 1) if device.type == "cpu" else (12, 768, 1024, 8)
     if quick:
         n_layer, n_embd, T, B = 3, 64, 64, 1
     for residual in ("m1", "m2"):
-        what = f"{residual}, {n_layer} layers, T = {T}, checkpoint_replays"
+        what = f"{residual}, {n_layer} layers, T = {T}, activation_checkpointing"
         with spared("replays", what):
-            settings = [{}, {"residual": residual}, {"residual": residual, "checkpoint_replays": True}]
+            settings = [{}, {"residual": residual}, {"residual": residual, "activation_checkpointing": True}]
             trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision) for s in settings]
             _, plain, checkpointed = in_turns(trainers)
             memory = [trainer.memory() for trainer in trainers]

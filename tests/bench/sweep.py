@@ -117,8 +117,7 @@ def fit(run, model, batch, loss=mean_loss):
         done = (step - warmup) / max(steps - warmup, 1)
         decayed = final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
         for group in optimizer.param_groups:
-            scale = highest * group.get("lr_scale", 1)
-            group["lr"] = scale * ((step + 1) / warmup if step < warmup else decayed)
+            group["lr"] = highest * ((step + 1) / warmup if step < warmup else decayed)
         x, y = (tensor.to(device) for tensor in batch(step))
         with autocast(run, device):
             value = loss(model, x, y)

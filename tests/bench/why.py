@@ -60,15 +60,15 @@ def make_model(run):
     with torch.no_grad():
         for block in model.blocks:
             block.attn.k_proj.weight.mul_(run["key_size"])
-        for log_tau in log_taus(model):
-            log_tau.add_(math.log(run["tau_start"]))
-            log_tau.requires_grad_(run["tau_rate"] > 0)
+        for attn in w2_layers(model):
+            attn.tau_shift.add_(math.log(run["tau_start"]) / 0.1)
+            attn.tau_shift.requires_grad_(run["tau_rate"] > 0)
     return model
 
 
-def log_taus(model):
-    """The τ of W2's layers, as their logarithms; none in a standard model."""
-    return [block.attn.log_tau for block in model.blocks if isinstance(block.attn, W2Attention)]
+def w2_layers(model):
+    """The attention of W2's layers; none in a standard model."""
+    return [block.attn for block in model.blocks if isinstance(block.attn, W2Attention)]
 
 
 # -- what a look sees ----------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def look_at(model, x, y):
 @torch.compiler.set_stance("force_eager")
 def look_inside(model, x):
     """By layer and head τ and the spread of the terms, and what the first layer gives the previous token, on x."""
-    look = {"tau": [log_tau.exp().tolist() for log_tau in log_taus(model)]} if log_taus(model) else {}
+    look = {"tau": [attn.log_tau.exp().tolist() for attn in w2_layers(model)]} if w2_layers(model) else {}
     x = model.embed(x)
     rope = rope_table(0, x.size(1), model.config.head_dim, model.config.rope_theta, x)
     for block in model.blocks:
@@ -140,9 +140,11 @@ def trial(run, device):
     x, y = (tensor.to(device) for tensor in queries(run | {"batch_size": 512}, UNSEEN))
 
     optimizer = model.configure_optimizers(0.1, highest, (0.9, 0.99), device.type)  # what train.py does
+    shifts = {attn.tau_shift for attn in w2_layers(model)}  # of log τ, whose rate is a tenth of theirs
     for group in optimizer.param_groups:
-        if "lr_scale" in group:  # that of τ
-            group["lr_scale"] = (UNCHANGED | run)["tau_rate"]
+        group["params"] = [p for p in group["params"] if p not in shifts]
+    if shifts:
+        optimizer.add_param_group({"params": list(shifts), "weight_decay": 0.0})
     looks = []
     for step in range(run["steps"] + 1):
         if step % run["look_every"] == 0:
@@ -153,7 +155,9 @@ def trial(run, device):
             if ending:
                 break
         for group in optimizer.param_groups:
-            group["lr"] = highest * group.get("lr_scale", 1) * min(1, (step + 1) / run["warmup"])
+            of_tau = shifts.intersection(group["params"])
+            group["lr"] = highest * min(1, (step + 1) / run["warmup"])
+            group["lr"] *= 10 * (UNCHANGED | run)["tau_rate"] if of_tau else 1
         with autocast(run, device):
             _, loss, _ = answers(model, *(tensor.to(device) for tensor in queries(run, step)))
         loss.backward()
