@@ -134,7 +134,7 @@ def slow(monkeypatch):
 
 def test_clock_of_a_run(repo, slow, monkeypatch):
     """Tokens/s and MFU are those of training since the log line before; the end has those of the whole process."""
-    monkeypatch.setattr("model.peak_flops", lambda device: 1e6)
+    monkeypatch.setattr("config.runtime.common.peak_flops", lambda device: 1e6)
     # without learning, only the first evaluation is the best
     run = f"{RUN} --learning_rate=0 --lr_decay=none --grad_accum_steps=2 --log_interval=2"
     tokens = 2 * 2 * 16  # of a step
