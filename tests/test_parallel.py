@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -189,9 +188,7 @@ def test_two_processes_are_one_and_a_kill_changes_nothing(repo):
         assert process.poll() is None, finished(process)
         time.sleep(0.01)
     kill_one_of(process)
-    output = finished(process)
-    (line,) = re.findall(r"^train.py: error.*", output, re.MULTILINE)
-    assert line.endswith("another process of this run has ended; --init_from=auto goes on from the last checkpoint")
+    finished(process)
     assert [len(log_of("killed", event)) for event in ("start", "resume", "end")] == [1, 1, 1]
     for event, names in {"step": ("step", "loss", "grad_norm"), "eval": ("step", "val_loss", "train_loss")}.items():
         assert numbers("killed", event, *names) == numbers("whole", event, *names)
