@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 from config import given_settings, read_settings
 from config.runtime.checkpoint import begin_from_llama, begin_from_run, begin_from_scratch, check_folder, find_checkpoint
-from config.runtime.checkpoint import load_checkpoint, news, reopen, restore_optimizers, resumed_model, save_checkpoint
+from config.runtime.checkpoint import load_checkpoint, reopen, restore_optimizers, resume_notes, resumed_model
+from config.runtime.checkpoint import save_checkpoint
 from config.runtime.checks import check_settings, ineffective_settings
 from config.runtime.common import StopSignal, clock, exit_program, install_excepthook, machine_name
 from config.runtime.common import pick_attention_kernel, pick_compile, pick_device, pick_dtype
@@ -138,7 +139,7 @@ else:
 config = raw_model.config
 notes = ineffective_settings(settings, given, defaults)
 if resuming and not eval_only:
-    notes += news(checkpoint, settings, machine)
+    notes += resume_notes(checkpoint, settings, machine)
 
 if compile == "auto":
     compile = str(pick_compile(device, raw_model.flops_per_token() * max_iters * tokens_per_iter)).lower()

@@ -31,6 +31,7 @@ def save_checkpoint(path, model, optimizers, scaler, **facts) -> bool:
 
     All processes call it, and the first writes what they gather, on the CPU. On a full disk what was there stays whole.
     """
+    # a second to import, which sample.py need not wait for
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
@@ -58,7 +59,7 @@ def save_checkpoint(path, model, optimizers, scaler, **facts) -> bool:
 def find_checkpoint(folder, prefer="latest"):
     """Return ckpt.pt (the latest) or best.pt of a run's folder, or the other one if that is missing, or None."""
     names = {"latest": ("ckpt.pt", "best.pt"), "best": ("best.pt", "ckpt.pt")}[prefer]
-    return next((Path(folder) / name for name in names if (Path(folder) / name).exists()), None)
+    return next((folder / name for name in names if (folder / name).exists()), None)
 
 
 def newest_run():
@@ -131,7 +132,7 @@ def begin_from_scratch(settings, data) -> GPT:
 
 
 def begin_from_llama(settings, data) -> GPT:
-    """Return a Llama (hf:NAME) under the settings' attention and residual. Its shape goes into the settings."""
+    """Return a Llama (hf:NAME) under the attention and residual of the settings. Put its shape into the settings."""
     name = settings["init_from"].removeprefix("hf:")
     if data.tokenizer.state() != hf_tokenizer(name).state():
         raise wrong_tokens(data, name, settings["init_from"])
@@ -143,13 +144,14 @@ def begin_from_llama(settings, data) -> GPT:
 
 
 def begin_from_run(settings, given, data) -> GPT:
-    """Return a model with the weights of another run (run:FOLDER). Its shape goes into the settings.
+    """Return a model with the weights of another run (run:FOLDER).
 
-    So do its attention and residual, where they are not given. What the other model lacks starts at its initial value:
-    σ and τ, a and b unless the attention is the same, `mix` unless the residual is.
+    Put its shape into the settings, and its attention and residual where none are given. Weights that only some kinds
+    have (σ, τ, a, b) come along if the attention is the same, `mix` if the residual is. Otherwise they start at their
+    initial values.
     """
-    folder = settings["init_from"].removeprefix("run:")
-    path = find_checkpoint(folder, prefer="best") or Path(folder) / "best.pt"
+    folder = Path(settings["init_from"].removeprefix("run:"))
+    path = find_checkpoint(folder, prefer="best") or folder / "best.pt"
     checkpoint = load_checkpoint(path)
     if data.tokenizer.state() != checkpoint["tokenizer"]:
         raise wrong_tokens(data, path, settings["init_from"])
@@ -162,11 +164,10 @@ def begin_from_run(settings, given, data) -> GPT:
         common = GPT(replace(config, attention="standard", residual="standard")).state_dict().keys()
     same_attention = all(getattr(config, name) == getattr(old, name) for name in ("attention", "qk_scale", "sigma"))
     same_residual = config.residual == old.residual
-    weights = {
-        name: tensor
-        for name, tensor in checkpoint["model"].items()
-        if name in common or (same_attention if ".attn." in name else same_residual)
-    }
+    weights = checkpoint["model"]
+    for name in weights.keys() - common:  # what only some kinds of attention, or of residual, have
+        if not (same_attention if ".attn." in name else same_residual):
+            del weights[name]
     model.load_state_dict(weights, strict=False)
     return model
 
@@ -197,7 +198,7 @@ def prepare_command(folder, text, tokenizer):
 
 
 def reopen(out, given, defaults):
-    """Return the checkpoint that the run in `out` goes on from: its path, what is in it, and the settings to go on with."""
+    """Return what the run in `out` goes on from: the checkpoint's path, what is in it, and the settings."""
     path = find_checkpoint(out, prefer="best" if given.get("eval_only") else "latest") or out / "ckpt.pt"
     checkpoint = load_checkpoint(path)
     settings = resumed_settings(checkpoint, path, given, defaults)
@@ -211,33 +212,29 @@ def reopen(out, given, defaults):
 
 
 def resumed_settings(checkpoint, path, given, defaults):
-    """Return the settings that a run goes on with: those it was trained with, except what may change and is given.
+    """Return the settings that a run goes on with: those it was trained with, and what is given and may change.
 
-    Settings that are newer than the checkpoint count as trained with at their defaults. Raise a UserError that names
-    all other settings that are given and differ.
+    A setting that is newer than the checkpoint was trained with at its default. Raise a UserError that names all
+    settings that are given and differ, but must not.
     """
     trained = {name: checkpoint["settings"].get(name, default) for name, default in defaults.items()}
-    may_change = set(MAY_CHANGE)
-    if given.get("eval_only"):  # on other data, and however fast
-        may_change |= {"dataset", "batch_size", "dtype"}
-    changed = []
-    for name, value in sorted(given.items(), key=lambda item: list(defaults).index(item[0])):
-        kept = name == "dtype" and value == "auto"  # at what it has come to
-        kept = kept or name in SHAPE and starts_from_a_model(trained["init_from"])
-        if name not in may_change and not kept and value != trained[name]:
-            changed.append(f"{name} = {value!r} (was {trained[name]!r})")
+    may_change = MAY_CHANGE | ({"dataset", "batch_size", "dtype"} if given.get("eval_only") else set())
+    of_another = SHAPE if starts_from_a_model(trained["init_from"]) else set()
+    came_to = {name for name in ("dtype", "compile") if given.get(name) == "auto"}
+    wanted = {name: value for name, value in given.items() if name not in of_another | came_to}
+    changed = [
+        f"{name} = {wanted[name]!r} (was {was!r})"
+        for name, was in trained.items()
+        if name in wanted and name not in may_change and wanted[name] != was
+    ]
     if changed:
         raise UserError(f"{', '.join(changed)}: {path} was trained with other settings: resume with those")
     of_this_call = {name: defaults[name] for name in ("out_dir", "overwrite", "eval_only")}
-    changes = {name: value for name, value in given.items() if name in may_change - {"init_from"}}
-    if changes.get("compile") == "auto":
-        del changes["compile"]
-    return trained | of_this_call | changes
+    return trained | of_this_call | wanted | {"init_from": trained["init_from"]}
 
 
 def resumed_model(checkpoint, path, settings, data) -> GPT:
-    """Return the model of a checkpoint. Raise a UserError for other data than it was trained on, or, with eval_only,
-    for data in other tokens."""
+    """Return the model of a checkpoint, if it goes with the data: those it was trained on, or, to evaluate, its tokens."""
     tokenizer = f"run:{path.parent}"
     if settings["eval_only"]:
         if data.tokenizer.state() != checkpoint["tokenizer"]:
@@ -249,7 +246,7 @@ def resumed_model(checkpoint, path, settings, data) -> GPT:
     return build_model(checkpoint)
 
 
-def news(checkpoint, settings, machine):
+def resume_notes(checkpoint, settings, machine):
     """Return, as lines, what is not as it was when the checkpoint was written."""
     unknown = sorted(settings.keys() - checkpoint["settings"].keys())
     lines = [f"{name} is a setting that the checkpoint does not know; it goes on at {settings[name]!r}" for name in unknown]

@@ -75,9 +75,6 @@ def start_wandb(folder, iter_num, settings):
 
     id_file = folder / "wandb.id"  # by which a resumed run finds itself again
     known = id_file.read_text() if iter_num and id_file.exists() else None
-    try:
-        run = wandb.init(name=folder.name, id=known, resume="allow" if known else None, config=settings, dir=folder)
-    except Exception as error:  # of no account, no network, ... with types of their own
-        raise UserError(f"Weights & Biases does not start: {error}") from None
+    run = wandb.init(name=folder.name, id=known, resume="allow" if known else None, config=settings, dir=folder)
     id_file.write_text(run.id)
     return lambda numbers, step: run.log(numbers, step=step)
