@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 
 from config import given_settings, read_settings
-from config.runtime.checkpoint import begin_from_llama, begin_from_run, begin_from_scratch, check_folder, find_checkpoint
-from config.runtime.checkpoint import load_checkpoint, reopen, restore_optimizers, resume_notes, resumed_model
-from config.runtime.checkpoint import save_checkpoint
+from config.runtime.checkpoint import begin_from_llama, begin_from_run, begin_from_scratch, check_folder
+from config.runtime.checkpoint import find_checkpoint, load_checkpoint, reopen, restore_optimizers, resume_notes
+from config.runtime.checkpoint import resumed_model, save_checkpoint
 from config.runtime.checks import check_settings, ineffective_settings
 from config.runtime.common import StopSignal, clock, exit_program, install_excepthook, machine_name
 from config.runtime.common import pick_attention_kernel, pick_compile, pick_device, pick_dtype
@@ -38,7 +38,7 @@ install_excepthook()  # users' mistakes end in one line and exit code 2
 # -----------------------------------------------------------------------------
 # run
 out_dir = ""  # folder of the run; empty: out/ and the names of the config files
-init_from = "scratch"  # scratch, hf:NAME (a Llama), run:FOLDER (another run); resume; auto: resume if it can, else scratch
+init_from = "scratch"  # scratch, hf:NAME (a Llama), run:FOLDER (another run), resume, or auto: resume or scratch
 overwrite = False  # replace the run that the folder already holds
 seed = 1337  # same seed and machine, same run
 # data
@@ -342,11 +342,8 @@ while iter_num < max_iters and not stopped_by:
 
 if world_size > 1:
     dist.barrier()  # processes leave together
-go_on = f"{shlex.quote(sys.argv[0])} --init_from=resume --out_dir={shlex.quote(str(out))}"
-if world_size > 1:
-    go_on = f"torchrun ... {go_on}"
-else:
-    go_on = f"python {go_on}"
+launcher = "torchrun ..." if world_size > 1 else "python"
+go_on = f"{launcher} {shlex.quote(sys.argv[0])} --init_from=resume --out_dir={shlex.quote(str(out))}"
 if saved_iter < iter_num:
     give_up(f"step {iter_num} could not be saved: make room, then {go_on if saved_iter else 'start again'}")
 if iter_num < max_iters:

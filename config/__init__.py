@@ -27,14 +27,14 @@ BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no":
 
 
 def read_settings(program, argv=None) -> dict:
-    """Return the settings of `program` (its `__file__`): defaults <- config files <- `--name=value` options."""
+    """Return the settings of `program` (its `__file__`): its defaults <- config files <- `--name=value` options."""
     return declared(program)[0] | given_settings(program, argv)
 
 
 def given_settings(program, argv=None) -> dict:
-    """Return only what is given: by config files, in their order, then by options. A bare `--name` turns a bool on.
+    """Return only those that are given, by config files in their order, then by options.
 
-    `--help` prints the declarations as they stand in the program, and exits.
+    A bare `--name` turns a bool on. `--help` prints the declarations as they stand in the program, and exits.
     """
     argv = sys.argv[1:] if argv is None else argv
     defaults, lines = declared(program)
@@ -51,7 +51,7 @@ def given_settings(program, argv=None) -> dict:
 
 
 def declared(program):
-    """Return the settings of `program`, {name: default}, and the lines they stand in, above the call that reads them."""
+    """Return the settings of `program`, {name: default}, and their lines, up to the call that reads them."""
     source = Path(program).read_text(encoding="utf-8")
     defaults, lines, first = {}, source.splitlines(), 0
     for statement in ast.parse(source).body:
@@ -81,15 +81,13 @@ def read_option(argument, defaults) -> dict:
 def find_file(path, program) -> Path:
     """Return a config file, looked for from the current folder and then from the program's: runs work anywhere."""
     home = Path(program).resolve().parent
-    if path.endswith(".pt") or Path(path).is_dir() and any(Path(path).glob("*.pt")):
-        raise UserError(f"{path}: not a config file; a run is named by --out_dir=FOLDER")
     for file in (Path(path), home / path):
         if file.suffix == ".py" and file.is_file() and not file.samefile(program):
             return file
     known = {file.stem: file.relative_to(home) for file in home.glob("config/[!_]*.py")}
     stem = Path(path).stem or "?"
     near = difflib.get_close_matches(stem, known, n=1) or [name for name in sorted(known) if name.startswith(stem)]
-    hint = f"did you mean {known[near[0]]}?" if near else "settings are written as --name=value"
+    hint = f"did you mean {known[near[0]]}?" if near else "settings are written as --name=value, such as --out_dir=FOLDER"
     raise UserError(f"{path}: no such config file ({hint})")
 
 
@@ -103,10 +101,11 @@ def read_file(path, defaults) -> dict:
         where = f"{path}, line {line}" if line else f"{path}"
         what = error.msg if isinstance(error, SyntaxError) else error
         raise UserError(f"{where}: {type(error).__name__}: {what}") from None
-    values = {name: value for name, value in names.items() if not name.startswith("_")}
-    values = {name: value for name, value in values.items() if not callable(value) and not isinstance(value, ModuleType)}
-    if not values:
-        raise UserError(f"{path}: sets nothing; settings are written as name = value")
+    values = {
+        name: value
+        for name, value in names.items()
+        if not name.startswith("_") and not callable(value) and not isinstance(value, ModuleType)
+    }
     return {name: convert(name, value, defaults, f"{path}: {name}") for name, value in values.items()}
 
 

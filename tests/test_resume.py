@@ -209,7 +209,7 @@ def test_a_setting_newer_than_the_checkpoint_is_at_its_default(run, capsys):
     del saved["settings"]["norm_eps"]
     torch.save(saved, RESUMED / "ckpt.pt")
     assert "norm_eps = 0.001 (was 1e-05)" in refused(run, f"{RESUME} --norm_eps=1e-3", capsys)
-    note = "norm_eps is a setting that the checkpoint does not know; it goes on at 1e-05"
+    note = "norm_eps, new since the checkpoint, goes on at its default, 1e-05"
     assert f"NOTE    {note}\n" in run(RESUME)
     assert log_of(RESUMED, "resume")[0]["notes"] == [note]
     assert_same_run()

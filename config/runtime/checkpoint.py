@@ -83,8 +83,8 @@ def load_checkpoint(path) -> dict:
     except Exception:  # damaged bytes make either fail in all sorts of ways
         checkpoint = None
     if not isinstance(checkpoint, dict) or "version" not in checkpoint:
-        others = [other for other in (path.parent / "ckpt.pt", path.parent / "best.pt") if other != path and other.exists()]
-        cure = f"; once it is moved away {others[0]} takes its place" if others else ""
+        other = path.with_name("best.pt" if path.name == "ckpt.pt" else "ckpt.pt")
+        cure = f"; once it is moved away {other} takes its place" if other.exists() else ""
         raise UserError(f"{path}: damaged, or not a checkpoint of train.py{cure}")
     if checkpoint["version"] != VERSION:
         raise UserError(f"{path}: a checkpoint of version {checkpoint['version']!r}; this program reads {VERSION}")
@@ -234,7 +234,7 @@ def resumed_settings(checkpoint, path, given, defaults):
 
 
 def resumed_model(checkpoint, path, settings, data) -> GPT:
-    """Return the model of a checkpoint, if it goes with the data: those it was trained on, or, to evaluate, its tokens."""
+    """Return the model of a checkpoint. Raise a UserError for data that it was not trained on, or cannot evaluate."""
     tokenizer = f"run:{path.parent}"
     if settings["eval_only"]:
         if data.tokenizer.state() != checkpoint["tokenizer"]:
@@ -249,7 +249,7 @@ def resumed_model(checkpoint, path, settings, data) -> GPT:
 def resume_notes(checkpoint, settings, machine):
     """Return, as lines, what is not as it was when the checkpoint was written."""
     unknown = sorted(settings.keys() - checkpoint["settings"].keys())
-    lines = [f"{name} is a setting that the checkpoint does not know; it goes on at {settings[name]!r}" for name in unknown]
+    lines = [f"{name}, new since the checkpoint, goes on at its default, {settings[name]!r}" for name in unknown]
     if checkpoint["machine"] != machine:
         both = f"so far it ran on {checkpoint['machine']}, now on {machine}"
         lines.append(f"{both}: the same run from here, but not to the last bit")

@@ -15,6 +15,7 @@ CHOICES = {
     "init_from": ("scratch", "resume", "auto", "hf:NAME", "run:FOLDER"),
     "optimizer": ("adamw", "muon"),
     "lr_decay": ("cosine", "linear", "none"),
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
     "compile": ("auto", "true", "false"),
     "parallel": ("ddp", "fsdp"),
 }
@@ -71,7 +72,9 @@ def ineffective_settings(settings, given, defaults):
             lines.append(f"{name} = {value!r} has no effect: it goes with {NEEDS[name][0]}")
         if name in SHAPE and value != settings[name]:
             lines.append(f"{name} = {value!r} has no effect: {settings['init_from']} has {settings[name]!r}")
-    if settings["max_iters"] <= settings["warmup_iters"]:
-        steps = f"max_iters = {settings['max_iters']}, warmup_iters = {settings['warmup_iters']}"
-        lines.append(f"learning_rate = {settings['learning_rate']} comes after the warm-up, which is the whole run: {steps}")
+    max_iters, warmup_iters = settings["max_iters"], settings["warmup_iters"]
+    if max_iters <= warmup_iters:
+        why = f"max_iters = {max_iters}, warmup_iters = {warmup_iters}"
+        rate = f"learning_rate = {settings['learning_rate']}"
+        lines.append(f"{rate} comes after the warm-up, which is the whole run: {why}")
     return lines

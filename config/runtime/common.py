@@ -111,13 +111,9 @@ def clock(seconds):
 
 def pick_device(device) -> torch.device:
     """Return the device of that name, or for "auto" the best one here: cuda, mps or cpu."""
-    here = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    if torch.backends.mps.is_available():
-        here.append("mps")
-    here.append("cpu")
-    if device == "auto":
-        device = here[0]
-    name = "cuda:0" if device == "cuda" else device
+    mps = ["mps"] if torch.backends.mps.is_available() else []
+    here = [*(f"cuda:{i}" for i in range(torch.cuda.device_count())), *mps, "cpu"]
+    name = {"auto": here[0], "cuda": "cuda:0"}.get(device, device)
     if name not in here:
         raise UserError(f"device = {device!r} is not here: this machine has {', '.join(here)}")
     return torch.device(name)
@@ -125,7 +121,6 @@ def pick_device(device) -> torch.device:
 
 def pick_dtype(dtype, device) -> torch.dtype:
     """Return the type of that name, or for "auto" bfloat16 where `device` multiplies it fast, else float32."""
-    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if dtype == "auto":
         if device.type == "cuda":
             fast = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -133,11 +128,9 @@ def pick_dtype(dtype, device) -> torch.dtype:
             known = device.type == "cpu" and hasattr(torch.cpu, "get_capabilities")
             fast = known and torch.cpu.get_capabilities().get("avx512_bf16")  # CPUs with AMX have it too
         dtype = "bfloat16" if fast else "float32"
-    if dtype not in names:
-        raise UserError(f"dtype = {dtype!r} does not work: it must be auto, {', '.join(names)}")
     if device.type == "mps" and dtype != "float32":  # reported for PyTorch's causal attention
         raise UserError(f"dtype = {dtype!r} does not work on mps, where the future may leak in 16 bits: use float32")
-    return names[dtype]
+    return getattr(torch, dtype)
 
 
 def pick_compile(device, flops) -> bool:

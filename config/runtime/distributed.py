@@ -12,7 +12,7 @@ from data.console import UserError, print0
 
 
 def init_distributed(device) -> torch.device:
-    """Join the other processes, if torchrun has started several. Return this one's device, of the kind of `device`."""
+    """Join the other processes, if torchrun has started several. Return this one's device, of that kind."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size == 1:
         return device
@@ -35,7 +35,7 @@ def parallelize_model(model, parallel, device, dtype=None):
     """Return what to call in the place of `model`, as the processes train it together on `device`.
 
     With `parallel` = "ddp" each process keeps a whole model. With "fsdp" it keeps a share of every parameter, except of
-    single numbers (a and b of 5.4). There the blocks' matrices are gathered in `dtype`: autocast's, or None for their own.
+    single numbers (a and b of 5.4). There the blocks' matrices are gathered in `dtype`, which is autocast's, or None.
     """
     if not dist.is_initialized():
         return model.to(device)
@@ -67,7 +67,8 @@ def compile_or_eager(model, device, ctx):
     reason = ""
     try:  # on the least that needs a compiler, forward and backward, and no other process
         with ctx:
-            torch.compile(lambda x: F.silu(x @ x).sum())(torch.ones(64, 64, device=device, requires_grad=True)).backward()
+            compiled = torch.compile(lambda x: F.silu(x @ x).sum())
+            compiled(torch.ones(64, 64, device=device, requires_grad=True)).backward()
     except Exception as error:
         reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
     if dist_max(bool(reason)):

@@ -28,7 +28,7 @@ class MetricLogger:
             self.trackers["Weights & Biases"] = start_wandb(folder, iter_num, settings)
 
     def end_of(self, iter_num):
-        """Return the place in the log behind its last whole line up to step iter_num: what comes later happens again."""
+        """Return where the log's last whole line up to step iter_num ends: what comes later will happen again."""
         end = 0
         for line in self.path.read_bytes().splitlines(keepends=True) if iter_num else []:
             try:
@@ -40,7 +40,7 @@ class MetricLogger:
         return end
 
     def log(self, event, iter_num, **facts):
-        """Write a line. On a full disk it stays in Python's buffer, is tried again with the next, or is lost."""
+        """Write a line. On a full disk it waits in Python's buffer for the next, or is lost; training goes on."""
         try:
             self.file.write(json.dumps({"event": event, "step": iter_num, **facts}).encode() + b"\n")
             self.file.flush()
