@@ -320,7 +320,7 @@ def test_log_lines_wait_for_room(run, monkeypatch):
     run(f"{RUN} --out_dir={WHOLE}")
     opened = open
     monkeypatch.setattr("builtins.open", lambda path, mode="r", *rest, **more: (
-        io.BufferedWriter(FullDisk(path, "ab")) if mode == "ab" else opened(path, mode, *rest, **more)
+        io.BufferedWriter(FullDisk(path, "ab"), 2**20) if mode == "ab" else opened(path, mode, *rest, **more)
     ))  # fmt: skip
     shown = run(f"{RUN} --out_dir={RESUMED}")
     assert shown.count("NOT WRITTEN: out/resumed/log.jsonl") == 2

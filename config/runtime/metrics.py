@@ -18,7 +18,7 @@ class MetricLogger:
             self.file = open(os.devnull, "wb")
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self.file = open(self.path, "ab")
+        self.file = open(self.path, "ab", buffering=2**20)  # on a full disk lines wait here for room
         if not file_lock(self.file):
             raise UserError(f"{folder}: another process is training there: wait for it, or choose another --out_dir")
         self.file.truncate(self.end_of(iter_num))
@@ -40,7 +40,7 @@ class MetricLogger:
         return end
 
     def log(self, event, iter_num, **facts):
-        """Write a line. On a full disk it waits in Python's buffer for the next, or is lost; training goes on."""
+        """Write a line. On a full disk it waits for the next, or is lost; training goes on."""
         try:
             self.file.write(json.dumps({"event": event, "step": iter_num, **facts}).encode() + b"\n")
             self.file.flush()
