@@ -1,8 +1,8 @@
 """
-Writes text with a trained model: `python sample.py` takes the newest run.
+Write text with a trained model: `python sample.py` takes the newest run.
 
-Every setting below can be given as --name=value, and --help lists them. The checkpoint is all
-that is needed; the data folder may be gone.
+Every setting below can be given as --name=value, and --help lists them. Only the checkpoint is
+needed; the data folder may be gone.
 """
 
 import math
@@ -14,16 +14,17 @@ from config import read_settings
 from config.runtime.checkpoint import build_model, find_checkpoint, load_checkpoint, newest_run
 from config.runtime.checks import check_range
 from config.runtime.common import install_excepthook, pick_device, quiet_pipe
-from data import first_tokens, read_text, tokenizer_from_state
 from data.console import UserError
+from data.files import read_text
 from data.huggingface import save_pretrained
+from data.tokenizer import first_tokens, tokenizer_from_state
 
 install_excepthook()  # users' mistakes end in one line and exit code 2
 
 # -----------------------------------------------------------------------------
 out_dir = ""  # folder of the run; empty: the newest one in out/
 checkpoint = "best"  # best: lowest validation loss, latest: last saved
-start = ""  # text to continue, or FILE:path to read it from a file; empty: a new line
+start = ""  # text to continue; FILE:path: from a file; -: from standard input; empty: a new line
 num_samples = 3  # texts to write
 max_new_tokens = 500  # tokens in each
 temperature = 0.8  # 1.0: as the model learned, lower: safer, 0: always the likeliest token
@@ -36,9 +37,8 @@ settings = read_settings(__file__)
 globals().update(settings)
 # -----------------------------------------------------------------------------
 
-check_range(settings, "num_samples max_new_tokens", 1, 2**63)
-check_range(settings, "top_k seed", 0, 2**63)
-check_range(settings, "temperature", 0)
+check_range(settings, "num_samples max_new_tokens", 1)
+check_range(settings, "temperature top_k seed", 0)
 if not 0 < top_p <= 1:
     raise UserError(f"top_p = {top_p} does not work: it must be in (0, 1]")
 if checkpoint not in ("best", "latest"):
@@ -49,7 +49,7 @@ device = pick_device(device)
 folder = Path(out_dir) if out_dir else newest_run()
 path = find_checkpoint(folder, prefer=checkpoint) or folder / "ckpt.pt"
 saved = load_checkpoint(path)
-model = build_model(saved, path).to(device).eval()
+model = build_model(saved).to(device).eval()
 tokenizer = tokenizer_from_state(saved["tokenizer"])
 
 if export:
@@ -58,6 +58,8 @@ if export:
     raise SystemExit(0)
 
 # what to continue
+if start == "-":
+    start = "FILE:/dev/stdin"
 if start.startswith("FILE:"):
     start = read_text(start.removeprefix("FILE:"))
 tokens = tokenizer.encode(start) or first_tokens(tokenizer)

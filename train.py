@@ -1,9 +1,9 @@
 """
-Trains a GPT: python train.py config/m1_shakespeare.py --max_iters=200
+Train a GPT: python train.py config/m1_shakespeare.py --max_iters=200
 
 Settings are the plain variables below, changed by any number of config files and then by --name=value; --help lists
-them. A run that was stopped or killed goes on, as if it had not been, with --init_from=resume. On several GPUs:
-torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --grad_accum_steps=8
+them. A run that was stopped or killed goes on as if nothing had happened: --init_from=resume --out_dir=FOLDER. On
+several GPUs: torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --grad_accum_steps=8
 """
 
 import math
@@ -12,15 +12,16 @@ import shlex
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from config import read_settings
-from config.runtime.checkpoint import LLAMA_SHAPE, build_model, check_same_run, find_checkpoint
-from config.runtime.checkpoint import load_checkpoint, restore_optimizers, save_checkpoint
+from config import given_settings, read_settings
+from config.runtime.checkpoint import begin_from_llama, begin_from_run, begin_from_scratch, check_folder
+from config.runtime.checkpoint import find_checkpoint, load_checkpoint, reopen, restore_optimizers, resume_notes
+from config.runtime.checkpoint import resumed_model, save_checkpoint
 from config.runtime.checks import check_settings, ineffective_settings
 from config.runtime.common import StopSignal, clock, exit_program, install_excepthook, machine_name
 from config.runtime.common import peak_flops, pick_attention_kernel, pick_compile, pick_device, pick_dtype
@@ -28,17 +29,17 @@ from config.runtime.common import resource_errors
 from config.runtime.distributed import compile_or_eager, dist_max, dist_sum, full_tensor, init_distributed
 from config.runtime.distributed import parallelize_model
 from config.runtime.metrics import MetricLogger
-from data import clear_leftovers, derive_seed, ensure_prepared, load_dataset
 from data.console import UserError, print0
-from data.huggingface import from_pretrained, hf_tokenizer
-from model import GPT, GPTConfig
+from data.dataset import derive_seed, load_dataset
+from data.files import clear_leftovers
+from data.preprocess import ensure_prepared
 
 install_excepthook()  # users' mistakes end in one line and exit code 2
 
 # -----------------------------------------------------------------------------
 # run
 out_dir = ""  # folder of the run; empty: out/ and the names of the config files
-init_from = "scratch"  # scratch; resume: from the latest checkpoint; auto: resume if there is one; hf:NAME: a Llama
+init_from = "scratch"  # scratch, hf:NAME (a Llama), run:FOLDER (another run), resume, or auto: resume or scratch
 overwrite = False  # replace the run that the folder already holds
 seed = 1337  # same seed and machine, same run
 # data
@@ -76,7 +77,7 @@ beta2 = 0.99  # of AdamW; 0.95 for large batches
 grad_clip = 1.0  # largest norm of the gradient; 0: no limit
 # keeping and watching
 checkpoint_interval = 200  # steps between checkpoints
-eval_interval = 200  # steps between evaluations
+eval_interval = 0  # steps between evaluations; 0: a tenth of max_iters
 eval_tokens = 131072  # tokens evaluated in the validation split, at most; in the training split a quarter of it
 eval_only = False  # print the loss over the whole validation split, and write nothing
 log_interval = 10  # steps between log lines
@@ -88,18 +89,27 @@ dtype = "auto"  # auto, float32, bfloat16, float16
 compile = "auto"  # auto: on a GPU, and on a CPU if the run takes ten minutes; true, false
 parallel = "ddp"  # under torchrun: ddp, or fsdp: the parameters too are spread over the processes
 
-settings = read_settings(__file__)  # the above <- config files <- --name=value
-defaults = read_settings(__file__, [])
+defaults, given = read_settings(__file__, []), given_settings(__file__)  # the above; config files, then --name=value
+settings = defaults | given
 globals().update(settings)
 # -----------------------------------------------------------------------------
 
-# where, on what, with which data
+# where: in a folder of its own, or in that of a run that goes on, with its settings
 rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun says so
-check_settings(settings, world_size)
 config_names = [Path(argument).stem for argument in sys.argv[1:] if not argument.startswith("-")]
 out = Path(out_dir or "out/" + ("-".join(config_names) or dataset))
 latest, best = out / "ckpt.pt", out / "best.pt"
+resuming = init_from == "resume" or init_from == "auto" and find_checkpoint(out) is not None
+if resuming:
+    path, checkpoint, settings = reopen(out, given, defaults)
+    globals().update(settings)
+elif init_from == "auto":
+    settings["init_from"] = init_from = "scratch"
+check_settings(settings, world_size)
+if not resuming:
+    check_folder(out, settings)
 
+# on what, with which data
 device = init_distributed(pick_device(device))
 machine = machine_name(device, world_size)
 ptdtype = pick_dtype(dtype, device)
@@ -109,60 +119,31 @@ if device.type == "cuda":
     torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
 
 data = load_dataset(ensure_prepared(dataset))
-if not eval_only:  # what would fail at the first step fails before anything is written
-    with resource_errors():
-        data.batch(seed, 0, 0, batch_size, block_size)
+if not eval_only:
+    data.check_block_size(block_size)
 tokens, tokens_per_iter = data.meta["tokens"], batch_size * grad_accum_steps * block_size
+eval_interval = eval_interval or math.ceil(max_iters / 10)
 
 # the model
-automatic = init_from.startswith("auto")
-if automatic:  # the first start and every restart, by one command
-    init_from = "resume" if find_checkpoint(out) else init_from.removeprefix("auto").removeprefix(":") or "scratch"
-settings["init_from"] = init_from
-if eval_only and init_from == "scratch":
-    raise UserError("eval_only = True needs a trained model: add --init_from=resume, and the run's config or --out_dir")
-if init_from != "resume" and find_checkpoint(out) and not overwrite and not eval_only:
-    ways = "--init_from=resume goes on with it, --overwrite=true replaces it, --out_dir=FOLDER leaves it alone"
-    raise UserError(f"{out} already holds a run: {ways}")
-
 torch.manual_seed(seed)
 iter_num, val_loss, best_val_loss = 0, math.inf, math.inf
-notes = ineffective_settings(settings, defaults)
-model_args = {field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings}
-model_args |= {"n_kv_head": n_kv_head or None, "n_inner": n_inner or None}
-if init_from == "scratch":
-    with resource_errors():
-        raw_model = GPT(GPTConfig(**model_args, vocab_size=data.meta["vocab_size"]))
-elif init_from == "resume":
-    path = find_checkpoint(out, prefer="best" if eval_only else "latest") or latest
-    checkpoint = load_checkpoint(path)
-    raw_model = build_model(checkpoint, path)
-    if not eval_only:
-        notes += check_same_run(checkpoint, path, settings, defaults, data, machine)
-    elif data.tokenizer.state() != checkpoint["tokenizer"]:
-        raise UserError(f"data/{dataset} is not in the tokens of {path}: prepare it with --tokenizer=run:{out}")
-    settings["init_from"] = checkpoint["settings"]["init_from"]  # how it began
+if resuming:
+    raw_model = resumed_model(checkpoint, path, settings, data)
     iter_num, val_loss = checkpoint["iter_num"], checkpoint["val_loss"]
     best_val_loss = load_checkpoint(best)["val_loss"] if best.exists() else math.inf  # may be newer than the latest
-    if iter_num >= max_iters and not eval_only:
-        if automatic:
-            print0(f"{path} has come to step {iter_num:,} of {max_iters:,}: nothing is left to do")
-            exit_program()
-        raise UserError(f"max_iters = {max_iters}, but {path} has come to step {iter_num}: give more to go on")
-else:  # hf:NAME, a Llama under this run's attention and residual
-    name = init_from.removeprefix("hf:")
-    if data.tokenizer.state() != hf_tokenizer(name).state():
-        raise UserError(f"data/{dataset} is not in the tokens of {name}: prepare it with --tokenizer={init_from}")
-    raw_model = from_pretrained(name, **{field: model_args[field] for field in model_args.keys() - LLAMA_SHAPE})
+elif init_from.startswith("hf:"):
+    raw_model = begin_from_llama(settings, data)
+elif init_from.startswith("run:"):
+    raw_model = begin_from_run(settings, given, data)
+else:
+    raw_model = begin_from_scratch(settings, data)
 config = raw_model.config
-if settings["init_from"].startswith("hf:"):
-    settings |= {field: getattr(config, field) for field in LLAMA_SHAPE}
-if config.vocab_size < data.meta["vocab_size"]:
-    raise UserError(f"data/{dataset} has {data.meta['vocab_size']} different tokens, the model {config.vocab_size}")
+notes = ineffective_settings(settings, given, defaults)
+if resuming and not eval_only:
+    notes += resume_notes(checkpoint, settings, machine)
 
-if compile == "auto":  # a resumed run must keep what it has come to
-    pays = pick_compile(device, raw_model.flops_per_token() * max_iters * tokens_per_iter)
-    compile = checkpoint["settings"]["compile"] if init_from == "resume" else str(pays).lower()
+if compile == "auto":
+    compile = str(pick_compile(device, raw_model.flops_per_token() * max_iters * tokens_per_iter)).lower()
 settings["compile"] = compile
 model = parallelize_model(raw_model, parallel, device, ptdtype)
 pick_attention_kernel(raw_model, device, ptdtype)
@@ -174,15 +155,15 @@ if optimizer == "muon":  # for the first group, the blocks' matrices; AdamW keep
     # adjust_lr_fn gives Muon's updates the size of AdamW's, so one learning rate serves both
     optimizers.insert(0, torch.optim.Muon(matrices, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw"))
 scaler = torch.amp.GradScaler(device.type, enabled=ptdtype == torch.float16)
-if init_from == "resume" and not eval_only:
-    restore_optimizers(checkpoint, path, raw_model, optimizers, scaler)
+if resuming and not eval_only:
+    restore_optimizers(checkpoint, raw_model, optimizers, scaler)
 checkpoint = None  # its memory
 
 # -----------------------------------------------------------------------------
 
 
 def get_batch(iter_num, micro_step):
-    """x and y, (B, T): a pure function of the seed, the step and the micro-step, whatever was drawn before."""
+    """Return x and y, (B, T): a pure function of the seed, the step and the micro-step, whatever was drawn before."""
     x, y = data.batch(seed, iter_num, micro_step, batch_size, block_size, grad_accum_steps)
     if device.type == "cuda":  # pinned memory travels while the GPU computes
         return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
@@ -190,7 +171,7 @@ def get_batch(iter_num, micro_step):
 
 
 def get_lr(iter_num):
-    """Warm-up, then decay to min_lr_frac of the learning rate at max_iters."""
+    """Return the learning rate: it warms up, then decays to min_lr_frac of its highest value at max_iters."""
     if iter_num < warmup_iters:
         return learning_rate * (iter_num + 1) / warmup_iters
     done = (iter_num - warmup_iters) / max(max_iters - warmup_iters, 1)
@@ -200,7 +181,7 @@ def get_lr(iter_num):
 
 @torch.no_grad()
 def estimate_loss(split, max_tokens):
-    """Mean loss in nats per token over fixed windows: the same ones each time, and no random number drawn."""
+    """Return the mean loss in nats per token over fixed windows, the same each time. No random number is drawn."""
     model.eval()
     sums = torch.zeros(2, dtype=torch.float64)  # of losses, and of the tokens they are about
     for x, y in data.windows(split, batch_size, config.block_size, max_tokens, rank, world_size):
@@ -215,13 +196,13 @@ def estimate_loss(split, max_tokens):
 
 
 def describe_loss(val_loss):
-    """Perplexity and bits per byte, which compares over tokenizers."""
+    """Return perplexity, and bits per byte, which compares over tokenizers."""
     bits_per_byte = val_loss / math.log(2) * data.meta["tokens"]["val"] / data.meta["bytes"]["val"]
     return {"perplexity": math.exp(min(val_loss, 700)), "bits_per_byte": bits_per_byte}
 
 
 def save(path):
-    """Writes a checkpoint; False if there is no room for it, where the one before stays whole."""
+    """Write a checkpoint. Return False if there is no room for it; then the one before stays whole."""
     facts = {"iter_num": iter_num, "val_loss": val_loss, "settings": settings, "config": asdict(config)}
     facts["data"] = {"source": data.meta["source"], "sha256": data.meta["sha256"]}
     facts |= {"tokenizer": data.tokenizer.state(), "machine": machine}
@@ -229,7 +210,7 @@ def save(path):
 
 
 def give_up(why):
-    """Ends a run that has gone wrong, and leaves its checkpoints as they are."""
+    """End a run that has gone wrong, and leave its checkpoints as they are."""
     raise UserError(f"{why}; {f'{out} holds step {saved_iter}' if saved_iter else 'nothing has been saved'}")
 
 
@@ -240,14 +221,15 @@ CURE = f"a lower learning_rate than {learning_rate} may help"
 # what is about to happen
 kind = {"w2": f" ({config.sigma} σ)", "summed_qk": f" ({config.qk_scale})"}.get(config.attention, "")
 kept = " + input" if config.keep_input and config.residual != "standard" else ""
+compiled = ", compiled" if compile == "true" else ""
 parameters = raw_model.get_num_params()
 size = f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {parameters:,} parameters"
 counts = f"{tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on"
 epochs = max_iters * tokens_per_iter / tokens["train"]
-print0(f"model   {config.attention}{kind} attention, {config.residual}{kept} residual: {size}; {settings['init_from']}")
+print0(f"model   {config.attention}{kind} attention, {config.residual}{kept} residual: {size}; {init_from}")
 print0(f"data    {data.meta['source']} (data/{dataset}): {counts}")
 print0(f"steps   {iter_num:,} to {max_iters:,} of {tokens_per_iter:,} tokens, {epochs:.3g} epochs in all, {optimizer}")
-print0(f"device  {machine}, {settings['dtype']}{', compiled' * (compile == 'true')}; run in {out}")
+print0(f"device  {machine}, {settings['dtype']}{compiled}; run in {out}")
 for note in notes:
     print0(f"NOTE    {note}")
 
@@ -261,14 +243,14 @@ if eval_only:
     exit_program()
 
 if compile == "true":
-    compile_or_eager(raw_model, *get_batch(0, 0), ctx)
+    compile_or_eager(raw_model, device, ctx)
 
 if world_size > 1:
     dist.barrier()  # from here on the first process writes to the folder, which the others have now seen as it was
 logger = MetricLogger(out, iter_num, settings)
 if rank == 0:
     clear_leftovers(out)
-    if init_from != "resume":  # the run that was here goes, now that nothing is left that could be refused
+    if not resuming:  # the run that was here goes, now that nothing is left that could be refused
         latest.unlink(missing_ok=True)
         best.unlink(missing_ok=True)
 facts = {"settings": settings, "config": asdict(config), "data": data.meta, "machine": machine, "notes": notes}
@@ -283,7 +265,7 @@ saved_iter = first_iter = last_iter = iter_num  # to resume from; of this proces
 micro_steps = range(rank, grad_accum_steps, world_size)  # of each step, those of this process
 began = last_time = time.time()
 train_seconds = 0.0  # without evaluating and saving
-with resource_errors():  # too little memory and the end of another process are told in a line
+with resource_errors():  # too little memory, and the end of another process, are told in a line
     while iter_num < max_iters and not stopped_by:
         lr = get_lr(iter_num)
         for opt in optimizers:
@@ -321,7 +303,7 @@ with resource_errors():  # too little memory and the end of another process are 
         logging = iter_num % log_interval == 0 or evaluating
         saving = iter_num % checkpoint_interval == 0 or ending
 
-        if logging or saving:  # looked at here alone, since a GPU must be waited for
+        if logging or saving:  # only here, since a GPU must be waited for
             lossf, norm = (dist_sum(loss) / world_size).item(), full_tensor(grad_norm).item()
             if not math.isfinite(lossf) or not math.isfinite(norm) and not (overflow and scaler.get_scale() > 1):
                 give_up(f"the loss is {lossf}, the norm of its gradient {norm} at step {iter_num}: {CURE}")
@@ -363,17 +345,17 @@ with resource_errors():  # too little memory and the end of another process are 
 
 if world_size > 1:
     dist.barrier()  # processes leave together
-arguments = [argument for argument in sys.argv if not argument.startswith(("--init_from", "--overwrite"))]
-resume = shlex.join(["python"] * (world_size == 1) + ["torchrun", "..."] * (world_size > 1) + arguments)
-resume += " --init_from=resume" * (saved_iter > 0)
+launcher = "torchrun ..." if world_size > 1 else "python"
+go_on = f"{launcher} {shlex.quote(sys.argv[0])} --init_from=resume --out_dir={shlex.quote(str(out))}"
 if saved_iter < iter_num:
-    give_up(f"step {iter_num} could not be saved: make room, then {resume}")
+    give_up(f"step {iter_num} could not be saved: make room, then {go_on if saved_iter else 'start again'}")
 if iter_num < max_iters:
-    print0(f"stopped after step {iter_num:,}, saved in {latest}; to go on: {resume}")
+    print0(f"stopped after step {iter_num:,}, saved in {latest}; to go on: {go_on}")
     exit_program(128 + stopped_by)
 seconds, speed = time.time() - began, (last_iter - first_iter) * tokens_per_iter / train_seconds
 logger.log("end", iter_num, seconds=seconds, tokens_per_second=speed, best_loss=best_val_loss)
 print0(f"{clock(seconds)} for {iter_num - first_iter:,} steps, {speed:,.0f} tokens/s while training")
 print0(f"lowest validation loss {best_val_loss:.4f}: {best}; latest: {latest}")
+print0(f"to go on: {go_on} --max_iters={2 * max_iters}")
 print0(f"to read what it writes: python sample.py --out_dir={shlex.quote(str(out))}")
 exit_program()

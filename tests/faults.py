@@ -99,7 +99,7 @@ def look(folder):
 def check_seen(folder):
     """Every checkpoint that has been seen is whole; load_checkpoint and build_model raise ValueError if not."""
     for path in (folder.parent / "seen").iterdir():
-        build_model(load_checkpoint(path), path)
+        build_model(load_checkpoint(path))
         counts["checkpoints seen, and loaded"] += 1
         path.unlink()
 

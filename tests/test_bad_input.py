@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from config.runtime.checkpoint import PARTS, build_model, load_checkpoint
+from config.runtime.checkpoint import build_model, load_checkpoint
 from conftest import TINY, contents, refused
 from data.console import UserError
 from model import GPT, GPTConfig
@@ -57,7 +57,7 @@ TRAIN_ARGUMENTS = {
     "--block_size=0": "block_size = 0 .* 1 or more",
     "--block_size=100000": "block_size=100000 is too long .*the largest that works is 287",
     "--checkpoint_interval=0": "checkpoint_interval = 0 .* 1 or more",
-    "--eval_interval=0": "eval_interval = 0 .* 1 or more",
+    "--eval_interval=-1": "eval_interval = -1 .* 0 or more",
     "--eval_tokens=0": "eval_tokens = 0 .* 1 or more",
     "--log_interval=-1": "log_interval = -1 .* 1 or more",
     "--warmup_iters=-1": "warmup_iters = -1 .* 0 or more",
@@ -80,12 +80,14 @@ TRAIN_ARGUMENTS = {
     # choices
     "--attention=linear": "attention = 'linear' .*w2",
     "--attention=": "attention = '' .*w2",
-    "--residual=M1": "residual = 'M1' .*m1",
+    "--residual=M1": "residual = 'M1' .*did you mean m1?",
+    "--residual=3.1": "residual = '3.1' .*did you mean m3.1?",
     "--qk_scale=5.8": "qk_scale = '5.8' .*5.7",
     "--sigma=full": "sigma = 'full' .*diagonal",
     "--optimizer=sgd": "optimizer = 'sgd' .*muon",
     "--lr_decay=step": "lr_decay = 'step' .*cosine",
-    "--init_from=gpt2": "init_from = 'gpt2' .*resume",
+    "--init_from=gpt2": "init_from = 'gpt2' .*hf:NAME, run:FOLDER",
+    "--init_from=run:out/nowhere": "out/nowhere/best.pt: No such file",
     "--compile=maybe": "compile = 'maybe' .*auto",
     "--parallel=tp": "parallel = 'tp' .*fsdp",
     "--dtype=int8": "dtype = 'int8' .*bfloat16",
@@ -93,15 +95,13 @@ TRAIN_ARGUMENTS = {
     "--dataset=shakespear_char": "dataset = 'shakespear_char' .*shakespeare_char",
     "--dataset=": "dataset = '' .*shakespeare_char",
     "--dataset=../data/text": "dataset = '../data/text' .*text",
-    "--overwrite --init_from=resume": "overwrite = True and init_from = 'resume' contradict",
     # folders and files
     "--init_from=resume": "out/shakespeare_char/ckpt.pt: No such file",
     "--out_dir=train.py": "train.py: File exists",
     "--out_dir=train.py/run": "train.py/run: Not a directory",
     "config/m6_shakespeare.py": "config/m6_shakespeare.py: no such config file .did you mean config/m",
     "m1_shakespeare": "m1_shakespeare: no such config file .did you mean config/m1_shakespeare.py",
-    "train.py": "train.py: is the program itself",
-    "data/text/prepare.py": "data/text/prepare.py: sets nothing",
+    "train.py": "train.py: no such config file",
 }
 
 
@@ -112,9 +112,8 @@ def test_train(repo, capsys, arguments):
 
 BESIDE_A_RUN = {
     "--out_dir=out/run": "out/run already holds a run: --init_from=resume .*--overwrite=true .*--out_dir=FOLDER",
-    "out/run": "out/run: not a config file; a run is named by --out_dir=FOLDER",
-    "out/run/ckpt.pt": "out/run/ckpt.pt: not a config file; a run is named by --out_dir=FOLDER",
-    "out/run/log.jsonl": "out/run/log.jsonl: not a config file, whose name would end in .py",
+    "out/run": "out/run: no such config file .settings are written as .* such as --out_dir=FOLDER",
+    "out/run/ckpt.pt": "out/run/ckpt.pt: no such config file",
     "--init_from=resume --out_dir=out/run": "max_iters = 4, but out/run/ckpt.pt has come to step 4: give more",
     "--init_from=resume --out_dir=out/run --max_iters=9 --n_layer=3 --residual=m1": (
         r"n_layer = 3 \(was 2\), residual = 'm1' \(was 'standard'\): .*resume with those"
@@ -130,7 +129,8 @@ def test_train_beside_a_run(trained, capsys, arguments):
 def test_a_run_is_evaluated_in_its_own_tokens(trained, capsys):
     trained("data/shakespeare_bpe/prepare.py --vocab_size=300")
     command = f"{RESUME} --eval_only --dataset=shakespeare_bpe"
-    check(trained, command, "data/shakespeare_bpe is not in the tokens of out/run/best.pt: prepare it with --tokenizer=run:out/run", capsys)
+    again = "python data/shakespeare_bpe/prepare.py --tokenizer=run:out/run, then --dataset=shakespeare_bpe"
+    check(trained, command, f"data/shakespeare_bpe is not in the tokens of out/run/best.pt: prepare it with {again}", capsys)
 
 
 def test_a_batch_that_needs_more_memory_than_there_is(repo, capsys):
@@ -160,7 +160,7 @@ SAMPLE_ARGUMENTS = {
     "--max_new_tokens=-1": "max_new_tokens = -1 .* 1 or more",
     "--seed=-1": "seed = -1 .* 0 or more",
     "--device=tpu": "device = 'tpu' .*this machine has .*cpu",
-    "config/m1_shakespeare.py": "config/m1_shakespeare.py: unknown setting",
+    "config/m1_shakespeare.py": "config/m1_shakespeare.py: dataset: unknown setting",
 }
 
 
@@ -178,7 +178,7 @@ def test_sample(trained, capsys):
 
 
 def test_sample_without_a_run(repo, capsys):
-    check(repo, "sample.py", "out/ holds no run .*train one first", capsys)
+    check(repo, "sample.py", f"{repo.folder / 'out'} holds no run: train one first", capsys)
 
 
 # -- texts and data folders ----------------------------------------------------------------------------------
@@ -235,7 +235,6 @@ def rewrite(damage):
 
 
 NO_CHECKPOINT = "ckpt.pt: damaged, or not a checkpoint of train.py"
-FIT = "ckpt.pt: the weights do not fit the config saved with them: .*"
 DAMAGES = {
     # of the file
     "turn(LATEST, lambda old: b'')": NO_CHECKPOINT,
@@ -249,13 +248,6 @@ DAMAGES = {
     "torch.save(GPT(GPTConfig(8, 9, 1, 1, n_embd=4)), LATEST)": NO_CHECKPOINT,
     "torch.save(Call(os.system, 'touch marker'), LATEST)": NO_CHECKPOINT,
     "rewrite('version = 4')": "ckpt.pt: a checkpoint of version 4; this program reads ",
-    # of its parts
-    **{f"rewrite('del {part}')": f"ckpt.pt: damaged: it has no '{part}'" for part in PARTS},
-    "rewrite('del model[\"norm.weight\"]')": FIT + "norm.weight",
-    "rewrite('model[\"norm.weight\"] = torch.ones(3)')": FIT + "norm.weight",
-    "rewrite('config[\"wings\"] = 2')": FIT + "'wings'",
-    "rewrite('config[\"n_head\"] = 7')": FIT + "n_head = 7 .*divisor of n_embd = 16",
-    "rewrite('config[\"attention\"] = \"w2\"')": FIT + "blocks.0.attn.tau_shift",
 }
 
 
@@ -270,8 +262,6 @@ ONE_ALONE = {
     "rewrite('tokenizer.clear()')": (SAMPLE, "unknown kind of tokenizer None"),
     "turn(Path('out/run/best.pt'), lambda old: old[:-1])": (RESUME, "best.pt: damaged, or not a checkpoint"),
     "rewrite('data[\"sha256\"].clear()')": (RESUME, "data/shakespeare_char is not what out/run/ckpt.pt was trained on"),
-    "rewrite('del optimizer[\"state\"][\"norm.weight\"]')": (RESUME, "ckpt.pt: its optimizer state does not fit: "),
-    "rewrite('optimizer = [1]')": (RESUME, "ckpt.pt: its optimizer state does not fit: "),
 }
 
 
@@ -301,7 +291,7 @@ def test_any_bytes_for_a_checkpoint(tmp_path, whole, place, length, new):
     path, start = tmp_path / "damaged.pt", int(place * len(whole))
     path.write_bytes(whole[:start] + new + whole[start + length :])
     try:
-        build_model(load_checkpoint(path), path)
+        build_model(load_checkpoint(path))
     except ValueError as error:
         assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
 

@@ -1,4 +1,4 @@
-"""From a Llama on disk to a run, and from a run to a Llama: --init_from=hf:, --tokenizer=hf:, --export."""
+"""From a Llama or a run to another run, and from a run to a Llama: --init_from=hf: and run:, --tokenizer, --export."""
 
 import os
 
@@ -181,10 +181,77 @@ def test_it_starts_where_the_llama_is(repo, llama):
 @pytest.mark.parametrize("method", ["--attention=w2 --residual=m1", "--attention=summed_qk --qk_scale=5.6 --residual=m4.2"])
 def test_under_any_method(repo, llama, method):
     repo(["data/shakespeare_bpe/prepare.py", f"--tokenizer=hf:{llama}"])
-    run = f"train.py {RUN} {method} --dropout=0.1 --out_dir=out/tuned --init_from=auto:hf:{llama}"
-    repo(f"{run} --max_iters=2")
-    repo(run)
+    run = f"train.py {RUN} {method} --dropout=0.1 --out_dir=out/tuned"
+    repo(f"{run} --max_iters=2 --init_from=hf:{llama}")
+    repo(f"{run} --init_from=auto")
     assert [line["event"] for line in log_of("out/tuned") if line["event"] in ("start", "resume")] == ["start", "resume"]
+
+
+# -- from a run to a run -------------------------------------------------------------------------------------
+
+SOURCE = f"{TINY} --n_head=4 --n_kv_head=2 --tie_weights=true --learning_rate=0.03 --out_dir=out/source"
+NEXT = f"{TINY} --out_dir=out/next --init_from=run:out/source --max_iters=1 --learning_rate=0"
+OWN = {"w2": ("sigma.weight", "log_tau"), "5.4": ("a", "b"), "5.5": ("log_a",), "5.6": ("log_a", "b"), "5.7": ("log_a",)}
+BECOMES = {  # the source's method, what is given, and whether its attention's parameters and its mix come along
+    "w2, m3.2": ("", True, True),
+    "w2, m4.2": ("--residual=m3.2 --keep_input", True, False),
+    "5.6, m3.2": ("--attention=w2 --residual=m3.2", False, True),
+    "5.5, m4.2": ("--qk_scale=5.7", False, True),
+    "5.4, standard": ("--qk_scale=5.6 --residual=m3.2", False, False),
+    "standard, m3.2": ("--attention=summed_qk --qk_scale=5.5 --residual=m1", False, False),
+}
+
+
+def method_of(words):
+    kind, residual = words.split(", ")
+    kind = f"--attention=summed_qk --qk_scale={kind}" if kind[0] == "5" else f"--attention={kind}"
+    return f"{kind} --residual={residual}"
+
+
+@pytest.mark.parametrize("source", BECOMES)
+def test_a_run_starts_where_another_is(repo, source):
+    """With all weights that both have; what only the new model has is as in one that starts from scratch."""
+    given, same_attention, same_residual = BECOMES[source]
+    repo(f"train.py {SOURCE} {method_of(source)}")
+    repo(f"train.py {NEXT} {given}".strip())
+    old, new = load("out/source/best.pt"), load("out/next/ckpt.pt")
+    torch.manual_seed(1337)
+    initial = GPT(GPTConfig(**new["config"])).state_dict()
+    own = {name for name in initial if ".attn." in name and "_proj." not in name}
+    mix = {name for name in initial if name.endswith(".mix")}
+    left = (set() if same_attention else own) | (set() if same_residual else mix)
+    assert initial.keys() - left <= old["model"].keys()
+    for name, tensor in new["model"].items():
+        torch.testing.assert_close(tensor, initial[name] if name in left else old["model"][name], rtol=0, atol=0)
+
+
+def test_what_makes_the_model_comes_from_the_other_run(repo):
+    repo(f"train.py {SOURCE} --attention=w2 --sigma=diagonal --residual=m1 --keep_input")
+    repo(f"train.py {NEXT} --n_layer=3 --residual=m4.1 --block_size=8")
+    (start,), old = log_of("out/next", "start"), load("out/source/best.pt")
+    assert start["config"] == old["config"] | {"residual": "m4.1", "block_size": 8}
+    assert "n_layer = 3 has no effect: run:out/source has 2" in start["notes"]
+    shown = repo(f"train.py {NEXT} --n_layer=3 --residual=m4.1 --block_size=8 --max_iters=2 --init_from=resume")
+    assert "; run:out/source\n" in shown and log_of("out/next", "resume")[0]["config"] == start["config"]
+
+
+def test_another_run_needs_its_tokens(repo, tmp_path, capsys):
+    repo(f"train.py {SOURCE} --residual=m1")
+    (tmp_path / "my.txt").write_text("the lazy dog\n" * 99)
+    prepared = ["data/text/prepare.py", str(tmp_path / "my.txt")]
+    repo(prepared)
+    error = refused(repo, f"train.py {NEXT} --dataset=text", capsys)
+    cure = "python data/text/prepare.py my.txt --tokenizer=run:out/source, then --dataset=text"
+    assert f"data/text is not in the tokens of out/source/best.pt: prepare it with {cure}\n" in error
+    repo([*prepared, "--tokenizer=run:out/source"])
+    repo(f"train.py {NEXT} --dataset=text")
+    data.prepare("data/shakespeare_char", "other letters" * 99, "a text")
+    capsys.readouterr()
+    cure = "python data/text/prepare.py data/shakespeare_char/input.txt --tokenizer=run:out/source, then --dataset=text"
+    assert cure in refused(repo, f"train.py {NEXT} --overwrite", capsys)
+
+
+# -- from a run to a Llama -----------------------------------------------------------------------------------
 
 
 def test_an_exported_run_is_the_same_model(tuned, llama, capsys):
@@ -326,7 +393,8 @@ def test_bad_starts(repo, llama, monkeypatch, capsys):
         return refused(repo, f"train.py {RUN} --out_dir=out/tuned --init_from={name}", capsys)
 
     repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
-    message = f"data/shakespeare_bpe is not in the tokens of {llama}: prepare it with --tokenizer=hf:{llama}"
+    cure = f"python data/shakespeare_bpe/prepare.py --tokenizer=hf:{llama}, then --dataset=shakespeare_bpe"
+    message = f"data/shakespeare_bpe is not in the tokens of {llama}: prepare it with {cure}"
     assert message in train(f"hf:{llama}")
     assert "init_from = 'llama' does not work: it must be one of scratch, resume, auto, hf:NAME" in train("llama")
     assert "nowhere: has no tokenizer that can be read: no folder here, and on the hub: " in train("hf:nowhere")

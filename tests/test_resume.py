@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -126,6 +127,26 @@ def test_best_is_never_worse_even_if_newer_than_the_latest(run):
     assert load(RESUMED / "best.pt")["val_loss"] == lowest["val_loss"]
 
 
+def test_a_resumed_run_needs_no_settings(run):
+    Path("mine.py").write_text("n_layer = 1\nattention = 'summed_qk'\nqk_scale = '5.6'\nmax_iters = 6\n")
+    settings = f"--dropout=0.2 --optimizer=muon --seed=3 --lr_decay=linear --dtype=float32 --out_dir={WHOLE}"
+    run(f"train.py {TINY} {settings} mine.py --max_iters=6 --checkpoint_interval=1 --overwrite")
+    kill_after(3)
+    run(f"train.py --init_from=resume --out_dir={RESUMED}")
+    assert_same_run()
+    (start,), (resume,) = log_of(WHOLE, "start"), log_of(RESUMED, "resume")
+    assert resume["settings"] == start["settings"] | {"out_dir": str(RESUMED), "overwrite": False}
+
+
+def test_a_finished_run_says_how_to_go_on(run):
+    shown = run(f"{RUN} --lr_decay=none --out_dir={RESUMED}")
+    (command,) = re.findall("^to go on: python (.*)", shown, re.MULTILINE)
+    assert command == f"train.py --init_from=resume --out_dir={RESUMED} --max_iters=12"
+    run(command)
+    run(f"{RUN} --lr_decay=none --max_iters=12 --out_dir={WHOLE}")
+    assert_same_run()
+
+
 # -- the same run --------------------------------------------------------------------------------------------
 
 
@@ -177,6 +198,8 @@ def test_all_other_settings_are_named(run, capsys):
     error = refused(run, f"{RESUME} --seed=2 --n_layer=3 --attention=w2 --weight_decay=0", capsys)
     changes = "seed = 2 (was 1337), n_layer = 3 (was 2), attention = 'w2' (was 'standard'), weight_decay = 0.0 (was 0.1)"
     assert f"{changes}: out/resumed/ckpt.pt was trained with other settings" in error
+    error = refused(run, f"train.py --init_from=resume --out_dir={RESUMED} --n_layer=3", capsys)  # 3 by default
+    assert "error: n_layer = 3 (was 2): out/resumed/ckpt.pt was trained" in error
 
 
 def test_a_setting_newer_than_the_checkpoint_is_at_its_default(run, capsys):
@@ -186,7 +209,7 @@ def test_a_setting_newer_than_the_checkpoint_is_at_its_default(run, capsys):
     del saved["settings"]["norm_eps"]
     torch.save(saved, RESUMED / "ckpt.pt")
     assert "norm_eps = 0.001 (was 1e-05)" in refused(run, f"{RESUME} --norm_eps=1e-3", capsys)
-    note = "norm_eps is a setting that the checkpoint does not know; it goes on at 1e-05"
+    note = "norm_eps, new since the checkpoint, goes on at its default, 1e-05"
     assert f"NOTE    {note}\n" in run(RESUME)
     assert log_of(RESUMED, "resume")[0]["notes"] == [note]
     assert_same_run()
@@ -205,7 +228,8 @@ def test_other_data_are_refused(run, capsys):
     data.prepare("data/shakespeare_char", TEXT.replace("fox", "ox "), "another text")
     capsys.readouterr()
     error = refused(run, RESUME, capsys)
-    assert "data/shakespeare_char is not what out/resumed/ckpt.pt was trained on: prepare test again" in error
+    cure = "prepare test again, python data/shakespeare_char/prepare.py\n"
+    assert f"data/shakespeare_char is not what out/resumed/ckpt.pt was trained on: {cure}" in error
     data.prepare("data/shakespeare_char", TEXT, "the same text from another file")
     run(RESUME)
     assert differences(RESUMED / "ckpt.pt", WHOLE / "ckpt.pt") == ["checkpoint['data']['source']"]
@@ -296,7 +320,7 @@ def test_log_lines_wait_for_room(run, monkeypatch):
     run(f"{RUN} --out_dir={WHOLE}")
     opened = open
     monkeypatch.setattr("builtins.open", lambda path, mode="r", *rest, **more: (
-        FullDisk(path, "ab") if mode == "ab" else opened(path, mode, *rest, **more)
+        io.BufferedWriter(FullDisk(path, "ab"), 2**20) if mode == "ab" else opened(path, mode, *rest, **more)
     ))  # fmt: skip
     shown = run(f"{RUN} --out_dir={RESUMED}")
     assert shown.count("NOT WRITTEN: out/resumed/log.jsonl") == 2

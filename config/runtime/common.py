@@ -20,10 +20,10 @@ from model import ConfigError
 
 
 def install_excepthook():
-    """From here on what the project says to users ends the program in one line on stderr and exit code 2.
+    """End the program, from here on, in one line on stderr and exit code 2 where the project itself finds a mistake.
 
-    That is a UserError, or an error of the files that are also used by themselves: a ConfigError, a TokenizerError.
-    Ctrl-C ends the program without a word. Every other error keeps its traceback and ends it with exit code 1.
+    It raises a UserError, or, in the files that are also used by themselves, a ConfigError or a TokenizerError. Ctrl-C
+    ends the program without a word. Every other error keeps its traceback and ends the program with exit code 1.
     """
     sys.excepthook = report_error
     for stream in filter(None, (sys.stdout, sys.stderr)):  # text is UTF-8, on any terminal and in any pipe
@@ -31,7 +31,7 @@ def install_excepthook():
 
 
 def report_error(kind, error, traceback):
-    """Python's sys.excepthook."""
+    """Serve as Python's sys.excepthook."""
     if issubclass(kind, KeyboardInterrupt):
         code = 128 + signal.SIGINT
     elif issubclass(kind, (UserError, ConfigError, TokenizerError)):
@@ -66,8 +66,11 @@ def resource_errors():
 
 
 def exit_program(code=0):
-    """Ends the program. One of several processes ends without the interpreter's clearing up, in which a thread of
-    gloo's that still waits for the interpreter would abort it ("terminate called without an active exception")."""
+    """End the program.
+
+    One of several processes skips the interpreter's clearing up: there a thread of gloo that still waits for the
+    interpreter would abort it ("terminate called without an active exception").
+    """
     if dist.is_available() and dist.is_initialized():
         atexit._run_exitfuncs()  # such as those of trackers
         for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -78,7 +81,7 @@ def exit_program(code=0):
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse with one-line errors and no abbreviated options, for programs that take other things than settings."""
+    """Parse as argparse does, with one-line errors and no abbreviations, for programs that take more than settings."""
 
     def __init__(self, **options):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
@@ -91,16 +94,16 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def quiet_pipe():
-    """Lets `| head` end the program without a word."""
+    """Let `| head` end the program without a word."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 class StopSignal:
-    """Remembers the `number` of a Ctrl-C, SIGTERM or SIGHUP, so that a run can finish its step, save and leave.
+    """Remember the `number` of a Ctrl-C, SIGTERM or SIGHUP, so that a run can finish its step, save and leave.
 
-    A second signal ends the program at once, except under torchrun, which passes on to all processes what a terminal
-    has sent to them already.
+    A second signal ends the program at once. Under torchrun it does not: there each process gets a terminal's Ctrl-C
+    twice, from the terminal and from torchrun.
     """
 
     def __init__(self):
@@ -119,7 +122,7 @@ class StopSignal:
 
 
 def clock(seconds):
-    """75 -> "1:15", 3700 -> "1:01:40"."""
+    """Return 75 as "1:15", 3700 as "1:01:40"."""
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
 
@@ -128,12 +131,10 @@ def clock(seconds):
 
 
 def pick_device(device) -> torch.device:
-    """The device of that name, or for "auto" the best one here: cuda, mps or cpu. UserError if it is not here."""
-    here = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    here += ["mps"] * torch.backends.mps.is_available() + ["cpu"]
-    if device == "auto":
-        device = here[0]
-    name = "cuda:0" if device == "cuda" else device
+    """Return the device of that name, or for "auto" the best one here: cuda, mps or cpu."""
+    mps = ["mps"] if torch.backends.mps.is_available() else []
+    here = [*(f"cuda:{i}" for i in range(torch.cuda.device_count())), *mps, "cpu"]
+    name = {"auto": here[0], "cuda": "cuda:0"}.get(device, device)
     if name not in here:
         raise UserError(f"device = {device!r} is not here: this machine has {', '.join(here)}")
     return torch.device(name)
@@ -147,8 +148,7 @@ def peak_flops(device) -> float:
 
 
 def pick_dtype(dtype, device) -> torch.dtype:
-    """The type of that name to compute in, or for "auto" bfloat16 where `device` multiplies it fast, else float32."""
-    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    """Return the type of that name, or for "auto" bfloat16 where `device` multiplies it fast, else float32."""
     if dtype == "auto":
         if device.type == "cuda":
             fast = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -156,25 +156,24 @@ def pick_dtype(dtype, device) -> torch.dtype:
             known = device.type == "cpu" and hasattr(torch.cpu, "get_capabilities")
             fast = known and torch.cpu.get_capabilities().get("avx512_bf16")  # CPUs with AMX have it too
         dtype = "bfloat16" if fast else "float32"
-    if dtype not in names:
-        raise UserError(f"dtype = {dtype!r} does not work: it must be auto, {', '.join(names)}")
     if device.type == "mps" and dtype != "float32":  # reported for PyTorch's causal attention
         raise UserError(f"dtype = {dtype!r} does not work on mps, where the future may leak in 16 bits: use float32")
-    return names[dtype]
+    return getattr(torch, dtype)
 
 
 def pick_compile(device, flops) -> bool:
-    """Whether compiling pays for a training of so many floating-point operations: on a GPU, and on a CPU if it takes
-    ten minutes, a core computing some 50 GFLOP/s. Compiling takes some 40 seconds there, for steps 1.2 to 1.4 times as
-    fast."""
+    """Say whether compiling pays for so many floating-point operations: on a GPU, and on a CPU from ten minutes up.
+
+    A core computes some 50 GFLOP/s. Compiling takes some 40 seconds there, and makes steps 1.2 to 1.4 times as fast.
+    """
     return device.type == "cuda" or device.type == "cpu" and flops > 600 * 50e9 * torch.get_num_threads()
 
 
 def pick_attention_kernel(model, device, dtype):
-    """Selects, for this process, the faster of PyTorch's kernels for the attention of `model`.
+    """Select, for this process, the faster of PyTorch's kernels for the attention of `model`.
 
-    On a CPU the fused kernel computes in float32. Plain products in bfloat16 are up to twice as fast at short
-    contexts, and gain the most where score vectors are wide, but hold T x T weights until the backward pass.
+    On a CPU the fused kernel computes in float32. Plain products in bfloat16 are up to twice as fast at short contexts.
+    They gain the most where score vectors are wide, but hold T x T weights until the backward pass.
     """
     wide = model.blocks[-1].attn.score_width() > 3 * model.config.head_dim
     short = model.config.block_size <= (1024 if wide else 512)
@@ -182,12 +181,13 @@ def pick_attention_kernel(model, device, dtype):
 
 
 def use_plain_attention(plain):
-    """Both switches are about CPUs too, whatever their names say."""
+    """Switch PyTorch's fused attention off, or on. Both switches work on CPUs too, whatever their names say."""
     torch.backends.cuda.enable_flash_sdp(not plain)
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(plain)
 
 
 def machine_name(device, world_size=1):
-    """What a run computes on: bit-exact resume needs the same again."""
+    """Return what a run computes on: bit-exact resume needs the same again."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    return f"{world_size} x " * (world_size > 1) + f"{device} ({name}), torch {torch.__version__}"
+    processes = f"{world_size} x " if world_size > 1 else ""
+    return f"{processes}{device} ({name}), torch {torch.__version__}"

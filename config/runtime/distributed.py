@@ -2,18 +2,17 @@
 
 import os
 import warnings
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from config.runtime.common import install_excepthook, pick_device, resource_errors
 from data.console import UserError, print0
-from model import GPT
 
 
 def init_distributed(device) -> torch.device:
-    """Joins the other processes, if torchrun has started several; this one's device, of the kind of `device`."""
+    """Join the other processes, if torchrun has started several. Return this one's device, of that kind."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size == 1:
         return device
@@ -34,10 +33,10 @@ def init_distributed(device) -> torch.device:
 
 @resource_errors()
 def parallelize_model(model, parallel, device, dtype=None):
-    """The `model` as the processes train it together on `device`: what to call in its place. `parallel` is ddp or fsdp.
+    """Return what to call in the place of `model`, as the processes train it together on `device`.
 
-    With fsdp each process keeps a share of every parameter, except of those that are single numbers (a and b of 5.4),
-    and the blocks' matrices are put together in `dtype`: autocast's, or None for their own.
+    With `parallel` = "ddp" each process keeps a whole model. With "fsdp" it keeps a share of every parameter, except of
+    single numbers (a and b of 5.4). There the blocks' matrices are gathered in `dtype`, which is autocast's, or None.
     """
     if not dist.is_initialized():
         return model.to(device)
@@ -51,41 +50,36 @@ def parallelize_model(model, parallel, device, dtype=None):
     for p in numbers:
         p.data = p.data.to(device)  # fully_shard moves the rest, block by block, since a device may not hold it whole
         p.register_hook(lambda grad: dist_sum(grad) / dist.get_world_size())  # and averages the rest's gradients
-    # Each block's group has its matrices alone, gathered in `dtype`, which autocast would cast them to anyway; their
-    # gradients are averaged in their own. All else is in the model's group, made first: later it would skip the blocks.
+    # Each block's group has its matrices only. They are gathered in `dtype`, which autocast would cast them to anyway,
+    # and their gradients are averaged in their own. All else is in the model's group, which must be made first.
     matrices = set(model.param_groups(weight_decay=0.0)[0]["params"])
     fully_shard(model, mesh=mesh, ignored_params=numbers | matrices)
     policy = MixedPrecisionPolicy(dtype, reduce_dtype=model.embed.weight.dtype, cast_forward_inputs=False)
     for block in model.blocks:
-        # A layer that later ones recompute stays put together from its forward pass to the end of its backward pass,
-        # between which all of that lies: it is gathered once.
+        # A layer that later ones recompute stays gathered until the end of its backward pass, for all of them.
         reshard, others = block.residual is None, set(block.parameters()) - matrices
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard, ignored_params=others, mp_policy=policy)
     return model
 
 
-@resource_errors()
-def compile_or_eager(model, x, y, ctx):
-    """Compiles the blocks of `model`. If that fails on any process, for want of a compiler or whatever else, all of them
-    go on eager. It is tried on a small model of its kind, which takes no other process to run."""
+def compile_or_eager(model, device, ctx):
+    """Compile the blocks of `model`; where PyTorch finds no compiler, on any process, all of them stay eager."""
     print0("compiling ...")
-    trial, reason = GPT(replace(model.config, n_layer=min(model.config.n_layer, 2))).to(x.device), ""
-    for each in (model, trial):
-        each.compile_blocks()
-    try:
+    reason = ""
+    try:  # on the least that needs a compiler, forward and backward, and no other process
         with ctx:
-            trial(x, y)[1].backward()
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
+            compiled = torch.compile(lambda x: F.silu(x @ x).sum())
+            compiled(torch.ones(64, 64, device=device, requires_grad=True)).backward()
     except Exception as error:
         reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
     if dist_max(bool(reason)):
-        torch.compiler.set_stance("force_eager")
         print0(f"not compiled, eager from here: {reason or 'another process could not'}")
+    else:
+        model.compile_blocks()
 
 
 def dist_max(number) -> int:
-    """The largest that any process has of an integer."""
+    """Return the largest that any process has of an integer."""
     if not dist.is_initialized():
         return int(number)
     number = torch.tensor(int(number))
@@ -94,12 +88,12 @@ def dist_max(number) -> int:
 
 
 def dist_sum(tensor):
-    """The sum of the processes' tensors, in place."""
+    """Return the sum of the processes' tensors, in place."""
     if dist.is_initialized():
         dist.all_reduce(tensor)
     return tensor
 
 
 def full_tensor(tensor):
-    """A tensor, put together where FSDP has sharded it; all processes must ask at once."""
+    """Return a tensor, gathered where FSDP has sharded it; all processes must ask at once."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -8,21 +8,17 @@ from data.files import file_lock
 
 
 class MetricLogger:
-    """Writes log.jsonl in a run's folder; of several processes the first does. Numbers go to the trackers as well."""
+    """Write log.jsonl in a run's folder, on the first of several processes, and send its numbers to the trackers."""
 
     @file_errors()
     def __init__(self, folder, iter_num, settings):
-        """Takes the folder for this process; of a log that is there, the lines up to step iter_num stay.
-
-        Raises UserError if another process is training there, or a tracker does not start.
-        """
+        """Take the folder for this process. Of a log that is there, the lines up to step iter_num stay."""
         self.path, self.trackers = folder / "log.jsonl", {}
-        self.unwritten = b""  # lines for which there was no room
         if os.environ.get("RANK", "0") != "0":
-            self.file = open(os.devnull, "wb", buffering=0)
+            self.file = open(os.devnull, "wb")
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self.file = open(self.path, "ab", buffering=0)
+        self.file = open(self.path, "ab", buffering=2**20)  # on a full disk lines wait here for room
         if not file_lock(self.file):
             raise UserError(f"{folder}: another process is training there: wait for it, or choose another --out_dir")
         self.file.truncate(self.end_of(iter_num))
@@ -32,25 +28,24 @@ class MetricLogger:
             self.trackers["Weights & Biases"] = start_wandb(folder, iter_num, settings)
 
     def end_of(self, iter_num):
-        """The place in the log behind its last line of a step up to iter_num: what comes later will happen again."""
+        """Return where the log's last whole line up to step iter_num ends: what comes later will happen again."""
         end = 0
         for line in self.path.read_bytes().splitlines(keepends=True) if iter_num else []:
             try:
-                later = json.loads(line)["step"] > iter_num
-            except (KeyError, RecursionError, TypeError, ValueError):
-                later = False  # not a line of ours; it stays
-            if later or not line.endswith(b"\n"):
+                if json.loads(line)["step"] > iter_num or not line.endswith(b"\n"):
+                    break
+            except ValueError:  # torn by a kill
                 break
             end += len(line)
         return end
 
     def log(self, event, iter_num, **facts):
-        """A line of log.jsonl. Where there is no room for it, it is written before the next; training goes on."""
-        self.unwritten += json.dumps({"event": event, "step": iter_num, **facts}).encode() + b"\n"
+        """Write a line. On a full disk it waits for the next, or is lost; training goes on."""
         try:
-            self.unwritten = self.unwritten[self.file.write(self.unwritten) :]
+            self.file.write(json.dumps({"event": event, "step": iter_num, **facts}).encode() + b"\n")
+            self.file.flush()
         except OSError as error:
-            print0(f"NOT WRITTEN: {self.path} at step {iter_num}: {error.strerror}; training goes on, and tries again")
+            print0(f"NOT WRITTEN: {self.path} at step {iter_num}: {error.strerror}; training goes on")
         numbers = {f"{event}/{name}": fact for name, fact in facts.items() if isinstance(fact, (int, float))}
         for name, track in list(self.trackers.items()):
             try:
@@ -61,7 +56,7 @@ class MetricLogger:
 
 
 def start_tensorboard(folder, iter_num):
-    """A function that gives numbers, by name, and their step to TensorBoard."""
+    """Return a function that sends numbers, by name, and their step to TensorBoard."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(folder, purge_step=iter_num + 1)  # what came after the checkpoint will happen again
@@ -75,14 +70,11 @@ def start_tensorboard(folder, iter_num):
 
 
 def start_wandb(folder, iter_num, settings):
-    """A function that gives numbers, by name, and their step to Weights & Biases."""
+    """Return a function that sends numbers, by name, and their step to Weights & Biases."""
     import wandb
 
     id_file = folder / "wandb.id"  # by which a resumed run finds itself again
     known = id_file.read_text() if iter_num and id_file.exists() else None
-    try:
-        run = wandb.init(name=folder.name, id=known, resume="allow" if known else None, config=settings, dir=folder)
-    except Exception as error:  # of no account, no network, ... with types of their own
-        raise UserError(f"Weights & Biases does not start: {error}") from None
+    run = wandb.init(name=folder.name, id=known, resume="allow" if known else None, config=settings, dir=folder)
     id_file.write_text(run.id)
     return lambda numbers, step: run.log(numbers, step=step)
