@@ -14,9 +14,10 @@ from config import read_settings
 from config.runtime.checkpoint import build_model, find_checkpoint, load_checkpoint, newest_run
 from config.runtime.checks import check_range
 from config.runtime.common import install_excepthook, pick_device, quiet_pipe
-from data import first_tokens, read_text, tokenizer_from_state
 from data.console import UserError
+from data.files import read_text
 from data.huggingface import save_pretrained
+from data.tokenizer import first_tokens, tokenizer_from_state
 
 install_excepthook()  # users' mistakes end in one line and exit code 2
 

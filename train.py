@@ -27,9 +27,11 @@ from config.runtime.common import pick_attention_kernel, pick_compile, pick_devi
 from config.runtime.distributed import compile_or_eager, dist_max, dist_sum, full_tensor, init_distributed
 from config.runtime.distributed import parallelize_model
 from config.runtime.metrics import MetricLogger
-from data import clear_leftovers, derive_seed, ensure_prepared, load_dataset
 from data.console import UserError, print0
-from data.huggingface import from_pretrained, hf_tokenizer
+from data.dataset import derive_seed, load_dataset
+from data.huggingface import from_pretrained
+from data.preprocess import ensure_prepared
+from data.tokenizer import hf_tokenizer
 from model import GPT, GPTConfig
 
 install_excepthook()  # users' mistakes end in one line and exit code 2
@@ -266,7 +268,6 @@ if world_size > 1:
     dist.barrier()  # from here on the first process writes to the folder, which the others have now seen as it was
 logger = MetricLogger(out, iter_num, settings)
 if rank == 0:
-    clear_leftovers(out)
     if init_from != "resume":  # the run that was here goes, now that nothing is left that could be refused
         latest.unlink(missing_ok=True)
         best.unlink(missing_ok=True)

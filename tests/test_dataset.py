@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from data import Dataset, load_dataset, prepare
 from data.console import UserError
-from data.dataset import derive_seed, feistel_permutation
+from data.dataset import Dataset, derive_seed, feistel_permutation, load_dataset
+from data.preprocess import prepare
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 

@@ -16,12 +16,13 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-import data
 from config.runtime.checkpoint import save_checkpoint
 from config.runtime.common import pick_compile, pick_dtype
 from config.runtime.distributed import compile_or_eager
 from conftest import ROOT, TEXT, TINY, contents, differing, error_of, load, log_of, refused
 from data.console import UserError
+from data.dataset import SPLITS, load_dataset
+from data.preprocess import prepare
 from model import GPT, GPTConfig
 
 CONFIGS = sorted(path.name for path in (ROOT / "config").glob("*.py") if path.name != "__init__.py")
@@ -94,7 +95,7 @@ def test_loss_and_gradient_norm_of_the_first_step(repo):
     # logits of unit variance cost half a nat on top of an even guess
     assert step["loss"] == pytest.approx(math.log(len(set(TEXT))) + 0.5, abs=0.3)
     model = model_of(load(OUT / "ckpt.pt"))
-    x, y = data.load_dataset("data/shakespeare_char").batch(1337, 0, 0, 2, 16)
+    x, y = load_dataset("data/shakespeare_char").batch(1337, 0, 0, 2, 16)
     model(x, y)[1].backward()
     norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item()
     assert step["grad_norm"] == pytest.approx(norm, rel=1e-4)
@@ -253,7 +254,7 @@ EVALUATE = "train.py --eval_only --init_from=resume --device=cpu --dtype=float32
 
 def loss_over(path, dataset):
     """The model's loss over all targets of a validation split, by windows from its first token on."""
-    model, tokens = model_of(load(path)).eval(), torch.tensor(data.load_dataset(f"data/{dataset}").splits["val"].astype(int))
+    model, tokens = model_of(load(path)).eval(), torch.tensor(load_dataset(f"data/{dataset}").splits["val"].astype(int))
     with torch.no_grad():
         pairs = zip(tokens[:-1].split(16), tokens[1:].split(16))
         losses = [cross_entropy(model(x[None])[0][0], y, reduction="sum").item() for x, y in pairs]
@@ -264,7 +265,7 @@ def loss_over(path, dataset):
 def trained(repo):
     """Has trained a run whose best.pt and ckpt.pt are not the same, and prepared its text anew as data/text."""
     repo(f"{RUN} {DIVERGING}")
-    data.prepare("data/text", "".join(sorted(TEXT)), "the same letters")
+    prepare("data/text", "".join(sorted(TEXT)), "the same letters")
     return repo
 
 
@@ -292,12 +293,13 @@ def validation_loss(shown):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_scores_its_own_text_the_same(repo, tmp_path, monkeypatch, workers):
-    monkeypatch.setattr("data.corpus.PART", 1000)
+    monkeypatch.setattr("data.preprocess.CHUNK", 1000)
+    monkeypatch.setattr("data.corpus.PIECE", 1000)
     repo(RUN)
     (tmp_path / "again.txt").write_text(TEXT)
     repo(["data/text/prepare.py", str(tmp_path / "again.txt"), "--tokenizer=run:out/x", f"--workers={workers}"])
-    again, own = data.load_dataset("data/text"), data.load_dataset("data/shakespeare_char")
-    assert all(np.array_equal(again.splits[name], own.splits[name]) for name in data.SPLITS)
+    again, own = load_dataset("data/text"), load_dataset("data/shakespeare_char")
+    assert all(np.array_equal(again.splits[name], own.splits[name]) for name in SPLITS)
     losses = [validation_loss(repo(f"{EVALUATE} --dataset={name}")) for name in ("shakespeare_char", "text")]
     assert losses[0] == losses[1] != []
 
@@ -308,7 +310,7 @@ def test_a_run_scores_another_text_in_its_own_byte_pairs(repo, tmp_path):
     text = "And another dog, Ünglück: 瓶子 🦊!\n" * 20
     (tmp_path / "other.txt").write_text(text, encoding="utf-8")
     repo(["data/text/prepare.py", str(tmp_path / "other.txt"), "--tokenizer=run:out/x", "--val_fraction=0.9"])
-    other = data.load_dataset("data/text")
+    other = load_dataset("data/text")
     assert other.tokenizer.state() == load(OUT / "best.pt")["tokenizer"]
     assert other.tokenizer.decode(np.concatenate(list(other.splits.values()))) == text
     # its training part is shorter than block_size is by default, but no shorter than the run's own
@@ -321,17 +323,17 @@ def test_texts_that_a_run_cannot_score(repo, tmp_path, capsys):
     repo(RUN)
     text = tmp_path / "other.txt"
     text.write_text(TEXT + "é☃", encoding="utf-8")
-    prepare = ["data/text/prepare.py", str(text)]
-    error = refused(repo, [*prepare, "--tokenizer=run:out/x"], capsys)
-    assert f"{text}: the model does not know the characters 'é', '☃'" in error
-    error = refused(repo, [*prepare, "--tokenizer=run:out/nowhere"], capsys)
+    command = ["data/text/prepare.py", str(text)]
+    error = refused(repo, [*command, "--tokenizer=run:out/x"], capsys)
+    assert "other.txt: the model does not know the characters 'é', '☃'" in error
+    error = refused(repo, [*command, "--tokenizer=run:out/nowhere"], capsys)
     assert "out/nowhere: holds no run" in error
-    error = refused(repo, [*prepare, "--tokenizer=run:out/x", "--vocab_size=300"], capsys)
+    error = refused(repo, [*command, "--tokenizer=run:out/x", "--vocab_size=300"], capsys)
     assert "goes with tokenizer 'bpe'" in error
 
 
 def test_data_in_other_tokens_are_not_evaluated(trained, capsys):
-    data.prepare("data/text", TEXT.upper(), "other letters")
+    prepare("data/text", TEXT.upper(), "other letters")
     capsys.readouterr()
     error = refused(trained, f"{EVALUATE} --dataset=text", capsys)
     assert "data/text is not in the tokens of out/x/best.pt: prepare it with --tokenizer=run:out/x" in error
@@ -341,7 +343,7 @@ def test_data_in_other_tokens_are_not_evaluated(trained, capsys):
 
 
 def test_sampling_needs_the_checkpoint_alone(repo):
-    data.prepare("data/shakespeare_bpe", TEXT, "test", "bpe", 300)
+    prepare("data/shakespeare_bpe", TEXT, "test", "bpe", 300)
     repo(f"{RUN} --dataset=shakespeare_bpe")
     first = repo("sample.py --max_new_tokens=30")
     shutil.rmtree("data/shakespeare_bpe")

@@ -11,7 +11,6 @@ from config.runtime.common import resource_errors
 from config.runtime.distributed import dist_max
 from data.console import UserError, print0
 from data.files import atomic_write
-from data.tokenizer import tokenizer_from_state
 from model import GPT, ConfigError, GPTConfig
 
 VERSION = 5  # of the layout of a checkpoint
@@ -126,14 +125,6 @@ def build_model(checkpoint, path) -> GPT:
     except RuntimeError as error:
         raise misfit(error) from None
     return model
-
-
-def run_tokenizer(folder):
-    """The tokenizer of the run in a folder; UserError if there is none."""
-    path = find_checkpoint(Path(folder), prefer="best")
-    if path is None:
-        raise UserError(f"{folder}: holds no run: no ckpt.pt and no best.pt")
-    return tokenizer_from_state(load_checkpoint(path)["tokenizer"])
 
 
 def restore_optimizers(checkpoint, path, model, optimizers, scaler):
