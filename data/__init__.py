@@ -2,7 +2,8 @@
 
     tokenizer.py     characters, byte pairs, Hugging Face's: text -> token ids and back
     corpus.py        files, folders and tables of any size -> text, a piece at a time
-    preprocess.py    text -> a prepared folder, by all cores
+    encode.py        text -> tokens, by all cores
+    preprocess.py    text -> a prepared folder
     dataset.py       a prepared folder -> batches and evaluation windows
     shakespeare.py   the text that runs out of the box
     huggingface.py   Llama models, in and out

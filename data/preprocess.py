@@ -1,25 +1,18 @@
 """A text -> train.bin and val.bin (token ids, one after another) and meta.json (what they are, and the tokenizer).
 
-The text may be of any size. It comes in pieces, which all cores encode in chunks of some megabytes; the tokens are
-written in the order of the text.
+The text may be of any size. It comes in pieces (corpus.py) and is encoded in chunks of some megabytes (encode.py).
 """
 
 import hashlib
 import json
 import math
-import multiprocessing
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import threading
 import time
 import zipfile
-from collections import deque
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import groupby
@@ -30,6 +23,7 @@ import torch
 
 from data.console import UserError, file_errors, print0
 from data.dataset import SPLITS, TOKENIZER_FILES, VERSION
+from data.encode import encode_all, token_dtype
 from data.files import atomic_write, file_lock, folder_lock, read_text, sha256
 from data.tokenizer import CharTokenizer, TokenizerError, code_points, gpt2_tokenizer, hf_tokenizer
 from data.tokenizer import tokenizer_from_state, train_bpe
@@ -255,65 +249,3 @@ def run_tokenizer(folder):
     if not isinstance(state, dict):
         raise UserError(f"{path}: damaged, or not a checkpoint of train.py")
     return tokenizer_from_state(state)
-
-
-# -- processes -----------------------------------------------------------------------------------------------
-
-
-def token_dtype(tokenizer):
-    return np.dtype("uint16" if tokenizer.vocab_size < 65_536 else "uint32")
-
-
-def encode(tokenizer, pieces):
-    """Return the tokens of some pieces and the size of their text in bytes. A document begins with its own token."""
-    arrays, size = [], 0
-    for begins, text in pieces:
-        if begins:
-            arrays.append(np.array(tokenizer.document_start, np.uint32))
-        arrays.append(tokenizer.encode_array(text))
-        size += len(text.encode())
-    return np.concatenate(arrays).astype(token_dtype(tokenizer)), size
-
-
-def encode_all(tokenizer, chunks, workers):
-    """Yield (split, tokens, bytes of text) of each chunk, in their order, encoded by several processes."""
-    if workers <= 1:
-        yield from ((split, *encode(tokenizer, pieces)) for split, pieces in chunks)
-        return
-    spawn = multiprocessing.get_context("spawn")  # what has threads cannot fork
-    pool = ProcessPoolExecutor(workers, spawn, start_worker, (tokenizer,))
-    try:
-        on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the processes that start here
-        for _ in range(workers):
-            pool.submit(int)
-        signal.signal(signal.SIGINT, on_interrupt)
-        ahead = deque()
-        for split, pieces in chunks:
-            ahead.append((split, pool.submit(encode_in_worker, pieces)))
-            if len(ahead) > 2 * workers:  # what is in memory at a time
-                first, future = ahead.popleft()
-                yield first, *future.result()
-        for split, future in ahead:
-            yield split, *future.result()
-    except BrokenProcessPool:
-        raise UserError("a process has been ended, perhaps for want of memory: fewer --workers take less") from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def start_worker(tokenizer):
-    """Keep the tokenizer, which may be large and is sent to a process once."""
-    global worker_tokenizer
-    worker_tokenizer = tokenizer
-    end_with_parent()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel enough
-
-
-def encode_in_worker(pieces):
-    return encode(worker_tokenizer, pieces)
-
-
-def end_with_parent():
-    """End this process, another's worker, when that one ends, however it does."""
-    parent = multiprocessing.parent_process()
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()

@@ -1,12 +1,16 @@
-"""Texts of any size and format, and that their chunks come to the same as the whole: data/corpus.py, preprocess.py."""
+"""Texts of any size and format, and that their chunks come to the same as the whole: data/corpus.py, encode.py, preprocess.py."""
 
 import gzip
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from functools import partial
 from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -17,6 +21,7 @@ from data import corpus, preprocess
 from data.console import UserError
 from data.corpus import read_files, read_rows, text_files
 from data.dataset import load_dataset
+from data.encode import encode_all
 from data.files import folder_lock
 from data.preprocess import prepare
 from data.tokenizer import END, SPLIT, BPETokenizer, train_bpe
@@ -218,25 +223,17 @@ def test_little_is_read_ahead(monkeypatch):
             yielded.append(i)
             yield "train", [(False, "ab")]
 
-    encoded = preprocess.encode_all(OURS, chunks(), workers=2)
+    encoded = encode_all(OURS, chunks(), workers=2)
     for _ in range(10):
         next(encoded)
     assert len(yielded) <= 10 + 2 * 2
     encoded.close()
 
 
-class Deadly:
-    """A tokenizer whose process is killed."""
-
-    vocab_size = 1
-
-    def encode_array(self, text):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_a_process_that_is_killed_says_so():
     with pytest.raises(UserError, match="a process has been ended.*fewer --workers"):
-        list(preprocess.encode_all(Deadly(), [("train", [(False, "ab")])], workers=2))
+        deadly = SimpleNamespace(vocab_size=1, encode_array=signal.raise_signal)  # whose text is a signal
+        list(encode_all(deadly, [("train", [(False, signal.SIGKILL)])], workers=2))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -257,6 +254,28 @@ def test_an_interrupted_run_leaves_what_was_there(tmp_path, files, workers):
         with pytest.raises(KeyboardInterrupt):
             prepare(tmp_path / folder, interrupted, "test", "gpt2", workers=workers)
     assert contents(tmp_path / "data") == before and not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_goes_on_when_the_program_is_ended(repo, tmp_path, number):
+    """Its pipes are closed when the last of its processes has ended."""
+    (tmp_path / "text.txt").write_text("".join(f"{i} green bottles, hanging on the wall\n" for i in range(120_000)))
+    command = [sys.executable, "data/text/prepare.py", tmp_path / "text.txt", "--name=plays", "--workers=2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    while not Path("data/plays/train.bin.tmp").exists():
+        assert process.poll() is None
+        time.sleep(0.001)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does
+        assert process.communicate(timeout=120) == (b"", b"") and process.returncode == 130
+        assert not Path("data/plays").exists()
+    else:
+        process.kill()
+        process.communicate(timeout=120)
+        repo([*map(str, command[1:]), "--workers=1"])
+        assert len(load_dataset("data/plays").splits["train"]) == int(0.9 * (tmp_path / "text.txt").stat().st_size)
+        assert not list(Path("data/plays").glob("*.tmp"))
 
 
 def test_two_at_once_are_refused(tmp_path, files):

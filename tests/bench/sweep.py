@@ -28,8 +28,8 @@ import torch
 from config.runtime.common import ArgumentParser, clock, install_excepthook
 from config.runtime.common import pick_attention_kernel, pick_device, pick_dtype
 from data.console import UserError
+from data.encode import end_with_parent
 from data.files import atomic_write
-from data.preprocess import end_with_parent
 from model import GPT, GPTConfig
 
 # -- one run -------------------------------------------------------------------------------------------------
