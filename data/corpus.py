@@ -85,7 +85,8 @@ def read_plain_text(path):
             piece, rest = (content[: cut.end()], content[cut.end() :]) if cut else (content, b"")
             yield decode(piece)
             start += len(piece)
-        yield decode(rest + content)
+        if content := rest + content:  # an empty file is no document
+            yield decode(content)
 
 
 def read_jsonl(path, field):

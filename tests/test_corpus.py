@@ -173,10 +173,11 @@ def test_openwebtext_script(repo, tmp_path):
     assert len(loaded.splits["val"]) / len(ids) == pytest.approx(0.25, abs=0.01)
 
 
-def test_a_file_may_be_given_twice(tmp_path):
+def test_a_file_may_be_given_twice_and_an_empty_one_is_no_document(tmp_path):
     for name in "ab":
         (tmp_path / name).write_text(f"{name} text, {name * 70}")
-    ids, loaded = run(tmp_path / "data", [tmp_path / name for name in "baaba"])
+    (tmp_path / "0").touch()
+    ids, loaded = run(tmp_path / "data", [tmp_path / name for name in "0ba0aba"])
     assert loaded.tokenizer.decode(ids) == "\n".join(f"{name} text, {name * 70}" for name in "baaba")
 
 

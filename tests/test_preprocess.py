@@ -151,7 +151,7 @@ def test_half_replaced_folder_is_not_taken_for_whole(folder, monkeypatch):
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
-    with pytest.raises(UserError, match="meta.json.*prepare.py again"):
+    with pytest.raises(UserError, match="meta.json.*prepare it again"):
         load_dataset(folder)
 
 
