@@ -31,7 +31,6 @@ from config.runtime.distributed import parallelize_model
 from config.runtime.metrics import MetricLogger
 from data.console import UserError, print0
 from data.dataset import derive_seed, load_dataset
-from data.files import clear_leftovers
 from data.preprocess import ensure_prepared
 
 install_excepthook()  # users' mistakes end in one line and exit code 2
@@ -249,7 +248,6 @@ if world_size > 1:
     dist.barrier()  # from here on the first process writes to the folder, which the others have now seen as it was
 logger = MetricLogger(out, iter_num, settings)
 if rank == 0:
-    clear_leftovers(out)
     if not resuming:  # the run that was here goes, now that nothing is left that could be refused
         latest.unlink(missing_ok=True)
         best.unlink(missing_ok=True)

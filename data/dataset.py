@@ -13,12 +13,12 @@ from data.tokenizer import BPETokenizer, CharTokenizer, HFTokenizer, tokenizer_f
 
 VERSION = 1  # of the layout of a data folder
 SPLITS = ("train", "val")
-# kinds of tokenizers of whose state one part, by its name, is too large for meta.json: the file that holds it
+# by kind of tokenizer: the part of its state that is too large for meta.json, and the file that holds it
 TOKENIZER_FILES = {"bpe": ("ranks", "tokenizer.tiktoken"), "hf": ("json", "tokenizer.json")}
 
 
 def load_dataset(folder) -> "Dataset":
-    """The data that `prepare` wrote to `folder`; UserError, naming file and cure, if it is not whole."""
+    """Return the data that `prepare` wrote to `folder`; UserError, naming file and cure, if they are not whole."""
     folder = Path(folder)
     path = folder / "meta.json"
     try:
@@ -45,7 +45,10 @@ def load_dataset(folder) -> "Dataset":
             splits[split] = np.memmap(path, dtype, mode="r")
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = getattr(error, "strerror", None) or (f"{error} is missing" if isinstance(error, KeyError) else error)
-        raise UserError(f"{path}: {what}; run python data/{folder.name}/prepare.py again") from None
+        own = (folder / "prepare.py").exists()
+        script = f"run python data/{folder.name}/prepare.py again"
+        again = script if own else f"prepare it again with --name={folder.name}"
+        raise UserError(f"{path}: {what}; {again}") from None
     return Dataset(meta, tokenizer, splits, folder)
 
 
@@ -59,7 +62,7 @@ class Dataset:
     folder: Path
 
     def check_block_size(self, block_size):
-        """UserError unless there are windows of `block_size` tokens, and the token after, in both splits."""
+        """Raise a UserError unless both splits have windows of `block_size` tokens, and the token after."""
         split = min(SPLITS, key=lambda name: len(self.splits[name]))
         tokens = len(self.splits[split])
         if block_size >= tokens:
@@ -69,18 +72,18 @@ class Dataset:
             )
 
     def check_ids(self, ids, split):
-        """UserError for a token outside the vocabulary, which only a damaged file has; a GPU would just crash."""
+        """Raise a UserError for a token outside the vocabulary. Only a damaged file has one; a GPU would just crash."""
         if ids.max() >= self.meta["vocab_size"]:
             outside = f"token {ids.max()}, outside the vocabulary of {self.meta['vocab_size']}"
-            raise UserError(f"{self.folder / split}.bin has {outside}: damaged; run its prepare.py again")
+            raise UserError(f"{self.folder / split}.bin has {outside}: damaged; prepare it again")
 
     def batch(self, seed, step, shard, batch_size, block_size, shards=1):
-        """Windows of the train split: x and, one token on, y, both (batch_size, block_size) int64.
+        """Return windows of the train split: x and, one token on, y, both (batch_size, block_size) int64.
 
-        A pure function: the same arguments give the same windows, whatever was drawn before. That makes a resumed
-        run continue as if it had never stopped. A step has `shards` parts (of processes and their micro-steps), of
-        which `shard` is one. An epoch visits each of its windows once, in an order of its own; they lie side by
-        side, from a first place that is its own too. Nothing is kept for that: the memory is that of the batch.
+        A pure function: the same arguments give the same windows, whatever was drawn before. So a resumed run goes
+        on as if it had never stopped. `shard` is one of the `shards` parts of a step (of processes and their
+        micro-steps). An epoch visits each of its windows once, in an order of its own. They lie side by side, from a
+        first place that is its own too. Nothing is kept for that: the memory is that of the batch.
         """
         self.check_block_size(block_size)
         assert 0 <= shard < shards
@@ -100,12 +103,12 @@ class Dataset:
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
     def windows(self, split, batch_size, block_size, max_tokens, rank=0, world_size=1):
-        """Fixed windows to evaluate on, as (x, y): at most `max_tokens` targets, spread evenly over the split.
+        """Yield fixed windows to evaluate on, as (x, y): at most `max_tokens` targets, spread evenly over the split.
 
         A split of no more targets than that is walked from end to end, each target counted once. Positions to leave
-        out have target -1 (and token 0); they also fill the last batch, so that all batches have one shape. The
+        out have target -1 (and token 0). They also fill the last batch, so that all batches have one shape. The
         targets are the same for every batch_size: add their losses up and divide by their number. Each process gets,
-        by its rank, a share of them in as many batches as any other, one of which may have none.
+        by its rank, a share of them. All get as many batches, and the last batch of a process may have no target.
         """
         self.check_block_size(block_size)
         data = self.splits[split]
@@ -136,14 +139,14 @@ class Dataset:
 
 
 def derive_seed(*numbers) -> int:
-    """One seed out of several numbers, 0 or more: 32 bits that differ, but for chance, wherever a number does."""
+    """Return one seed of 32 bits for several numbers, 0 or more. Other numbers give, except by chance, another seed."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def feistel_permutation(places, size, *key):
-    """Which numbers stand at some `places` (an array) of a seeded order of 0..size-1, found without making it.
+    """Return the numbers at some `places` (an array) of a seeded order of 0..size-1, without making all of it.
 
-    A Feistel network, which permutes the numbers of 2h bits, is walked until it comes to one below `size`.
+    A Feistel network permutes the numbers of 2h bits. It is applied again until the number is below `size`.
     """
     h = np.uint64(max((size - 1).bit_length() + 1, 2) // 2)
     round_keys = np.random.SeedSequence(key).generate_state(4, np.uint64)

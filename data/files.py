@@ -10,9 +10,12 @@ from data.console import UserError, file_errors
 
 @contextmanager
 def atomic_write(path):
-    """A binary file to write that takes the place of `path` at the end, whole, or not at all if anything fails."""
+    """Yield a binary file to write. At the end it takes the place of `path`, whole, or not at all if anything fails.
+
+    Until then it has a name in .tmp. What a killed process leaves by that name, the next one overwrites.
+    """
     path = Path(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -32,14 +35,8 @@ def atomic_write(path):
             os.close(folder)
 
 
-def clear_leftovers(folder):
-    """Removes what killed processes have left of `atomic_write`; only if no living one can be at work in there."""
-    for leftover in Path(folder).glob("*.*.[0-9]*.tmp"):
-        leftover.unlink(missing_ok=True)
-
-
 def file_lock(file, wait=False) -> bool:
-    """Whether the open `file` is now this process's own: of all that ask for it, one holds it at a time.
+    """Return whether the open `file` is now this process's own: of all that ask for it, one holds it at a time.
 
     The system takes a lock away from a process that ends, however it ends. Where there are no locks, all get it.
     """
@@ -54,9 +51,23 @@ def file_lock(file, wait=False) -> bool:
     return True
 
 
+@contextmanager
+def folder_lock(folder):
+    """Yield whether the folder is this process's own, as `file_lock` does, until the end of the block."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # Windows opens no folders
+        yield True
+        return
+    try:
+        yield file_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @file_errors()
 def read_text(path) -> str:
-    """A UTF-8 file as it is: line ends stay, so that the same bytes are the same text on every system."""
+    """Return a UTF-8 file as it is: line ends stay, so that the same bytes are the same text on every system."""
     try:
         return Path(path).read_bytes().decode("utf-8").removeprefix("\ufeff")  # the mark some editors put in front
     except UnicodeDecodeError as error:

@@ -195,16 +195,6 @@ def of_byte_pairs(tokenizer):
     return converter.converted()
 
 
-def hf_tokenizer(name) -> HFTokenizer:
-    """The tokenizer of a Hugging Face model: of a folder or, by its name, of the hub."""
-    transformers = import_transformers()
-    try:
-        return HFTokenizer(transformers.AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str())
-    except Exception as error:  # of transformers and the hub, with types of their own
-        where = "" if Path(name).is_dir() else "no folder here, and on the hub: "
-        raise UserError(f"{name}: has no tokenizer that can be read: {where}{reason(error)}") from None
-
-
 def reason(error):
     """What an error says, in one short line."""
     return " ".join(str(error).split())[:200]

@@ -13,10 +13,10 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 
 @file_errors()
 def tiny_shakespeare(folder) -> tuple[str, str]:
-    """The text and its source: `folder`/input.txt, else a download, else Python's own English.
+    """Return the text and its source: `folder`/input.txt, else a download, else Python's own English.
 
-    The last needs no network, so that everything runs everywhere, but it is another text: its losses compare with
-    no one else's, which is what its source says.
+    The last needs no network, so that everything runs everywhere. But it is another text, and its source says so: its
+    losses compare with no one else's.
     """
     path = Path(folder) / "input.txt"
     if not path.exists():
@@ -39,7 +39,7 @@ def download(url) -> bytes:
 
 
 def fallback_text(path, why) -> tuple[str, str]:
-    """What `tiny_shakespeare` gives without Shakespeare. It is not kept: a later run may have a network."""
+    """Return what stands in for Shakespeare, and its source. It is not kept: a later run may have a network."""
     try:
         from pydoc_data.topics import topics
     except ImportError:  # left out of some small installations

@@ -1,14 +1,14 @@
 """Tokenizers: text -> token ids and back. Characters, byte pairs learned from a text or GPT-2's, and Hugging Face's.
 
-All have the same methods. A tokenizer is plain data (`state`), so that a checkpoint can carry its own and be sampled
-from without the data it was trained on.
+A tokenizer is plain data (its `state`), so that a checkpoint can carry it and be sampled from without the data folder.
+This file works when copied: it needs numpy and tiktoken only.
 """
 
 import base64
-import codecs
 import heapq
 import re
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import numpy as np
 import tiktoken
@@ -20,7 +20,34 @@ class TokenizerError(ValueError):
     """A text that a tokenizer cannot encode, or a tokenizer that cannot be made: what is wrong, and what would work."""
 
 
-class CharTokenizer:
+class Tokenizer:
+    """What all tokenizers can do. A kind of tokenizer has `vocab_size`, `encode_array`, `decode` and `state` too."""
+
+    document_start = []  # the tokens that tell a document from the one before it
+
+    def encode(self, text) -> list[int]:
+        return self.encode_array(text).tolist()
+
+    def decode_stream(self, ids, prompt=()):
+        """Yield the text of each of `ids`, which follow the tokens of a `prompt`, as it comes.
+
+        A character may take several tokens: it comes with the last of them. What a token reads as may depend on the
+        one before it, so each is decoded after what came last.
+        """
+        last, new = list(prompt[-1:]), []
+        for i in ids:
+            new += [i] if i < self.vocab_size else []  # a model may have spare rows in its embedding
+            text = self.decode(last + new)[len(self.decode(last)) :]
+            if text.endswith("\ufffd"):  # half a character, so far
+                yield ""
+            else:
+                yield text
+                last, new = new or last, []
+        if new:
+            yield self.decode(last + new)[len(self.decode(last)) :]
+
+
+class CharTokenizer(Tokenizer):
     """One token per character: the distinct characters of `text`, in the order of their code points.
 
     >>> tokenizer = CharTokenizer("hello")
@@ -28,37 +55,26 @@ class CharTokenizer:
     ('ehlo', [1, 3, 2, 0], 'hel')
     """
 
-    document_start = []  # the tokens that tell a document from the one before it
-
     def __init__(self, text):
         self.chars = "".join(sorted(set(text)))
-        self.codes = code_points(self.chars)
         self.vocab_size = len(self.chars)
-
-    def encode(self, text) -> list[int]:
-        return self.encode_array(text).tolist()
+        self.ids = np.full(0x110000, -1, np.int32)  # by code point
+        self.ids[code_points(self.chars)] = np.arange(self.vocab_size)
 
     def encode_array(self, text) -> np.ndarray:
         codes = code_points(text)
-        known = np.isin(codes, self.codes)
-        if not known.all():
-            strange = list(dict.fromkeys(map(chr, codes[~known])))
+        ids = self.ids[codes]
+        if ids.min(initial=0) < 0:
+            strange = list(dict.fromkeys(map(chr, codes[ids < 0])))
             some = ", ".join(map(repr, strange[:5])) + (" ..." if len(strange) > 5 else "")
             raise TokenizerError(f"the model does not know the character{'s' * (len(strange) > 1)} {some}")
-        return np.searchsorted(self.codes, codes)
+        return ids
 
     def decode(self, ids) -> str:
         return "".join(self.chars[i] for i in checked_ids(ids, self.vocab_size))
 
-    def decode_bytes(self, ids) -> bytes:
-        return self.decode(ids).encode()
-
-    def decode_stream(self, ids, prompt=()):
-        """Yields the text of each of `ids` as it comes."""
-        return (self.decode([i]) for i in ids)
-
     def state(self) -> dict:
-        """All there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
+        """Return all there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
         return {"kind": "char", "characters": self.chars}
 
 
@@ -67,7 +83,7 @@ def code_points(text):
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
 
 
-class BPETokenizer:
+class BPETokenizer(Tokenizer):
     """Byte-pair encoding, run by tiktoken. `ranks` maps the bytes of a token to its id, earlier merges first.
 
     Text that looks like a special token is encoded as the plain text it is.
@@ -77,7 +93,7 @@ class BPETokenizer:
         self.ranks, self.pattern, self.special_tokens = ranks, pattern, special_tokens
         self.vocab_size = len(ranks) + len(special_tokens)
         self.document_start = [special_tokens[END]] if END in special_tokens else []
-        # tiktoken takes twice the time if there are no special tokens; one that no text is encoded to mends that
+        # without any special token tiktoken takes twice the time, so it gets one that no text is encoded to
         special_tokens = special_tokens or {END: len(ranks)}
         try:
             self.encoding = tiktoken.Encoding(
@@ -86,34 +102,20 @@ class BPETokenizer:
         except ValueError:  # in several lines
             raise TokenizerError("the tokenizer's split pattern is not one that tiktoken takes") from None
 
-    def encode(self, text) -> list[int]:
-        return self.encoding.encode(text, disallowed_special=())
-
     def encode_array(self, text) -> np.ndarray:
         return self.encoding.encode_to_numpy(text, disallowed_special=())
 
     def decode(self, ids) -> str:
-        """The text of `ids`, with a replacement character for bytes that are not UTF-8."""
-        return self.decode_bytes(ids).decode("utf-8", "replace")
-
-    def decode_bytes(self, ids) -> bytes:
-        """The bytes of `ids`: a character may be spread over several tokens, so joining is for bytes, not text."""
-        return self.encoding.decode_bytes(checked_ids(ids, self.vocab_size))
-
-    def decode_stream(self, ids, prompt=()):
-        """Yields the text of `ids` as they come: a character when the last of its tokens is there."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for i in ids:
-            yield decoder.decode(self.decode_bytes([i]))
-        yield decoder.decode(b"", final=True)
+        """Return the text of `ids`, with a replacement character for bytes that are not UTF-8."""
+        return self.encoding.decode_bytes(checked_ids(ids, self.vocab_size)).decode("utf-8", "replace")
 
     def state(self) -> dict:
-        """All there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
+        """Return all there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
         ranks = ranks_to_text(self.ranks)
         return {"kind": "bpe", "pattern": self.pattern, "special_tokens": self.special_tokens, "ranks": ranks}
 
 
-class HFTokenizer:
+class HFTokenizer(Tokenizer):
     """A Hugging Face tokenizer: the text of its tokenizer.json, run by its package `tokenizers`.
 
     Text that looks like a special token becomes that token, as it does with transformers.
@@ -121,11 +123,11 @@ class HFTokenizer:
 
     def __init__(self, json_text):
         try:
-            from tokenizers import Tokenizer
+            import tokenizers
         except ImportError:
             raise TokenizerError("a Hugging Face tokenizer needs tokenizers: pip install tokenizers") from None
         try:
-            self.tokenizer = Tokenizer.from_str(json_text)
+            self.tokenizer = tokenizers.Tokenizer.from_str(json_text)
         except Exception as error:  # it has no type of its own
             raise TokenizerError(f"not a tokenizer.json that `tokenizers` reads: {error}") from None
         self.tokenizer.no_truncation()
@@ -144,7 +146,7 @@ class HFTokenizer:
             raise TokenizerError(f"the tokenizer cannot encode this text: {error}") from None
 
     def encode(self, text) -> list[int]:
-        """The tokens of a text to continue, after those that the model expects first."""
+        """Return the tokens of a text to continue, after those that the model expects first."""
         return self.prompt_start + self.run(text, add_special_tokens=False)
 
     def encode_array(self, text) -> np.ndarray:
@@ -153,30 +155,13 @@ class HFTokenizer:
     def decode(self, ids) -> str:
         return self.tokenizer.decode(checked_ids(ids, self.vocab_size), skip_special_tokens=False)
 
-    def decode_bytes(self, ids) -> bytes:
-        return self.decode(ids).encode()
-
-    def decode_stream(self, ids, prompt=()):
-        """Yields the text of `ids`, which follow the tokens of a `prompt`, as they come: what a token reads as may
-        depend on those before it, and a character may take several."""
-        from tokenizers.decoders import DecodeStream
-
-        stream = DecodeStream(ids=list(prompt[-8:]), skip_special_tokens=False)
-        for i in ids:
-            try:
-                text = stream.step(self.tokenizer, i)
-            except Exception:  # it gives up after bytes that are no character, which some models say: begin anew
-                stream = DecodeStream(skip_special_tokens=False)
-                text = stream.step(self.tokenizer, i)
-            yield text or ""
-
     def state(self) -> dict:
-        """All there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
+        """Return all there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
         return {"kind": "hf", "json": self.tokenizer.to_str()}
 
 
 def checked_ids(ids, vocab_size) -> list[int]:
-    """`ids` as a list of ints; ValueError for one that is no token of the vocabulary."""
+    """Return `ids` as a list of ints; ValueError for one that is no token of the vocabulary."""
     ids = [int(i) for i in ids]
     for i in ids:
         if not 0 <= i < vocab_size:
@@ -184,33 +169,11 @@ def checked_ids(ids, vocab_size) -> list[int]:
     return ids
 
 
-# -- by name, and from a checkpoint --------------------------------------------------------------------------
-
-
-def make_tokenizer(name, vocab_size, alphabet, sample):
-    """The tokenizer of that name: "char" of the characters in alphabet(), "bpe" of `vocab_size` tokens learned from
-    sample(), "gpt2", "hf:" and the folder or hub name of a Hugging Face model, or "run:" and the folder of a run."""
-    if vocab_size is not None and name != "bpe":
-        raise TokenizerError(f"vocab_size={vocab_size} goes with tokenizer 'bpe', not with {name!r}")
-    if name == "char":
-        return CharTokenizer(alphabet())
-    if name == "bpe":
-        return train_bpe(sample(), 1024 if vocab_size is None else vocab_size)
-    if name == "gpt2":
-        return gpt2_tokenizer()
-    if name.startswith("hf:"):
-        from data.huggingface import hf_tokenizer
-
-        return hf_tokenizer(name.removeprefix("hf:"))
-    if name.startswith("run:"):
-        from config.runtime.checkpoint import run_tokenizer
-
-        return run_tokenizer(name.removeprefix("run:"))
-    raise TokenizerError(f"unknown tokenizer {name!r}; choose from 'char', 'bpe', 'gpt2', 'hf:NAME', 'run:FOLDER'")
+# -- GPT-2's, Hugging Face's, and from a checkpoint -----------------------------------------------------------
 
 
 def gpt2_tokenizer() -> BPETokenizer:
-    """GPT-2's 50,257 tokens, which tiktoken downloads at first use and keeps."""
+    """Return the tokenizer of GPT-2's 50,257 tokens, which tiktoken downloads at first use and keeps."""
     try:
         encoding = tiktoken.get_encoding("gpt2")
     except (OSError, ValueError) as error:  # no network, or something else than the vocabulary came over it
@@ -221,8 +184,22 @@ def gpt2_tokenizer() -> BPETokenizer:
     return BPETokenizer(encoding._mergeable_ranks, encoding._pat_str, encoding._special_tokens)
 
 
-def tokenizer_from_state(state):
-    """The tokenizer whose `state()` this is; TokenizerError if it can be none's."""
+def hf_tokenizer(name) -> HFTokenizer:
+    """Return the tokenizer of a Hugging Face model: of a folder or, by its name, of the hub."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise TokenizerError("models of Hugging Face need transformers: pip install 'transformers>=5.17'") from None
+    try:
+        return HFTokenizer(AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str())
+    except Exception as error:  # of transformers and the hub, with types of their own
+        where = "" if Path(name).is_dir() else "no folder here, and on the hub: "
+        reason = " ".join(str(error).split())[:200]
+        raise TokenizerError(f"{name}: has no tokenizer that can be read: {where}{reason}") from None
+
+
+def tokenizer_from_state(state) -> Tokenizer:
+    """Return the tokenizer whose `state()` this is; TokenizerError if it can be none's."""
     makers = {
         "char": lambda: CharTokenizer(state["characters"]),
         "bpe": lambda: BPETokenizer(ranks_from_text(state["ranks"]), state["pattern"], state["special_tokens"]),
@@ -238,8 +215,10 @@ def tokenizer_from_state(state):
 
 
 def first_tokens(tokenizer) -> list[int]:
-    """What to start a text from when none is given: what the model expects first, if anything, or a new line, or the
-    lowest character of a text that has no lines."""
+    """Return what to start a text from when none is given: what the model expects first, or a new line.
+
+    In a vocabulary without lines it is the first token.
+    """
     try:
         return tokenizer.encode("") or tokenizer.encode("\n") or [0]
     except TokenizerError:
@@ -247,7 +226,7 @@ def first_tokens(tokenizer) -> list[int]:
 
 
 def ranks_to_text(ranks) -> str:
-    """The usual form of a .tiktoken file: a line per token, its bytes in base64, a space, its rank."""
+    """Return the usual form of a .tiktoken file: a line per token, its bytes in base64, a space, its rank."""
     return "".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items())
 
 

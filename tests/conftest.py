@@ -18,9 +18,10 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import data
 from config.runtime import metrics
 from config.runtime.common import use_plain_attention
+from data import preprocess
+from data.preprocess import prepare
 
 TINY = "--n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=2"
 TINY += " --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
@@ -41,11 +42,11 @@ def copy_repository(folder, text=TEXT):
     shutil.copytree(ROOT / "config", folder / "config", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("train.py", "sample.py", "model.py"):
         shutil.copy(ROOT / name, folder)
-    made = shutil.ignore_patterns("*.bin", "*.json", "*.tiktoken", "input.txt", "parts", "__pycache__")
+    made = shutil.ignore_patterns("*.bin", "*.json", "*.tiktoken", "*.tmp", "input.txt", "__pycache__")
     shutil.copytree(ROOT / "data", folder / "data", ignore=made)
     (folder / "data" / "shakespeare_char" / "input.txt").write_text(text)
     (folder / "data" / "shakespeare_bpe" / "input.txt").write_text(text)
-    data.prepare(folder / "data" / "shakespeare_char", text, "test")
+    prepare(folder / "data" / "shakespeare_char", text, "test")
     return folder
 
 
@@ -85,7 +86,7 @@ def repo(original, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "repo"
     shutil.copytree(original, folder)
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(data.preprocess, "DATA", folder / "data")
+    monkeypatch.setattr(preprocess, "DATA", folder / "data")
 
     def run(command):
         run_program(*(command.split(" ") if isinstance(command, str) else command))

@@ -26,7 +26,8 @@ from pathlib import Path
 
 from config.runtime.checkpoint import build_model, load_checkpoint
 from conftest import TEXT, TINY, copy_repository, differences
-from data import SPLITS, load_dataset, sha256
+from data.dataset import SPLITS, load_dataset
+from data.files import sha256
 
 STEPS = 150
 RUN = f"{TINY} --max_iters={STEPS} --eval_interval=7 --init_from=auto"
@@ -61,7 +62,9 @@ def start(repository, settings, folder):
     command = [sys.executable, "train.py", *RUN.split(), *settings.split(), f"--out_dir={folder}"]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8")
     counts["processes started"] += 1
-    return subprocess.Popen(command, cwd=repository, env=ENVIRONMENT, **pipes)
+    process = subprocess.Popen(command, cwd=repository, env=ENVIRONMENT, **pipes)
+    process.began = time.time()
+    return process
 
 
 def finish(process, code=0):
@@ -165,7 +168,7 @@ def expect_same(path, whole):
 
 def unfinished(process, folder):
     """The files that the process is in the middle of writing, or was when it was killed."""
-    return list(folder.glob(f"*.{process.pid}.tmp"))
+    return [path for path in folder.glob("*.tmp") if path.stat().st_mtime > process.began]
 
 
 def wait(process, folder, seconds, happened=lambda: False):

@@ -102,6 +102,7 @@ TRAIN_ARGUMENTS = {
     "config/m6_shakespeare.py": "config/m6_shakespeare.py: no such config file .did you mean config/m",
     "m1_shakespeare": "m1_shakespeare: no such config file .did you mean config/m1_shakespeare.py",
     "train.py": "train.py: no such config file",
+    "data/text/prepare.py": "data/text/prepare.py: name: unknown setting",
 }
 
 
@@ -184,7 +185,7 @@ def test_sample_without_a_run(repo, capsys):
 # -- texts and data folders ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content, words", [(b"ab", "the text is too short"), (b"\xff", "not UTF-8")])
+@pytest.mark.parametrize("content, words", [(b"ababab", "the text is too short"), (b"\xff", "not UTF-8")])
 def test_own_text(repo, capsys, content, words):
     for name in ("shakespeare_char", "shakespeare_bpe"):
         Path(f"data/{name}/input.txt").write_bytes(content)

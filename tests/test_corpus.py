@@ -1,4 +1,4 @@
-"""Large corpora: parts of texts, of all formats, that come to the same as the whole. data/corpus.py."""
+"""Texts of any size and format, and that their chunks come to the same as the whole: data/corpus.py, encode.py, preprocess.py."""
 
 import gzip
 import json
@@ -7,19 +7,24 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-import data.tokenizer
-from data import BPETokenizer, corpus, file_lock, load_dataset, train_bpe
+from data import corpus, preprocess
 from data.console import UserError
-from data.corpus import parts_of_dataset, parts_of_file, prepare_corpus, text_files
-from data.preprocess import write_dataset
-from data.tokenizer import END, SPLIT
+from data.corpus import read_files, read_rows, text_files
+from data.dataset import load_dataset
+from data.encode import encode_all
+from data.files import folder_lock
+from data.preprocess import prepare
+from data.tokenizer import END, SPLIT, BPETokenizer, train_bpe
 
 WORDS = ["the", "quick", "Fuchs", "läuft", "über", "瓶子", "12345", "don't", "...", "!?", "🦊", "x" * 40, "\u00a0", "\x7f"]
 GAPS = [" ", " ", " ", "\n", "\n\n", "  ", " \n", "\r\n", "\t", "\x01\n"]
@@ -37,10 +42,10 @@ GPT2 = trained(r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 
 
 @pytest.fixture(autouse=True)
-def small_parts(monkeypatch, tmp_path):
-    monkeypatch.setattr(corpus, "PART", 64)
-    monkeypatch.setattr(corpus, "ROWS", 4)
-    monkeypatch.setattr(data.tokenizer, "gpt2_tokenizer", lambda: GPT2)
+def small_chunks(monkeypatch, tmp_path):
+    monkeypatch.setattr(corpus, "PIECE", 64)
+    monkeypatch.setattr(preprocess, "CHUNK", 64)
+    monkeypatch.setattr(preprocess, "gpt2_tokenizer", lambda: GPT2)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
@@ -50,8 +55,7 @@ def tokens_of(folder):
 
 
 def run(folder, paths, *how, workers=1, **options):
-    parts = [part for path in paths for part in parts_of_file(path, **options)]
-    prepare_corpus(folder, parts, "test", *how, workers=workers)
+    prepare(folder, partial(read_files, paths, **options), "test", *how, workers=workers)
     assert sorted(path.name for path in folder.iterdir() if path.suffix not in (".json", ".tiktoken")) == ["train.bin", "val.bin"]
     return tokens_of(folder)
 
@@ -59,14 +63,14 @@ def run(folder, paths, *how, workers=1, **options):
 # -- cutting -------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(GAPS)), min_size=60, max_size=120), st.sampled_from([OURS, GPT2]))
-def test_parts_give_the_tokens_of_the_whole(tmp_path, words, tokenizer):
-    text = "".join(word + gap for word, gap in words)
+@given(st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(GAPS)), min_size=90, max_size=150), st.sampled_from([OURS, GPT2]))
+def test_pieces_give_the_tokens_of_the_whole(tmp_path, monkeypatch, words, tokenizer):
+    text = "".join(word + gap + "so on\nand" * (i % 3 == 0) for i, (word, gap) in enumerate(words))
     path = tmp_path / "text.txt"
     path.write_bytes(text.encode())
-    parts = parts_of_file(path)
-    assert len(parts) > 2
-    pieces = [piece for part in parts for _, piece in part.pieces()]
+    monkeypatch.setattr(corpus, "PIECE", 256)
+    pieces = [piece for _, piece in read_files([path])]
+    assert len(pieces) > 2
     assert [token for piece in pieces for token in tokenizer.encode(piece)] == tokenizer.encode(text)
 
 
@@ -75,9 +79,24 @@ def test_no_character_is_lost_wherever_a_text_is_cut(tmp_path, text):
     text = "a" + text  # no mark of an editor's in front
     path = tmp_path / "text.txt"
     path.write_bytes(text.encode())
-    parts = parts_of_file(path)
-    assert "".join(piece for part in parts for _, piece in part.pieces()) == text
-    assert [begins for part in parts for begins, _ in part.pieces()] == [True] + [False] * (len(parts) - 1)
+    pieces = list(read_files([path]))
+    assert "".join(piece for _, piece in pieces) == text
+    assert [begins for begins, _ in pieces] == [True] + [False] * (len(pieces) - 1)
+
+
+@pytest.mark.parametrize("val_fraction", [0.1, 0.3, 0.97])
+@pytest.mark.parametrize("tokenizer", ["char", "bpe", "gpt2"])
+def test_the_last_characters_validate(tmp_path, tokenizer, val_fraction):
+    """Each split has the tokens of its part of the text, as if that had been encoded in one piece."""
+    text = "Ünglück, 瓶子 und mehr davon. " * 60
+    (tmp_path / "text.txt").write_bytes(text.encode())
+    _, loaded = run(tmp_path / "data", [tmp_path / "text.txt"], tokenizer, 0, val_fraction)
+    cut = int(len(text) * (1 - val_fraction))
+    marks = loaded.tokenizer.document_start
+    for split, part, start in (("train", text[:cut], marks), ("val", text[cut:], [])):
+        assert loaded.splits[split].tolist() == start + loaded.tokenizer.encode(part)
+        assert loaded.meta["bytes"][split] == len(part.encode())
+        assert loaded.meta["tokens"][split] == len(loaded.splits[split])
 
 
 # -- formats -------------------------------------------------------------------------------------------------
@@ -130,11 +149,7 @@ def test_a_dataset(tmp_path):
     (tmp_path / "dataset").mkdir()
     for i in range(2):
         write(tmp_path / "dataset" / f"train-{i}.parquet", DOCUMENTS[i::2])
-    parts = parts_of_dataset(str(tmp_path / "dataset"))
-    assert [part.start for part in parts] == list(range(0, len(DOCUMENTS), 4))
-    prepare_corpus(tmp_path / "data", parts, "test", workers=1)
-    ids, loaded = tokens_of(tmp_path / "data")
-    assert loaded.tokenizer.decode(ids) == "\n".join(DOCUMENTS[0::2] + DOCUMENTS[1::2])
+    assert list(read_rows(tmp_path / "dataset")) == [(True, text) for text in DOCUMENTS[0::2] + DOCUMENTS[1::2]]
 
 
 def test_a_dataset_of_several_configurations(tmp_path):
@@ -143,10 +158,9 @@ def test_a_dataset_of_several_configurations(tmp_path):
     for name in "ab":
         write(tmp_path / f"{name}.jsonl", [f"{name}, {text}" for text in DOCUMENTS])
     for name in "ab":
-        (part, *_) = parts_of_dataset(f"{tmp_path}:{name}")
-        assert [text for _, text in part.pieces()] == [f"{name}, {text}" for text in DOCUMENTS][: part.stop]
+        assert [text for _, text in read_rows(f"{tmp_path}:{name}")] == [f"{name}, {text}" for text in DOCUMENTS]
     with pytest.raises(UserError, match=r"cannot be loaded: .*config.* \['a', 'b'\]"):
-        parts_of_dataset(str(tmp_path))
+        next(read_rows(tmp_path))
 
 
 def test_openwebtext_script(repo, tmp_path):
@@ -159,42 +173,27 @@ def test_openwebtext_script(repo, tmp_path):
     assert len(loaded.splits["val"]) / len(ids) == pytest.approx(0.25, abs=0.01)
 
 
-def test_splits_and_sizes(tmp_path):
-    text = "Ünglück, 瓶子 und mehr davon. " * 60
-    (tmp_path / "text.txt").write_bytes(text.encode())
-    for tokenizer in ("char", "bpe", "gpt2"):
-        ids, loaded = run(tmp_path / "data", [tmp_path / "text.txt"], tokenizer, None, 0.3)
-        assert loaded.tokenizer.decode(ids).removeprefix(END) == text
-        assert len(loaded.splits["train"]) == int(0.7 * len(ids))
-        for split, tokens in loaded.splits.items():
-            part = loaded.tokenizer.decode_bytes([i for i in tokens if i not in loaded.tokenizer.document_start])
-            assert loaded.meta["bytes"][split] == len(part)
-
-
-def test_a_file_may_be_given_twice(tmp_path):
+def test_a_file_may_be_given_twice_and_an_empty_one_is_no_document(tmp_path):
     for name in "ab":
         (tmp_path / name).write_text(f"{name} text, {name * 70}")
-    ids, loaded = run(tmp_path / "data", [tmp_path / name for name in "baaba"])
+    (tmp_path / "0").touch()
+    ids, loaded = run(tmp_path / "data", [tmp_path / name for name in "0ba0aba"])
     assert loaded.tokenizer.decode(ids) == "\n".join(f"{name} text, {name * 70}" for name in "baaba")
 
 
 def test_byte_pairs_are_learned_from_all_over_what_is_trained_on(tmp_path, monkeypatch):
-    files = [tmp_path / f"{i}.txt" for i in range(10)]
-    for i, path in enumerate(files):
-        path.write_text(f"{i} {chr(97 + i) * 20} " * 6000)
-    monkeypatch.setattr(corpus, "PART", 10**6)
-    parts = [part for path in files for part in parts_of_file(path)]
-    assert corpus.sample_of(parts) == "\n".join(path.read_text() for path in files)
-    monkeypatch.setattr(corpus, "SAMPLE", 200_000)
-    sample = corpus.sample_of(parts)
-    assert len(sample) == 200_000 and len(set(sample) & set("abcdefghij")) == 4
-    assert sorted(set(sample) & set("abcdefghij")) == [letter for letter in dict.fromkeys(sample) if letter.isalpha()]
-    monkeypatch.undo()
-    _, loaded = run(tmp_path / "data", files, "bpe", 280)
-    assert not any(b"jj" in token for token in loaded.tokenizer.ranks)
+    pieces = [(True, f"{i} {letter * 20} " * 6000) for i, letter in enumerate("abcdefghij")]
+    text = "".join(piece for _, piece in pieces)
+    cut = int(0.9 * len(text))
+    assert preprocess.sample(pieces, cut) == text[:cut]
+    monkeypatch.setattr(preprocess, "SAMPLE", 20_000)
+    found = preprocess.sample(pieces, cut)
+    assert 20_000 <= len(found) <= 20_010 and set(found) & set("abcdefghij") == set("abcdefghi")
+    prepare(tmp_path, lambda: pieces, "letters", "bpe", 280, workers=1)
+    assert not any(b"jj" in token for token in load_dataset(tmp_path).tokenizer.ranks)
 
 
-# -- processes and interruptions -----------------------------------------------------------------------------
+# -- processes -----------------------------------------------------------------------------------------------
 
 
 def contents(folder):
@@ -208,98 +207,84 @@ def files(tmp_path):
     return paths
 
 
-def test_processes_do_what_one_does(tmp_path, files):
+def test_processes_do_what_one_does(tmp_path, files, capsys):
     run(tmp_path / "one", files, "gpt2")
+    capsys.readouterr()
     run(tmp_path / "two", files, "gpt2", workers=2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert 5 < capsys.readouterr().out.count("MB/s") <= 10
 
 
-def test_an_interrupted_run_goes_on(tmp_path, files, monkeypatch, capsys):
-    run(tmp_path / "whole", files, "bpe")
-    tokenize, calls = corpus.tokenize, []
+def test_little_is_read_ahead(monkeypatch):
+    """However slow the processes are, and however large the text: they get it as they need it."""
+    yielded = []
 
-    def interrupted(*job):
-        calls.append(job)
-        if len(calls) == 6:
-            raise KeyboardInterrupt
-        return tokenize(*job)
+    def chunks():
+        for i in range(100):
+            yielded.append(i)
+            yield "train", [(False, "ab")]
 
-    monkeypatch.setattr(corpus, "tokenize", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "data", files, "bpe")
-    assert [path.name for path in (tmp_path / "data").iterdir()] == ["parts"]
-    (tmp_path / "data" / "parts" / "0.bin.1234.tmp").write_text("what a killed process leaves")
-    capsys.readouterr()
-    run(tmp_path / "data", files, "bpe")
-    count = len(parts_of_file(files[0]) + parts_of_file(files[1]))
-    assert f"5 of {count} parts are there already" in capsys.readouterr().out
-    assert len(calls) == count + 1
-    assert contents(tmp_path / "whole") == contents(tmp_path / "data")
+    encoded = encode_all(OURS, chunks(), workers=2)
+    for _ in range(10):
+        next(encoded)
+    assert len(yielded) <= 10 + 2 * 2
+    encoded.close()
 
 
-def test_a_run_interrupted_at_the_very_end_goes_on(tmp_path, files, monkeypatch, capsys):
-    def interrupted(*how):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(corpus, "write_dataset", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "data", files, "gpt2")
-    monkeypatch.setattr(corpus, "write_dataset", write_dataset)
-    run(tmp_path / "data", files, "gpt2", workers=2)
-    count = len(parts_of_file(files[0]) + parts_of_file(files[1]))
-    assert f"{count} of {count} parts are there already" in capsys.readouterr().out
-
-
-def test_parts_of_other_content_are_not_taken(tmp_path, files, monkeypatch):
-    tokenize = corpus.tokenize
-
-    def until_the_last(tokenizer, part, *job):
-        if part.path == str(files[1]):
-            raise KeyboardInterrupt
-        return tokenize(tokenizer, part, *job)
-
-    monkeypatch.setattr(corpus, "tokenize", until_the_last)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "data", files, "gpt2")
-    monkeypatch.setattr(corpus, "tokenize", tokenize)
-    write(files[0], [document.upper() for document in DOCUMENTS])
-    ids, loaded = run(tmp_path / "data", files, "gpt2")
-    assert DOCUMENTS[0].upper() in loaded.tokenizer.decode(ids) and DOCUMENTS[0] not in loaded.tokenizer.decode(ids)
-
-
-def test_a_killed_run_goes_on(repo, tmp_path, monkeypatch):
-    text, kept = tmp_path / "text.txt", repo.folder / "data" / "text" / "parts"
-    text.write_text("".join(f"{i} green bottles, hanging on the wall\n" for i in range(240_000)))  # three parts
-    command = [sys.executable, "data/text/prepare.py", text, "--tokenizer=bpe", "--vocab_size=260", "--workers=2"]
-    process = subprocess.Popen(command)
-    while not list(kept.glob("*.json")):
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    assert not (kept.parent / "meta.json").exists()
-    result = subprocess.run([*command, "--workers=1"], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "of 3 parts are there already" in result.stdout
-    ids, loaded = tokens_of(kept.parent)
-    assert loaded.tokenizer.decode(ids) == text.read_text()
-
-
-def end_itself(*job):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_process_that_is_ended_says_so():
+def test_a_process_that_is_killed_says_so():
     with pytest.raises(UserError, match="a process has been ended.*fewer --workers"):
-        list(corpus.parallel_map(end_itself, [(1,), (2,)], workers=2))
+        deadly = SimpleNamespace(vocab_size=1, encode_array=signal.raise_signal)  # whose text is a signal
+        list(encode_all(deadly, [("train", [(False, signal.SIGKILL)])], workers=2))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_interrupted_run_leaves_what_was_there(tmp_path, files, workers):
+    run(tmp_path / "data", files)
+    before = contents(tmp_path / "data")
+    readings = count()
+
+    def interrupted():
+        last = next(readings)
+        for i, piece in enumerate(read_files(files)):
+            if last and i == 20:
+                raise KeyboardInterrupt
+            yield piece
+
+    for folder in ("data", "new"):
+        readings = count()
+        with pytest.raises(KeyboardInterrupt):
+            prepare(tmp_path / folder, interrupted, "test", "gpt2", workers=workers)
+    assert contents(tmp_path / "data") == before and not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_goes_on_when_the_program_is_ended(repo, tmp_path, number):
+    """Its pipes are closed when the last of its processes has ended."""
+    (tmp_path / "text.txt").write_text("".join(f"{i} green bottles, hanging on the wall\n" for i in range(120_000)))
+    command = [sys.executable, "data/text/prepare.py", tmp_path / "text.txt", "--name=plays", "--workers=2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    while not Path("data/plays/train.bin.tmp").exists():
+        assert process.poll() is None
+        time.sleep(0.001)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does
+        assert process.communicate(timeout=120) == (b"", b"") and process.returncode == 130
+        assert not Path("data/plays").exists()
+    else:
+        process.kill()
+        process.communicate(timeout=120)
+        repo([*map(str, command[1:]), "--workers=1"])
+        assert len(load_dataset("data/plays").splits["train"]) == int(0.9 * (tmp_path / "text.txt").stat().st_size)
+        assert not list(Path("data/plays").glob("*.tmp"))
 
 
 def test_two_at_once_are_refused(tmp_path, files):
-    (tmp_path / "data" / "parts").mkdir(parents=True)
-    with open(tmp_path / "data" / "parts" / "lock", "w") as file:
-        file_lock(file)
+    (tmp_path / "data").mkdir()
+    with folder_lock(tmp_path / "data"):
         with pytest.raises(UserError, match="another prepare.py is at work there"):
             run(tmp_path / "data", files)
+    run(tmp_path / "data", files)
 
 
 # -- bad input -----------------------------------------------------------------------------------------------
@@ -315,10 +300,11 @@ def test_two_at_once_are_refused(tmp_path, files):
     ("a.jsonl.gz", gzip.compress(b'{"title": "good"}\n{"title": "x"}'), "no text in field 'text'; --field may be: title"),
     ("a.jsonl.gz", gzip.compress(b'{"text": "good"}\n' * 999)[:-9], "a.jsonl.gz: cannot be loaded"),
     ("a.jsonl.gz", b"plain text", "a.jsonl.gz: cannot be loaded"),
-    ("a.txt.gz", gzip.compress(b"plain text"), "a.txt.gz: only files of rows, such as .jsonl.gz, can be read compressed"),
+    ("a.txt.gz", gzip.compress(b"plain text"), "a.txt.gz: only files of rows, such as .jsonl.gz, are read compressed"),
     ("a.parquet", b"plain text", "a.parquet: cannot be loaded"),
     ("a.csv", b"id,title\n1,good", "a.csv: no text in field 'text'; --field may be: title"),
     ("a.txt", b"good text and then " + b"more of it " * 20 + b"\xff bad", "a.txt: not UTF-8 text at byte 239"),
+    ("a.txt", b"\x80" * 200, "a.txt: not UTF-8 text at byte 0"),
 ], ids=count())  # fmt: skip
 def test_bad_files(tmp_path, name, content, named):
     path = tmp_path / name
@@ -327,20 +313,20 @@ def test_bad_files(tmp_path, name, content, named):
         with pytest.raises(UserError) as error:
             run(tmp_path / "data", [path], tokenizer)
         assert named in str(error.value) and "\n" not in str(error.value)
-        assert not (tmp_path / "data" / "train.bin").exists()
+        assert not (tmp_path / "data").exists()
 
 
 def test_a_dataset_that_is_not_there(tmp_path):
     with pytest.raises(UserError, match="missing: cannot be loaded"):
-        parts_of_dataset(str(tmp_path / "missing"))
+        next(read_rows(tmp_path / "missing"))
 
 
 def test_what_needs_datasets_says_so(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", DOCUMENTS)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    for parts_of, name in ((parts_of_file, path), (parts_of_dataset, "some/where")):
+    for pieces, name in ((read_files([path]), path), (read_rows("some/where"), "some/where")):
         with pytest.raises(UserError, match=f"{name} is read by a package that is not here: pip install datasets"):
-            parts_of(name)
+            next(pieces)
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "bpe", "gpt2"])
@@ -361,9 +347,3 @@ def test_columns_that_are_not_text_are_refused(tmp_path):
     path = write(tmp_path / "train.parquet", DOCUMENTS)
     with pytest.raises(UserError, match="train.parquet: no text in field 'id'; --field may be: text"):
         run(tmp_path / "data", [path], field="id")
-
-
-def test_sizes_are_never_empty(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": ""}\n' * 10 + '{"text": "ab"}\n')
-    _, loaded = run(tmp_path / "data", [tmp_path / "a.jsonl"], "gpt2", None, 0.5)
-    assert min(loaded.meta["bytes"].values()) == 1

@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from data import Dataset, load_dataset, prepare
 from data.console import UserError
-from data.dataset import derive_seed, feistel_permutation
+from data.dataset import Dataset, derive_seed, feistel_permutation, load_dataset
+from data.preprocess import prepare
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 
@@ -65,12 +65,21 @@ def edit(**changes):
 def test_damaged_data_is_refused_with_file_and_cure(tmp_path, harm, named):
     folder = tmp_path / "words"
     prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
+    (folder / "prepare.py").touch()
     harm(folder)
     with pytest.raises(UserError) as error:
         load_dataset(folder)
     message = str(error.value)
     assert str(folder) in message and named in message and "\n" not in message
     assert message.endswith("; run python data/words/prepare.py again")
+
+
+def test_a_text_with_a_name_is_prepared_again_by_that_name(tmp_path):
+    folder = tmp_path / "plays"
+    prepare(folder, TEXT, "bottles")
+    (folder / "val.bin").unlink()
+    with pytest.raises(UserError, match="val.bin: No such file or directory; prepare it again with --name=plays"):
+        load_dataset(folder)
 
 
 def test_a_folder_of_earlier_programs_reads(tmp_path):
@@ -85,7 +94,7 @@ def test_tokens_outside_the_vocabulary_are_refused(tmp_path, split):
     path = tmp_path / f"{split}.bin"
     path.write_bytes(b"\xff" * path.stat().st_size)
     words = load_dataset(tmp_path)
-    with pytest.raises(UserError, match=f"{split}.bin has token 65535, outside the vocabulary .*: damaged"):
+    with pytest.raises(UserError, match=f"{split}.bin has token 65535, outside the vocabulary .*: damaged; prepare it again"):
         words.batch(0, 0, 0, 4, 8) if split == "train" else next(words.windows("val", 4, 8, 100))
 
 

@@ -12,10 +12,11 @@ import pytest
 import scipy.stats
 import torch
 
-import data
 from config.runtime.common import report_error, use_plain_attention
 from conftest import ROOT, TEXT, TINY, log_of
 from data.console import UserError
+from data.dataset import load_dataset
+from data.preprocess import prepare
 from model import rope_table
 from reference import set_log_tau
 
@@ -64,7 +65,7 @@ def here(monkeypatch, capsys):
 
 @pytest.mark.parametrize("experiment", ["methods", "entailment", "micro"])
 def test_in_small(tmp_path, repo, here, experiment):
-    data.prepare(repo.folder / "data" / "shakespeare_bpe", TEXT, "test", "bpe", 300)  # that of characters is there
+    prepare(repo.folder / "data" / "shakespeare_bpe", TEXT, "test", "bpe", 300)  # that of characters is there
     output = here(experiment, "--quick", "--device=cpu", f"--out={tmp_path}")
     assert len(tables_of(output)) > 5
     for result in json.loads((tmp_path / f"{experiment}_quick.json").read_text()):
@@ -158,7 +159,7 @@ def test_all_of_them_are_there():
 def test_it_trains_as_train_py_does(repo, monkeypatch):
     repo(f"train.py {TINY} --max_iters=20 --warmup_iters=2 --eval_interval=20 --residual=m1 --seed=3 --out_dir=run")
     expected = [line["val_loss"] for line in log_of("run") if "val_loss" in line]
-    monkeypatch.setattr(methods, "dataset", lambda name: data.load_dataset(repo.folder / "data" / name))
+    monkeypatch.setattr(methods, "dataset", lambda name: load_dataset(repo.folder / "data" / name))
     model = {"block_size": 16, "n_layer": 2, "n_head": 2, "n_embd": 16, "residual": "m1"}
     run = {"data": "shakespeare_char", "model": model, "batch_size": 2, "steps": 20, "eval_tokens": 64}
     result = methods.trial(run | {"recipe": "fair", "dtype": "auto", "learning_rate": 3e-3, "seed": 3}, CPU)

@@ -7,6 +7,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-import data
 from conftest import TEXT, TINY, load, log_of, refused
-from data.huggingface import from_pretrained, hf_tokenizer, to_transformers
-from data.tokenizer import END
+from data.corpus import read_files
+from data.dataset import load_dataset
+from data.huggingface import from_pretrained, to_transformers
+from data.preprocess import prepare
+from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer
+from data.tokenizer import first_tokens, hf_tokenizer, tokenizer_from_state, train_bpe
 from model import GPT, GPTConfig
 
 RUN = f"{TINY} --dataset=shakespeare_bpe"
@@ -87,7 +91,7 @@ def tuned(repo, llama):
 def test_the_tokenizer_is_theirs(llama):
     theirs = AutoTokenizer.from_pretrained(llama)
     ours = hf_tokenizer(str(llama))
-    again = data.tokenizer_from_state(json.loads(json.dumps(ours.state())))
+    again = tokenizer_from_state(json.loads(json.dumps(ours.state())))
     assert again.state() == ours.state()
     for text in SAMPLES:
         assert ours.encode(text) == again.encode(text) == theirs.encode(text)
@@ -95,7 +99,7 @@ def test_the_tokenizer_is_theirs(llama):
         assert ids.tolist() == theirs.encode(text, add_special_tokens=False)
         assert ours.decode(ids.tolist()) == theirs.decode(ids.tolist(), clean_up_tokenization_spaces=False)
     assert ours.vocab_size == len(theirs) and ours.document_start == [theirs.bos_token_id]
-    assert data.first_tokens(ours) == [theirs.bos_token_id]
+    assert first_tokens(ours) == [theirs.bos_token_id]
     with pytest.raises(ValueError, match="outside the vocabulary"):
         ours.decode([ours.vocab_size])
 
@@ -120,22 +124,20 @@ def test_the_end_that_some_tokenizers_put_is_not_part_of_a_prompt():
     tokenizer = like_llama_3()
     special = [("<s>", 0), ("</s>", 1)]
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=special)
-    ours = data.HFTokenizer(tokenizer.to_str())
+    ours = HFTokenizer(tokenizer.to_str())
     assert tokenizer.encode("the dog").ids == [*ours.encode("the dog"), 1] and ours.document_start == [0]
     tokenizer.post_processor = processors.TemplateProcessing("$A", special_tokens=[])
-    assert data.HFTokenizer(tokenizer.to_str()).document_start == []
+    assert HFTokenizer(tokenizer.to_str()).document_start == []
     tokenizer.add_special_tokens([END])
-    ours = data.HFTokenizer(tokenizer.to_str())
+    ours = HFTokenizer(tokenizer.to_str())
     assert ours.document_start == [tokenizer.token_to_id(END)] and ours.encode("a") == tokenizer.encode("a").ids
 
 
 def test_documents_begin_as_the_tokenizer_says(llama, tmp_path):
-    from data.corpus import parts_of_file, prepare_corpus
-
     lines = ["the dog", "sleeps", "again"] * 5
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    prepare_corpus(tmp_path / "data", parts_of_file(tmp_path / "a.jsonl"), "test", f"hf:{llama}")
-    loaded = data.load_dataset(tmp_path / "data")
+    prepare(tmp_path / "data", partial(read_files, [tmp_path / "a.jsonl"]), "test", f"hf:{llama}", val_fraction=0.2)
+    loaded = load_dataset(tmp_path / "data")
     ids = np.concatenate([loaded.splits["train"], loaded.splits["val"]]).tolist()
     assert ids == [i for line in lines for i in loaded.tokenizer.encode(line)]
 
@@ -148,7 +150,7 @@ def test_text_that_is_not_unicode_is_refused(llama):
 @pytest.mark.parametrize("content, named", [("{}", "not a tokenizer.json"), ("", "not a tokenizer.json")])
 def test_bad_tokenizers(content, named):
     with pytest.raises(ValueError, match=named) as error:
-        data.tokenizer_from_state({"kind": "hf", "json": content})
+        tokenizer_from_state({"kind": "hf", "json": content})
     assert "\n" not in str(error.value)
 
 
@@ -172,7 +174,7 @@ def test_it_starts_where_the_llama_is(repo, llama):
     repo(["data/shakespeare_bpe/prepare.py", f"--tokenizer=hf:{llama}"])
     repo(f"train.py {RUN} --out_dir=out/tuned --init_from=hf:{llama} --max_iters=1 --dtype=float32")
     (step,) = log_of("out/tuned", "step")
-    x, y = data.load_dataset("data/shakespeare_bpe").batch(1337, 0, 0, 2, 16)
+    x, y = load_dataset("data/shakespeare_bpe").batch(1337, 0, 0, 2, 16)
     with torch.no_grad():
         logits = LlamaForCausalLM.from_pretrained(llama)(x).logits
     assert step["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten()).item(), abs=1e-4)
@@ -245,7 +247,7 @@ def test_another_run_needs_its_tokens(repo, tmp_path, capsys):
     assert f"data/text is not in the tokens of out/source/best.pt: prepare it with {cure}\n" in error
     repo([*prepared, "--tokenizer=run:out/source"])
     repo(f"train.py {NEXT} --dataset=text")
-    data.prepare("data/shakespeare_char", "other letters" * 99, "a text")
+    prepare("data/shakespeare_char", "other letters" * 99, "a text")
     capsys.readouterr()
     cure = "python data/text/prepare.py data/shakespeare_char/input.txt --tokenizer=run:out/source, then --dataset=text"
     assert cure in refused(repo, f"train.py {NEXT} --overwrite", capsys)
@@ -294,9 +296,9 @@ ENDS = ["\n", " ", "   ", " the dog ", "\n\nthe\n", "dog .", "it 's"]
 
 def gpt2_like(text, vocab_size):
     """GPT-2's split pattern and its special token, on ranks that need no download."""
-    learned = data.train_bpe(text, vocab_size)
+    learned = train_bpe(text, vocab_size)
     pattern = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-    return data.BPETokenizer(learned.ranks, pattern, {END: len(learned.ranks)})
+    return BPETokenizer(learned.ranks, pattern, {END: len(learned.ranks)})
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe", "like GPT-2", *MAKERS])
@@ -305,13 +307,13 @@ def test_transformers_alone_writes_the_same_text(repo, tmp_path, monkeypatch, ca
     if kind in MAKERS:
         PreTrainedTokenizerFast(tokenizer_object=MAKERS[kind](), bos_token="<s>").save_pretrained(tmp_path / "theirs")
     if kind == "like GPT-2":
-        monkeypatch.setattr(data.tokenizer, "gpt2_tokenizer", lambda: gpt2_like(text, 300))
+        monkeypatch.setattr("data.preprocess.gpt2_tokenizer", lambda: gpt2_like(text, 300))
     names = {"char": "char", "bpe": "bpe", "like GPT-2": "gpt2"}
-    data.prepare("data/text", text, "test", names.get(kind, f"hf:{tmp_path / 'theirs'}"))
+    prepare("data/text", text, "test", names.get(kind, f"hf:{tmp_path / 'theirs'}"))
     repo(f"train.py {TINY} --block_size=64 --max_iters=30 --learning_rate=1e-2 --dataset=text --out_dir=out/run")
     assert "with its tokenizer" in repo("sample.py --export=out/exported")
 
-    ours = data.load_dataset("data/text").tokenizer
+    ours = load_dataset("data/text").tokenizer
     theirs = AutoTokenizer.from_pretrained("out/exported")
     model = AutoModelForCausalLM.from_pretrained("out/exported")
     assert len(theirs) == ours.vocab_size == model.config.vocab_size
@@ -320,7 +322,7 @@ def test_transformers_alone_writes_the_same_text(repo, tmp_path, monkeypatch, ca
         assert ids == ours.encode(sample)
         assert theirs.decode(ids) == ours.decode(ids)
         assert theirs.decode(ids, skip_special_tokens=True) == sample or kind == "like Llama 2"  # it drops what it puts
-    if isinstance(ours, data.CharTokenizer):
+    if isinstance(ours, CharTokenizer):
         with pytest.raises(Exception, match="WordLevel error: Missing .UNK. token"):
             theirs.encode("a dög")
 
@@ -338,7 +340,7 @@ def test_byte_pairs_are_theirs_too(tmp_path):
     characters = [*"etaoin shrdlu", *" '\n\t09!", *STRANGE, *map(chr, range(0x300))]
     characters += [chr(i) for i in random.integers(0x110000, size=300) if not 0xD800 <= i < 0xE000]
     texts = ["".join(random.choice(characters, size=30)) for _ in range(500)]
-    for ours in (data.train_bpe(TEXT + STRANGE, 400), gpt2_like(TEXT + STRANGE, 400)):
+    for ours in (train_bpe(TEXT + STRANGE, 400), gpt2_like(TEXT + STRANGE, 400)):
         to_transformers(ours).save_pretrained(tmp_path)
         theirs = AutoTokenizer.from_pretrained(tmp_path)
         for text in texts:

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import tiktoken
 
-import data
 from conftest import ROOT, TINY
+from data.dataset import load_dataset
+from data.files import sha256
 from data.shakespeare import SHAKESPEARE_SHA256
+from data.tokenizer import gpt2_tokenizer
 
 CACHE = Path(os.environ.get("TIKTOKEN_CACHE_DIR") or Path(tempfile.gettempdir(), "data-gym-cache"))
 NAMES = ("6d1cbeee0f20b3d9449abfede4726ed8212e3aee", "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6")  # tiktoken's own
@@ -34,7 +36,7 @@ def gpt2():
 
 
 def test_tiny_shakespeare_has_the_tokens_that_nanogpt_publishes(repo):
-    if not SHAKESPEARE.exists() or data.sha256(SHAKESPEARE.read_bytes()) != SHAKESPEARE_SHA256:
+    if not SHAKESPEARE.exists() or sha256(SHAKESPEARE.read_bytes()) != SHAKESPEARE_SHA256:
         pytest.skip("Tiny Shakespeare is not here")
     shutil.copy(SHAKESPEARE, "data/shakespeare_bpe/input.txt")
     repo("data/shakespeare_bpe/prepare.py --tokenizer=gpt2")
@@ -43,7 +45,7 @@ def test_tiny_shakespeare_has_the_tokens_that_nanogpt_publishes(repo):
 
 def test_texts_are_encoded_as_tiktoken_does(gpt2):
     """A special token in a text is the plain text that it is."""
-    ours = data.tokenizer.gpt2_tokenizer()
+    ours = gpt2_tokenizer()
     for text in TEXTS:
         ids = gpt2.encode(text, disallowed_special=())
         assert ours.encode(text) == ours.encode_array(text).tolist() == ids and gpt2.eot_token not in ids
@@ -56,7 +58,7 @@ def test_from_a_text_to_an_exported_run(repo, gpt2):
 
     Path("my.txt").write_text("\n".join(TEXTS) * 20, encoding="utf-8")
     repo("data/text/prepare.py my.txt --tokenizer=gpt2")
-    prepared = data.load_dataset("data/text")
+    prepared = load_dataset("data/text")
     ids = gpt2.encode("\n".join(TEXTS) * 20, disallowed_special=())
     assert np.concatenate([prepared.splits["train"], prepared.splits["val"]]).tolist() == [50_256, *ids]
     repo(f"train.py {TINY} --dataset=text --out_dir=out/run")

@@ -12,11 +12,12 @@ import tiktoken.load
 
 import data.preprocess
 import data.shakespeare
-from conftest import TINY
+from conftest import ROOT, TINY
 from data.console import UserError
 from data.dataset import load_dataset
-from data.files import atomic_write, clear_leftovers, file_lock, read_text, sha256
+from data.files import atomic_write, file_lock, read_text, sha256
 from data.preprocess import ensure_prepared, prepare
+from data.shakespeare import tiny_shakespeare
 from data.tokenizer import tokenizer_from_state
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
@@ -42,11 +43,11 @@ def test_atomic_write_replaces_all_or_nothing(tmp_path):
     assert contents(tmp_path) == {Path("file"): b"new"}
 
 
-def test_what_killed_processes_leave_is_cleared_away(tmp_path):
-    for name in ("train.bin.1234.tmp", "train.bin", "notes.tmp"):
-        (tmp_path / name).touch()
-    clear_leftovers(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"train.bin", "notes.tmp"}
+def test_what_a_killed_process_leaves_is_overwritten(tmp_path):
+    (tmp_path / "file.tmp").write_bytes(b"more than is written now")
+    with atomic_write(tmp_path / "file") as file:
+        file.write(b"new")
+    assert contents(tmp_path) == {Path("file"): b"new"}
 
 
 def test_of_all_that_ask_for_a_lock_one_gets_it(tmp_path):
@@ -61,7 +62,7 @@ def test_of_all_that_ask_for_a_lock_one_gets_it(tmp_path):
 
 @pytest.fixture(params=["char", "bpe"])
 def folder(request, tmp_path, capsys):
-    prepare(tmp_path / "words", TEXT, "bottles", request.param, 300 if request.param == "bpe" else None)
+    prepare(tmp_path / "words", TEXT, "bottles", request.param, 300 if request.param == "bpe" else 0)
     return tmp_path / "words"
 
 
@@ -150,7 +151,7 @@ def test_half_replaced_folder_is_not_taken_for_whole(folder, monkeypatch):
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
-    with pytest.raises(UserError, match="meta.json.*prepare.py again"):
+    with pytest.raises(UserError, match="meta.json.*prepare it again"):
         load_dataset(folder)
 
 
@@ -160,9 +161,9 @@ def test_half_replaced_folder_is_not_taken_for_whole(folder, monkeypatch):
 def test_shakespeare_is_downloaded_once_and_checked(tmp_path, monkeypatch):
     monkeypatch.setattr(data.shakespeare, "download", lambda url: TEXT.encode())
     monkeypatch.setattr(data.shakespeare, "SHAKESPEARE_SHA256", sha256(TEXT.encode()))
-    assert data.tiny_shakespeare(tmp_path) == (TEXT, "Tiny Shakespeare")
+    assert tiny_shakespeare(tmp_path) == (TEXT, "Tiny Shakespeare")
     monkeypatch.setattr(data.shakespeare, "download", None)
-    assert data.tiny_shakespeare(tmp_path) == (TEXT, "Tiny Shakespeare")
+    assert tiny_shakespeare(tmp_path) == (TEXT, "Tiny Shakespeare")
 
 
 def offline(url):
@@ -172,7 +173,7 @@ def offline(url):
 @pytest.mark.parametrize("download", [offline, lambda url: b"<html>captive portal</html>"])
 def test_shakespeare_offline_is_loudly_something_else(tmp_path, monkeypatch, capsys, download):
     monkeypatch.setattr(data.shakespeare, "download", download)
-    text, source = data.tiny_shakespeare(tmp_path)
+    text, source = tiny_shakespeare(tmp_path)
     assert len(text) > 100_000 and source.startswith("NOT Tiny Shakespeare but ")
     assert source in capsys.readouterr().out
     assert contents(tmp_path) == {}
@@ -180,7 +181,7 @@ def test_shakespeare_offline_is_loudly_something_else(tmp_path, monkeypatch, cap
 
 def test_own_input_is_taken_as_it_is(tmp_path):
     (tmp_path / "input.txt").write_bytes("\ufeffeins\r\nzwö\r".encode())
-    assert data.tiny_shakespeare(tmp_path) == ("eins\r\nzwö\r", f"your own {tmp_path.name}/input.txt")
+    assert tiny_shakespeare(tmp_path) == ("eins\r\nzwö\r", f"your own {tmp_path.name}/input.txt")
     (tmp_path / "input.txt").write_bytes(b"caf\xe9")
     with pytest.raises(UserError, match="input.txt: not UTF-8 text at byte 3"):
         read_text(tmp_path / "input.txt")
@@ -214,6 +215,26 @@ def test_text_script_takes_files_and_folders(repo, tmp_path):
     assert load_dataset("data/text").meta["source"] == "a.txt"
 
 
+def test_texts_with_names_lie_side_by_side(repo):
+    for name in ("plays", "poems"):
+        Path(f"{name}.txt").write_text(f"{name}: {TEXT}", encoding="utf-8")
+        shown = repo(f"data/text/prepare.py {name}.txt --name={name}")
+        assert f"to train on it: python train.py --dataset={name}" in shown
+    for name in ("plays", "poems"):
+        assert f"{name}.txt (data/{name}): " in repo(f"train.py {TINY} --dataset={name} --out_dir=out/{name}")
+    assert not Path("data/text/meta.json").exists()
+
+
+def test_git_ignores_what_is_prepared():
+    """And tracks the scripts."""
+    ignored = ["data/plays/meta.json", "data/plays/train.bin", "data/text/meta.json", "data/text/train.bin.tmp", "data/text/input.txt"]
+    names = [*ignored, "data/text/prepare.py", "data/files.py", "data/README.md"]
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git repository")
+    result = subprocess.run(["git", "check-ignore", "--no-index", *names], cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout.split() == ignored
+
+
 @pytest.mark.parametrize(
     "command, named",
     [
@@ -227,12 +248,17 @@ def test_text_script_takes_files_and_folders(repo, tmp_path):
         ("text config", "config: no .txt, .md, .* files below this folder"),
         ("text book.txt.gz", "book.txt.gz: only files of rows"),
         ("text good.txt --tokenizer=BPE", "unknown tokenizer 'BPE'; choose from 'char', 'bpe'"),
-        ("text good.txt --tokenizer", "--tokenizer: expected one argument"),
+        ("text good.txt --tokenizer", "--tokenizer: write it as --tokenizer=value"),
         ("text good.txt --tokenizer=bpe --vocab_size=8", "vocab_size=8"),
         ("text good.txt --vocab_size=300", "vocab_size=300 goes with tokenizer 'bpe', not with 'char'"),
         ("text good.txt --vocab_size=many", "--vocab_size: .*'many'"),
         ("text good.txt --val_fraction=2", "val_fraction=2.0 is not between 0 and 1"),
-        ("text good.txt --token=char", "--token=char"),
+        ("text good.txt --token=char", "--token: unknown setting 'token' .did you mean tokenizer"),
+        ("text good.txt --name=shakespeare_char", "data/shakespeare_char has a prepare.py of its own"),
+        ("text good.txt --name=../plays", "name = '../plays' does not work"),
+        ("text good.txt --name=", "name = '' does not work"),
+        ("text good.txt --name=files.py", "data/files.py: File exists"),
+        ("text short.txt --name=plays", "short.txt: the text is too short"),
         ("shakespeare_char good.txt", "good.txt"),
         ("shakespeare_bpe --vocab_size=8", "vocab_size=8"),
         ("shakespeare_bpe --tokenizer=hf:nowhere", "nowhere: has no tokenizer that can be read"),
@@ -308,6 +334,14 @@ def test_nobody_need_read_what_preparing_prints(repo):
     process.stdout.close()
     assert process.stderr.read() == "" and process.wait() == 0
     assert Path("run/ckpt.pt").exists()
+
+
+def test_a_text_is_no_dataset_but_can_be_one(datasets, monkeypatch):
+    monkeypatch.chdir(datasets.parent)
+    Path("my plays.txt").touch()
+    command = "python data/text/prepare.py 'my plays.txt' --name=my_plays prepares it for --dataset=my_plays"
+    with pytest.raises(UserError, match=f"dataset = 'my plays.txt' is a text: {command}"):
+        ensure_prepared("my plays.txt")
 
 
 def test_an_unknown_dataset_names_what_there_is(datasets):

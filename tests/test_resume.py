@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import data
 import model
 from config.runtime import common
 from conftest import TEXT, TINY, contents, differences, differing, error_of, load, log_of, refused
+from data.dataset import Dataset
+from data.preprocess import prepare
 
 fcntl = pytest.importorskip("fcntl")  # and the signals of Unix
 
@@ -225,12 +226,12 @@ def test_another_machine_is_said(run):
 def test_other_data_are_refused(run, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
-    data.prepare("data/shakespeare_char", TEXT.replace("fox", "ox "), "another text")
+    prepare("data/shakespeare_char", TEXT.replace("fox", "ox "), "another text")
     capsys.readouterr()
     error = refused(run, RESUME, capsys)
     cure = "prepare test again, python data/shakespeare_char/prepare.py\n"
     assert f"data/shakespeare_char is not what out/resumed/ckpt.pt was trained on: {cure}" in error
-    data.prepare("data/shakespeare_char", TEXT, "the same text from another file")
+    prepare("data/shakespeare_char", TEXT, "the same text from another file")
     run(RESUME)
     assert differences(RESUMED / "ckpt.pt", WHOLE / "ckpt.pt") == ["checkpoint['data']['source']"]
 
@@ -263,10 +264,10 @@ def test_second_process_in_a_folder_is_refused(run, capsys):
     run(f"{RESUME} --lr_decay=none")
 
 
-def test_leftovers_of_killed_processes_are_cleared(run):
+def test_the_leftover_of_a_killed_process_is_overwritten(run):
     RESUMED.mkdir(parents=True)
     (RESUMED / "log.jsonl").touch()
-    (RESUMED / "ckpt.pt.4711.tmp").write_bytes(b"half a checkpoint")
+    (RESUMED / "ckpt.pt.tmp").write_bytes(b"half a checkpoint")
     run(f"{RUN} --out_dir={RESUMED}")
     assert sorted(path.name for path in RESUMED.iterdir()) == ["best.pt", "ckpt.pt", "log.jsonl"]
 
@@ -391,7 +392,7 @@ def heard():
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_says_how_to_go_on(run, heard, monkeypatch, capsys, number, code):
     run(f"{RUN} --out_dir={WHOLE}")
-    batch = data.Dataset.batch
+    batch = Dataset.batch
 
     def batch_and_signal(self, seed, step, micro_step, *rest):
         if (step, micro_step) == (2, 0):
@@ -399,7 +400,7 @@ def test_a_signal_saves_and_says_how_to_go_on(run, heard, monkeypatch, capsys, n
         return batch(self, seed, step, micro_step, *rest)
 
     with monkeypatch.context() as until_here, pytest.raises(SystemExit) as end:
-        until_here.setattr(data.Dataset, "batch", batch_and_signal)
+        until_here.setattr(Dataset, "batch", batch_and_signal)
         run(f"{RUN} --checkpoint_interval=9 --out_dir={RESUMED}")
     assert end.value.code == code
     shown = capsys.readouterr().out.splitlines()[-1]

@@ -1,7 +1,6 @@
 """Slips in model.py, which people edit: each shows its file and line, whatever the type of its error."""
 
 import sys
-from pathlib import Path
 
 import pytest
 

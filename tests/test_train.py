@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-import data
 from config.runtime.common import clock, pick_compile, pick_dtype
 from conftest import ROOT, TEXT, TINY, contents, differing, error_of, load, log_of, refused
+from data.dataset import SPLITS, Dataset, load_dataset
+from data.preprocess import prepare
 from model import GPT, GPTConfig
 
 CONFIGS = sorted(path.name for path in (ROOT / "config").glob("*.py") if path.name != "__init__.py")
@@ -113,8 +114,8 @@ def test_dropout_is_drawn_anew_in_each_micro_step_and_not_in_evaluating(repo, mo
         losses[model.training].append(value.item())
         return value
 
-    one_batch = data.load_dataset("data/shakespeare_char").batch(0, 0, 0, 2, 16)
-    monkeypatch.setattr(data.Dataset, "batch", lambda *_: one_batch)
+    one_batch = load_dataset("data/shakespeare_char").batch(0, 0, 0, 2, 16)
+    monkeypatch.setattr(Dataset, "batch", lambda *_: one_batch)
     monkeypatch.setattr(GPT, "loss", kept_loss)
     repo(f"{RUN} --dropout=0.3 --learning_rate=0 --grad_accum_steps=2")
     assert len(set(losses[True])) == len(losses[True]) == 4 * 2
@@ -136,8 +137,8 @@ def slow(monkeypatch):
         return slowly
 
     monkeypatch.setattr(time, "time", lambda: now[0])
-    monkeypatch.setattr(data.Dataset, "batch", taking(lambda data, seed, step, *_: 10 * (step + 1), data.Dataset.batch))
-    monkeypatch.setattr(data.Dataset, "windows", taking(lambda *_: 100, data.Dataset.windows))
+    monkeypatch.setattr(Dataset, "batch", taking(lambda data, seed, step, *_: 10 * (step + 1), Dataset.batch))
+    monkeypatch.setattr(Dataset, "windows", taking(lambda *_: 100, Dataset.windows))
     monkeypatch.setattr(torch, "save", taking(lambda *_: 1000, torch.save))
 
 
@@ -255,7 +256,7 @@ EVALUATE = "train.py --eval_only --init_from=resume --device=cpu --dtype=float32
 
 def loss_over(path, dataset):
     """The model's loss over all targets of a validation split, by windows from its first token on."""
-    model, tokens = model_of(load(path)).eval(), torch.tensor(data.load_dataset(f"data/{dataset}").splits["val"].astype(int))
+    model, tokens = model_of(load(path)).eval(), torch.tensor(load_dataset(f"data/{dataset}").splits["val"].astype(int))
     with torch.no_grad():
         pairs = zip(tokens[:-1].split(16), tokens[1:].split(16))
         losses = [cross_entropy(model(x[None])[0][0], y, reduction="sum").item() for x, y in pairs]
@@ -266,7 +267,7 @@ def loss_over(path, dataset):
 def trained(repo):
     """Has trained a run whose best.pt and ckpt.pt are not the same, and prepared its text anew as data/text."""
     repo(f"{RUN} {DIVERGING}")
-    data.prepare("data/text", "".join(sorted(TEXT)), "the same letters")
+    prepare("data/text", "".join(sorted(TEXT)), "the same letters")
     return repo
 
 
@@ -294,12 +295,13 @@ def validation_loss(shown):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_scores_its_own_text_the_same(repo, tmp_path, monkeypatch, workers):
-    monkeypatch.setattr("data.corpus.PART", 1000)
+    monkeypatch.setattr("data.preprocess.CHUNK", 1000)
+    monkeypatch.setattr("data.corpus.PIECE", 1000)
     repo(RUN)
     (tmp_path / "again.txt").write_text(TEXT)
     repo(["data/text/prepare.py", str(tmp_path / "again.txt"), "--tokenizer=run:out/x", f"--workers={workers}"])
-    again, own = data.load_dataset("data/text"), data.load_dataset("data/shakespeare_char")
-    assert all(np.array_equal(again.splits[name], own.splits[name]) for name in data.SPLITS)
+    again, own = load_dataset("data/text"), load_dataset("data/shakespeare_char")
+    assert all(np.array_equal(again.splits[name], own.splits[name]) for name in SPLITS)
     losses = [validation_loss(repo(f"{EVALUATE} --dataset={name}")) for name in ("shakespeare_char", "text")]
     assert losses[0] == losses[1] != []
 
@@ -310,7 +312,7 @@ def test_a_run_scores_another_text_in_its_own_byte_pairs(repo, tmp_path):
     text = "And another dog, Ünglück: 瓶子 🦊!\n" * 20
     (tmp_path / "other.txt").write_text(text, encoding="utf-8")
     repo(["data/text/prepare.py", str(tmp_path / "other.txt"), "--tokenizer=run:out/x", "--val_fraction=0.9"])
-    other = data.load_dataset("data/text")
+    other = load_dataset("data/text")
     assert other.tokenizer.state() == load(OUT / "best.pt")["tokenizer"]
     assert other.tokenizer.decode(np.concatenate(list(other.splits.values()))) == text
     # its training part is shorter than block_size is by default, but no shorter than the run's own
@@ -323,17 +325,17 @@ def test_texts_that_a_run_cannot_score(repo, tmp_path, capsys):
     repo(RUN)
     text = tmp_path / "other.txt"
     text.write_text(TEXT + "é☃", encoding="utf-8")
-    prepare = ["data/text/prepare.py", str(text)]
-    error = refused(repo, [*prepare, "--tokenizer=run:out/x"], capsys)
-    assert f"{text}: the model does not know the characters 'é', '☃'" in error
-    error = refused(repo, [*prepare, "--tokenizer=run:out/nowhere"], capsys)
+    command = ["data/text/prepare.py", str(text)]
+    error = refused(repo, [*command, "--tokenizer=run:out/x"], capsys)
+    assert "other.txt: the model does not know the characters 'é', '☃'" in error
+    error = refused(repo, [*command, "--tokenizer=run:out/nowhere"], capsys)
     assert "out/nowhere: holds no run" in error
-    error = refused(repo, [*prepare, "--tokenizer=run:out/x", "--vocab_size=300"], capsys)
+    error = refused(repo, [*command, "--tokenizer=run:out/x", "--vocab_size=300"], capsys)
     assert "goes with tokenizer 'bpe'" in error
 
 
 def test_data_in_other_tokens_are_not_evaluated(trained, capsys):
-    data.prepare("data/text", TEXT.upper(), "other letters")
+    prepare("data/text", TEXT.upper(), "other letters")
     capsys.readouterr()
     error = refused(trained, f"{EVALUATE} --dataset=text", capsys)
     cure = "prepare it with python data/text/prepare.py 'other letters' --tokenizer=run:out/x, then --dataset=text"
@@ -344,7 +346,7 @@ def test_data_in_other_tokens_are_not_evaluated(trained, capsys):
 
 
 def test_sampling_needs_the_checkpoint_alone(repo):
-    data.prepare("data/shakespeare_bpe", TEXT, "test", "bpe", 300)
+    prepare("data/shakespeare_bpe", TEXT, "test", "bpe", 300)
     repo(f"{RUN} --dataset=shakespeare_bpe")
     first = repo("sample.py --max_new_tokens=30")
     shutil.rmtree("data/shakespeare_bpe")

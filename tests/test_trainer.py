@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import data
 import trainer
 from config import read_settings
 from config.runtime.common import use_plain_attention
 from conftest import TINY, load, log_of
+from data.preprocess import prepare
 
 OUT = Path("out/x")
 # enough tokens to walk the validation split to its end, which comes in the middle of a window
@@ -49,7 +49,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_loop_equals_the_explicit_one(repo, name):
-    data.prepare("data/text", TEXT, "test")
+    prepare("data/text", TEXT, "test")
     program, *arguments = f"{RUN} {CASES[name]}".split()
     repo([program, *arguments])
     settings = read_settings(program, arguments)

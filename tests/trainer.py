@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import torch
 from torch.nn import Embedding, Linear
 
-from data import derive_seed, load_dataset
+from data.dataset import derive_seed, load_dataset
 from model import GPT, GPTConfig
 
 EPSILON = 1e-8  # of AdamW

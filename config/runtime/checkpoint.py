@@ -13,8 +13,8 @@ from config.runtime.common import resource_errors
 from config.runtime.distributed import dist_max
 from data.console import UserError, print0
 from data.files import atomic_write
-from data.huggingface import from_pretrained, hf_tokenizer
-from data.tokenizer import tokenizer_from_state
+from data.huggingface import from_pretrained
+from data.tokenizer import hf_tokenizer
 from model import GPT, GPTConfig
 
 VERSION = 6  # of the layout of a checkpoint
@@ -99,14 +99,6 @@ def build_model(checkpoint) -> GPT:
     model = GPT(GPTConfig(**checkpoint["config"]))
     model.load_state_dict(checkpoint["model"])
     return model
-
-
-def run_tokenizer(folder):
-    """The tokenizer of the run in a folder; UserError if there is none."""
-    path = find_checkpoint(Path(folder), prefer="best")
-    if path is None:
-        raise UserError(f"{folder}: holds no run: no ckpt.pt and no best.pt")
-    return tokenizer_from_state(load_checkpoint(path)["tokenizer"])
 
 
 # -- how a run begins ----------------------------------------------------------------------------------------

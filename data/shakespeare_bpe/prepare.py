@@ -8,15 +8,19 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
-from config.runtime.common import ArgumentParser, install_excepthook
-from data import prepare, tiny_shakespeare
+from config import read_settings
+from config.runtime.common import install_excepthook
+from data.preprocess import prepare
+from data.shakespeare import tiny_shakespeare
+
+# -----------------------------------------------------------------------------
+tokenizer = "bpe"  # bpe, gpt2, hf:NAME or run:FOLDER
+vocab_size = 0  # of bpe: tokens to learn; 0: 1024
+# -----------------------------------------------------------------------------
 
 if __name__ == "__main__":
     install_excepthook()
-    parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--tokenizer", default="bpe", help="bpe, gpt2, hf:NAME or run:FOLDER (default: bpe)")
-    parser.add_argument("--vocab_size", type=int, help="tokens to learn for bpe (default: 1024)")
-    options = parser.parse_args()
+    settings = read_settings(__file__)  # the above <- --name=value
     folder = Path(__file__).resolve().parent
     text, source = tiny_shakespeare(folder)
-    prepare(folder, text, source, options.tokenizer, options.vocab_size)
+    prepare(folder, text, source, **settings)

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
-from config.runtime.common import ArgumentParser, install_excepthook
-from data import prepare, tiny_shakespeare
+from config import read_settings
+from config.runtime.common import install_excepthook
+from data.preprocess import prepare
+from data.shakespeare import tiny_shakespeare
 
 if __name__ == "__main__":
     install_excepthook()
-    ArgumentParser(description=__doc__).parse_args()
+    read_settings(__file__)  # there are none: whatever is given is an error
     folder = Path(__file__).resolve().parent
     text, source = tiny_shakespeare(folder)
-    prepare(folder, text, source, tokenizer="char")
+    prepare(folder, text, source)

@@ -14,7 +14,8 @@ import torch
 from stats import CostCurve, compare, in_words
 from sweep import W2_KINDS, autocast, average, experiment, fit, mean_sd, table, with_parameters
 from measure import cost_of_steps
-from data import ensure_prepared, load_dataset
+from data.dataset import load_dataset
+from data.preprocess import ensure_prepared
 from model import GPT, GPTConfig, QK_SCALES
 
 RESIDUALS = ("m1", "m2", "m3.1", "m3.2", "m4.1", "m4.2")

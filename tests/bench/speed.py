@@ -33,8 +33,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import measure
 import naive
 from config.runtime.common import ArgumentParser, install_excepthook, machine_name, pick_device, pick_dtype
-from data import atomic_write, load_dataset
 from data.console import UserError
+from data.dataset import load_dataset
+from data.files import atomic_write
 from measure import Trainer, ratio, synchronize
 from model import GPT, GPTConfig
 

@@ -27,9 +27,9 @@ import torch
 
 from config.runtime.common import ArgumentParser, clock, install_excepthook
 from config.runtime.common import pick_attention_kernel, pick_device, pick_dtype
-from data import atomic_write
 from data.console import UserError
-from data.corpus import end_with_parent
+from data.encode import end_with_parent
+from data.files import atomic_write
 from model import GPT, GPTConfig
 
 # -- one run -------------------------------------------------------------------------------------------------
