@@ -138,7 +138,7 @@ MUTANTS = {
         ("reduce_dtype=model.embed.weight.dtype", "reduce_dtype=dtype", "test_parallel.py -k gradients"),
     ],
     "config/runtime/common.py": [
-        ('"float16": torch.float16}', '"float16": torch.bfloat16}', LOOP),
+        ("return getattr(torch, dtype)", 'return torch.bfloat16 if dtype == "float16" else getattr(torch, dtype)', LOOP),
     ],
 }
 

@@ -134,5 +134,5 @@ def evaluate(s, model, data):
         "train_loss": losses["train"],
         "val_loss": losses["val"],
         "perplexity": math.exp(losses["val"]),
-        "bits_per_byte": bits / len(data.tokenizer.decode_bytes(tokens)),
+        "bits_per_byte": bits / len(data.tokenizer.decode(tokens).encode()),
     }
