@@ -17,7 +17,6 @@ README, OF_TESTS, OF_BENCH = (
     (ROOT / folder / "README.md").read_text(encoding="utf-8") for folder in ("", "tests", "tests/bench")
 )
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-DELTA = r"[+-]\d\.\d{3} ± \d\.\d{3}"
 
 
 def test_snippet_runs():
@@ -26,11 +25,17 @@ def test_snippet_runs():
     assert found["logits"].shape == (2, 64, 100) and all(p.grad is not None for p in found["model"].parameters())
 
 
-def test_it_has_all_columns_of_the_log(repo):
+def test_block_by_itself():
+    found = {}
+    exec(SNIPPETS[1], found)
+    assert found["y"].shape == (2, 64, 512)
+
+
+def test_the_columns_of_the_log_are_all_there(repo):
     repo(f"train.py {TINY} --out_dir=run")
     repo("train.py --init_from=resume --out_dir=run --max_iters=5")
     columns = {name for line in log_of("run") for name in line} | {line["event"] for line in log_of("run")}
-    assert [name for name in columns if f"`{name}`" not in README] == []
+    assert [name for name in columns if f"`{name}`" not in OF_TESTS] == []
 
 
 @pytest.mark.parametrize("dataset", ["shakespeare_char", "shakespeare_bpe"])
@@ -38,7 +43,7 @@ def test_a_run_is_shared_as_model_and_checkpoint(repo, tmp_path, dataset):
     """In a folder that holds model.py, the checkpoint and, for other tokenizers than characters, tokenizer.py."""
     repo(f"data/{dataset}/prepare.py" + " --vocab_size=300" * (dataset == "shakespeare_bpe"))
     repo(f"train.py {TINY} --attention=w2 --residual=m1 --dataset={dataset} --out_dir=out/run")
-    snippet, files = SNIPPETS[1], ["model.py", "out/run/best.pt"]
+    snippet, files = SNIPPETS[2], ["model.py", "out/run/best.pt"]
     if dataset == "shakespeare_bpe":
         files.append("data/tokenizer.py")
         lines = snippet.splitlines()[:-3] + [
@@ -66,7 +71,7 @@ def test_files_they_name_exist(text):
 @pytest.mark.parametrize("folder", ["", "tests", "tests/bench"])
 def test_links_resolve(folder):
     text = (ROOT / folder / "README.md").read_text(encoding="utf-8")
-    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("https://")]
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("https://")]
     for link in links:
         assert (ROOT / folder / link).exists(), link
 
@@ -80,20 +85,6 @@ def test_its_runs_do_not_get_in_each_others_way():
         configs = [Path(argument).stem for argument in command.split() if not argument.startswith("-")]
         folders.append(settings.get("out_dir") or "-".join(configs) or settings["dataset"])
     assert len(folders) > 5 and len(set(folders)) == len(folders), folders
-
-
-def test_its_table_is_that_of_the_experiments():
-    table = README.split("verdict |")[1].split("\n\n")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if " ± " in line]
-    assert 5 <= len(rows) <= 8
-    of_methods = OF_BENCH.split("### At depth")[0].splitlines()
-    for name, flops, times, chars, bpe, equal_cost, verdict in rows:
-        of_both = [line.split("|") for line in of_methods if line.startswith(f"| {name} |") and line.count("|") > 8]
-        assert flops.split("; ") == [cells[6].strip() for cells in of_both]
-        assert times.split("; ") == [cells[8].strip() for cells in of_both]
-        assert [chars, bpe] == [re.search(DELTA, cells[5])[0] for cells in of_both]
-        assert equal_cost.split("; ") == [re.search(DELTA, cells[7])[0] for cells in of_both]
-        assert (verdict == "hurts") == all("worse" in cells[7] for cells in of_both)
 
 
 @pytest.mark.parametrize("name", ["methods", "depth", "recall", "recall_why", "entailment", "micro"])
