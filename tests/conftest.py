@@ -75,6 +75,12 @@ def run_program(program, *arguments):
             use_plain_attention(False)
 
 
+def hear_signals():
+    """Undo what nohup, or a shell that starts the tests in the background, makes its processes ignore."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture(scope="session")
 def original(tmp_path_factory):
     return copy_repository(tmp_path_factory.mktemp("original"))

@@ -17,7 +17,7 @@ import torch
 
 import model
 from config.runtime import common
-from conftest import TEXT, TINY, contents, differences, differing, error_of, load, log_of, refused
+from conftest import TEXT, TINY, contents, differences, differing, error_of, hear_signals, load, log_of, refused
 from data.dataset import Dataset
 from data.preprocess import prepare
 
@@ -372,12 +372,6 @@ def test_an_overflow_of_float16_skips_the_step_of_both_optimizers(run, monkeypat
 
 
 # -- signals -------------------------------------------------------------------------------------------------
-
-
-def hear_signals():
-    """Undoes what nohup, or a shell that starts the tests in the background, makes its processes ignore."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture
