@@ -6,6 +6,7 @@ needed; the data folder may be gone.
 """
 
 import math
+import sys
 from pathlib import Path
 
 import torch
@@ -59,7 +60,7 @@ if export:
 
 # what to continue
 if start == "-":
-    start = "FILE:/dev/stdin"
+    start = sys.stdin.read()
 if start.startswith("FILE:"):
     start = read_text(start.removeprefix("FILE:"))
 tokens = tokenizer.encode(start) or first_tokens(tokenizer)

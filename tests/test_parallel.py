@@ -139,6 +139,7 @@ def gathered(monkeypatch):
         return result
 
     monkeypatch.setattr(groups, "foreach_all_gather", recorded)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which PyTorch replaces here
     dist.init_process_group("fake", rank=0, world_size=2, store=fake.FakeStore())
     yield dtypes
     dist.destroy_process_group()
