@@ -1,6 +1,7 @@
 """Slips in model.py, which people edit: each shows its file and line, whatever the type of its error."""
 
 import sys
+from unittest.mock import patch
 
 import pytest
 
@@ -31,10 +32,11 @@ def test_a_slip_shows_its_line(repo, monkeypatch, capsys, slip):
     lines[number] = lines[number].replace(stands, put)
     path.write_text("".join(lines))
     monkeypatch.syspath_prepend(repo.folder)
-    for name in [name for name in sys.modules if name.split(".")[0] in ("model", "config", "data")]:
-        monkeypatch.delitem(sys.modules, name)  # the programs import those of this folder
-    with pytest.raises((SystemExit, ImportError)) as end:  # imports come before install_excepthook
-        repo(program)
+    with patch.dict(sys.modules):  # as it is now, again afterwards
+        for name in [name for name in sys.modules if name.split(".")[0] in ("model", "config", "data")]:
+            del sys.modules[name]  # the programs import those of this folder
+        with pytest.raises((SystemExit, ImportError)) as end:  # imports come before install_excepthook
+            repo(program)
     error = capsys.readouterr().err
     assert getattr(end.value, "code", 1) == 1
     assert error.startswith("Traceback") and f'{path}", line {number + 1}, in' in error, error
