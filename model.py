@@ -13,7 +13,7 @@ So PyTorch's causal attention serves all of them. It serves recomputing as well:
 attention weights are remembered as its (q̂, k̂), never as a T x T matrix, and applied to new
 values by calling it again. No mask is passed anywhere, so none can be forgotten.
 
-Recomputing is what the residual methods do. With attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm(x)
+Recomputing is what the residual methods do. With attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm_i(x)
 and mlp_i(h) the branches of layer i, layer l >= 1 adds up the layers i = 0..l:
 
     m2, m4.*     h  = Σ_i w_i attn_i(x)                 all others    h  = x + attn_l(x)
@@ -69,7 +69,7 @@ class ConfigError(ValueError):
 
 @dataclass
 class GPTConfig:
-    """The shape and the method of a model. Raises ConfigError, a ValueError, for a value that cannot work."""
+    """The shape and the method of a model. Raises ConfigError for an unknown name, and for heads that do not divide."""
 
     block_size: int = 1024  # the longest context, in tokens
     vocab_size: int = 50304  # GPT-2's 50257 rounded up to a multiple of 64
@@ -84,7 +84,7 @@ class GPTConfig:
     qk_scale: str = "5.1"  # summed_qk: 5.1 to 5.7
     sigma: str = "scalar"  # w2: scalar, diagonal
     residual: str = "standard"  # standard, m1, m2, m3.1, m3.2, m4.1, m4.2
-    keep_input: bool = False  # m1 to m4: add the residual that the sum replaces back to it
+    keep_input: bool = False  # m1 to m4: add the sum to the residual instead of replacing it
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
     tie_weights: bool = False  # one matrix for the embedding and the head
@@ -144,7 +144,7 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
     q_hat, k_hat, D = q_hat.to(v.dtype), k_hat.to(v.dtype), v.size(-1)
     T, S = q_hat.shape[-2:]
     assert T == 1 or T == k_hat.size(-2), "causal only if queries and keys are the same tokens"
-    fused = torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()  # which is about CPUs too
+    fused = torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()  # which speaks of CPUs too
     width, repeats = attention_layout(v.device.type, v.dtype, T, S, D, q_hat.size(1) // k_hat.size(1), fused)
     if width > D:
         v = F.pad(v, (0, width - D))
@@ -319,7 +319,7 @@ class SummedQKAttention(Attention):
         scale = 1 / self.divisors()
         if isinstance(scale, torch.Tensor):
             scale = scale.view(-1, 1)
-        return (q * scale).flatten(-2), torch.cat([k for q, k in layers], dim=-1), own
+        return (q * scale).flatten(-2).type_as(q), torch.cat([k for q, k in layers], dim=-1), own
 
     def score_width(self):
         return self.m * self.D
@@ -447,7 +447,7 @@ class KVCache:
         self.slots = {}
 
     def update(self, slot, new):
-        """Put new (B, H, T, D) behind what the slot holds, and return all of it, (B, H, length + T, D)."""
+        """Put new (B, G, T, S or D) behind what the slot holds, and return all of it, (B, G, length + T, S or D)."""
         if slot not in self.slots:
             self.slots[slot] = new.new_empty(*new.shape[:2], self.size, new.size(-1))
         end = self.length + new.size(2)
@@ -554,7 +554,7 @@ class GPT(nn.Module):
         tokens: a longer prompt is cut to its last block_size ones, and whenever the context is
         full, its older half is dropped and the newer half read again, so that the window slides
         in steps of half a block. Every token is thus drawn from what `forward` gives for at
-        least block_size/2 of the latest tokens, at the positions the model was trained on.
+        least block_size/2 of the latest tokens, or all there are, at the positions the model was trained on.
 
         Raises ValueError for a temperature, top_k or top_p that cannot work.
         """
@@ -609,7 +609,7 @@ class GPT(nn.Module):
         return groups + [{"params": params, "weight_decay": 0.0} for params in (vectors, numbers) if params]
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        """Return AdamW on `param_groups`, fused where device_type ("cuda") has it."""
+        """Return AdamW on `param_groups`, fused where device_type has it: "cuda", "cpu" and "mps"."""
         fused = device_type in ("cuda", "cpu", "mps")
         return torch.optim.AdamW(self.param_groups(weight_decay), learning_rate, betas=betas, fused=fused)
 

@@ -58,7 +58,7 @@ attention = "standard"  # standard, w2, summed_qk
 qk_scale = "5.1"  # of summed_qk: 5.1 to 5.7
 sigma = "scalar"  # of w2: scalar, diagonal
 residual = "standard"  # standard, m1, m2, m3.1, m3.2, m4.1, m4.2
-keep_input = False  # m1 to m4: add the residual that the sum replaces back to it
+keep_input = False  # m1 to m4: add the sum to the residual instead of replacing it
 rope_theta = 10000.0  # base of RoPE's wavelengths
 norm_eps = 1e-5  # of RMSNorm
 tie_weights = False  # one matrix for embedding and head
@@ -129,7 +129,7 @@ iter_num, val_loss, best_val_loss = 0, math.inf, math.inf
 if resuming:
     raw_model = resumed_model(checkpoint, path, settings, data)
     iter_num, val_loss = checkpoint["iter_num"], checkpoint["val_loss"]
-    best_val_loss = load_checkpoint(best)["val_loss"] if best.exists() else math.inf  # may be newer than the latest
+    best_val_loss = load_checkpoint(best)["val_loss"] if best.exists() else math.inf  # may be newer than ckpt.pt
 elif init_from.startswith("hf:"):
     raw_model = begin_from_llama(settings, data)
 elif init_from.startswith("run:"):

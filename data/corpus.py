@@ -13,7 +13,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from data.console import UserError
+from data.console import UserError, file_errors
 
 PIECE = 4 * 2**20  # bytes of plain text read at a time
 
@@ -28,6 +28,7 @@ FORMATS = {
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
+@file_errors()
 def text_files(path):
     """Return `path` itself, or all texts below it, in the order of their names, if it is a folder."""
     path = Path(path)

@@ -36,6 +36,7 @@ SAMPLE = 16 * 2**20  # characters to learn byte pairs from, at most
 # -- at first use --------------------------------------------------------------------------------------------
 
 
+@file_errors()
 def ensure_prepared(name) -> Path:
     """Return the folder of a dataset. Run its prepare.py first, unless that was done since its input.txt changed.
 
@@ -65,7 +66,7 @@ def ensure_prepared(name) -> Path:
 def text_is_new(folder) -> bool:
     """Return whether input.txt is newer than meta.json, and another text: a copied folder has new times."""
     text, meta = folder / "input.txt", folder / "meta.json"
-    if not text.exists() or text.stat().st_mtime <= meta.stat().st_mtime:
+    if not text.exists() or max(text.stat().st_mtime, text.stat().st_ctime) <= meta.stat().st_mtime:
         return False
     try:
         prepared = json.loads(meta.read_bytes())["text_sha256"]
@@ -84,7 +85,7 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
     `text` is a str or, for any size, a function that yields pieces (see corpus.py). It is called two or three times.
     `tokenizer` is "char", "bpe" (`vocab_size` tokens, 1024 unless given, learned from the training part), "gpt2",
     "hf:NAME" or "run:FOLDER". `source` says where the text comes from; whoever shows a loss should show it.
-    Bad input is a UserError. What was in the folder stays whole until the new files take their places, at the end.
+    Bad input is a UserError or a TokenizerError. What was in the folder stays whole until the new files take their places, at the end.
     """
     if not 0 < val_fraction < 1:
         raise UserError(f"val_fraction={val_fraction} is not between 0 and 1")

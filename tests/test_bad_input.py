@@ -74,6 +74,7 @@ TRAIN_ARGUMENTS = {
     "--n_head=3": "n_head = 3 .* divisor of n_embd = 16",
     "--n_kv_head=7": "n_kv_head = 7 .* divisor of n_head = 2",
     "--n_inner=-1": "n_inner = -1 .* 0 or more",
+    "--rope_theta=0": "rope_theta = 0.0 .* 1 or more",
     "--dropout=1.5": "dropout = 1.5 .* 0 or more, below 1",
     "--n_embd=4000000000000": "more memory .*smaller sizes",
     "--n_inner=9000000000000000000": "more memory .*smaller sizes",

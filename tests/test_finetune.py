@@ -193,10 +193,9 @@ def test_under_any_method(repo, llama, method):
 
 SOURCE = f"{TINY} --n_head=4 --n_kv_head=2 --tie_weights=true --learning_rate=0.03 --out_dir=out/source"
 NEXT = f"{TINY} --out_dir=out/next --init_from=run:out/source --max_iters=1 --learning_rate=0"
-OWN = {"w2": ("sigma.weight", "log_tau"), "5.4": ("a", "b"), "5.5": ("log_a",), "5.6": ("log_a", "b"), "5.7": ("log_a",)}
 BECOMES = {  # the source's method, what is given, and whether its attention's parameters and its mix come along
     "w2, m3.2": ("", True, True),
-    "w2, m4.2": ("--residual=m3.2 --keep_input", True, False),
+    "w2, m4.2": ("--residual=m3.2 --keep_input --qk_scale=5.3", True, False),  # which is nothing to W2
     "5.6, m3.2": ("--attention=w2 --residual=m3.2", False, True),
     "5.5, m4.2": ("--qk_scale=5.7", False, True),
     "5.4, standard": ("--qk_scale=5.6 --residual=m3.2", False, False),

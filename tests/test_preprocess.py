@@ -307,14 +307,15 @@ def datasets(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_dataset_is_prepared_at_first_use_and_when_its_text_is_new(datasets, capsys):
+@pytest.mark.parametrize("written", [2**32, 1])  # a text that is moved there keeps the time that it had
+def test_a_dataset_is_prepared_at_first_use_and_when_its_text_is_new(datasets, capsys, written):
     text, meta = datasets / "words" / "input.txt", datasets / "words" / "meta.json"
     assert ensure_prepared("words") == datasets / "words" and meta.read_text() == "one"
     assert capsys.readouterr().out == "data/words: it has not been prepared, running data/words/prepare.py\n"
     assert ensure_prepared("words") == datasets / "words"
     assert capsys.readouterr().out == ""
     text.write_text("two")
-    os.utime(text, (2**32, 2**32))
+    os.utime(text, (written, written))
     assert ensure_prepared("words") == datasets / "words" and meta.read_text() == "two"
     assert capsys.readouterr().out == "data/words: its input.txt is new, running data/words/prepare.py\n"
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from config.runtime.checks import SHAPE, starts_from_a_model
 from config.runtime.common import resource_errors
 from config.runtime.distributed import dist_max
-from data.console import UserError, print0
+from data.console import UserError, file_errors, print0
 from data.files import atomic_write
 from data.huggingface import from_pretrained
 from data.tokenizer import hf_tokenizer
@@ -58,6 +58,7 @@ def save_checkpoint(path, model, optimizers, scaler, **facts) -> bool:
 # -- reading -------------------------------------------------------------------------------------------------
 
 
+@file_errors()
 def find_checkpoint(folder, prefer="latest"):
     """Return ckpt.pt (the latest) or best.pt of a run's folder, or the other one if that is missing, or None."""
     names = {"latest": ("ckpt.pt", "best.pt"), "best": ("best.pt", "ckpt.pt")}[prefer]
@@ -160,7 +161,8 @@ def begin_from_run(settings, given, data) -> GPT:
     model = GPT(config)
     with torch.device("meta"):
         common = GPT(replace(config, attention="standard", residual="standard")).state_dict().keys()
-    same_attention = all(getattr(config, name) == getattr(old, name) for name in ("attention", "qk_scale", "sigma"))
+    variant = {"w2": "sigma", "summed_qk": "qk_scale"}.get(config.attention, "attention")
+    same_attention = all(getattr(config, name) == getattr(old, name) for name in ("attention", variant))
     same_residual = config.residual == old.residual
     weights = checkpoint["model"]
     for name in weights.keys() - common:  # what only some kinds of attention, or of residual, have
@@ -202,7 +204,7 @@ def reopen(out, given, defaults):
     settings = resumed_settings(checkpoint, path, given, defaults)
     step, max_iters = checkpoint["iter_num"], settings["max_iters"]
     if step >= max_iters and not settings["eval_only"]:
-        if given["init_from"] == "auto":
+        if (defaults | given)["init_from"] == "auto":
             print0(f"{path} has come to step {step:,} of {max_iters:,}: nothing is left to do")
             raise SystemExit(0)
         raise UserError(f"max_iters = {max_iters}, but {path} has come to step {step}: give more to go on")
@@ -248,6 +250,9 @@ def resume_notes(checkpoint, settings, machine):
     """Return, as lines, what is not as it was when the checkpoint was written."""
     unknown = sorted(settings.keys() - checkpoint["settings"].keys())
     lines = [f"{name}, new since the checkpoint, goes on at its default, {settings[name]!r}" for name in unknown]
+    trained = checkpoint["settings"]["max_iters"]
+    if settings["max_iters"] != trained and settings["lr_decay"] != "none":
+        lines.append(f"max_iters = {settings['max_iters']} (was {trained}): the decay, and with it the learning rate, is another")
     if checkpoint["machine"] != machine:
         both = f"so far it ran on {checkpoint['machine']}, now on {machine}"
         lines.append(f"{both}: the same run from here, but not to the last bit")

@@ -44,9 +44,9 @@ def check_settings(settings, world_size):
             near = did_you_mean(value, choices)
             hint = f" ({near})" if near else ""
             raise UserError(f"{name} = {value!r} does not work: it must be one of {', '.join(choices)}{hint}")
-    check_range(settings, "n_layer n_head n_embd block_size batch_size grad_accum_steps max_iters", 1)
+    check_range(settings, "n_layer n_head n_embd rope_theta block_size batch_size grad_accum_steps max_iters", 1)
     check_range(settings, "checkpoint_interval eval_tokens log_interval", 1)
-    check_range(settings, "n_kv_head n_inner eval_interval warmup_iters learning_rate min_lr_frac", 0)
+    check_range(settings, "n_kv_head n_inner norm_eps eval_interval warmup_iters learning_rate min_lr_frac", 0)
     check_range(settings, "weight_decay grad_clip seed", 0)
     check_range(settings, "dropout beta1 beta2", 0, 1)
     if settings["grad_accum_steps"] % world_size and not settings["eval_only"]:
@@ -66,7 +66,7 @@ def check_range(settings, names, low, high=math.inf):
 
 
 def ineffective_settings(settings, given, defaults):
-    """Return a line for each setting that has been given but, with the others as they are, changes nothing."""
+    """Return a line for each setting that is given but changes nothing, and for a warm-up that is the whole run."""
     lines = []
     for name, value in given.items():
         if name in NEEDS and value != defaults[name] and not NEEDS[name][1](settings):
