@@ -12,19 +12,16 @@ import shlex
 import subprocess
 import sys
 import time
-import zipfile
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-import torch
-
 from data.console import UserError, file_errors, print0
 from data.dataset import SPLITS, TOKENIZER_FILES, VERSION
 from data.encode import encode_all, token_dtype
-from data.files import atomic_write, file_lock, folder_lock, read_text, sha256
+from data.files import atomic_write, file_lock, folder_lock, load_whole, read_text, sha256
 from data.tokenizer import CharTokenizer, TokenizerError, code_points, gpt2_tokenizer, hf_tokenizer
 from data.tokenizer import tokenizer_from_state, train_bpe
 
@@ -240,12 +237,7 @@ def run_tokenizer(folder):
     path = next((folder / name for name in ("best.pt", "ckpt.pt") if (folder / name).exists()), None)
     if path is None:
         raise UserError(f"{folder}: holds no run: no ckpt.pt and no best.pt")
-    try:
-        with zipfile.ZipFile(path) as file:  # torch.load does not look at the checksums in it
-            whole = file.testzip() is None
-        state = torch.load(path, map_location="cpu", weights_only=True)["tokenizer"] if whole else None
-    except Exception:  # damaged bytes make either fail in all sorts of ways
-        state = None
-    if not isinstance(state, dict):
+    checkpoint = load_whole(path)
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("tokenizer"), dict):
         raise UserError(f"{path}: damaged, or not a checkpoint of train.py")
-    return tokenizer_from_state(state)
+    return tokenizer_from_state(checkpoint["tokenizer"])

@@ -1,7 +1,6 @@
 """Checkpoints: a run's whole state in a file that is there whole or not at all; and how a run begins, or goes on."""
 
 import shlex
-import zipfile
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from config.runtime.checks import SHAPE, starts_from_a_model
 from config.runtime.common import resource_errors
 from config.runtime.distributed import dist_max
 from data.console import UserError, file_errors, print0
-from data.files import atomic_write
+from data.files import atomic_write, load_whole
 from data.huggingface import from_pretrained
 from data.tokenizer import hf_tokenizer
 from model import GPT, GPTConfig
@@ -78,13 +77,9 @@ def newest_run():
 def load_checkpoint(path) -> dict:
     """Return what `save_checkpoint` wrote, on the CPU, if it is whole. No code in it is run."""
     try:
-        with zipfile.ZipFile(path) as file:  # torch.load does not look at the checksums in it
-            whole = file.testzip() is None
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True) if whole else None
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        checkpoint = load_whole(path)
+    except OSError as error:
         raise UserError(f"{path.absolute()}: {error.strerror}") from None
-    except Exception:  # damaged bytes make either fail in all sorts of ways
-        checkpoint = None
     if not isinstance(checkpoint, dict) or "version" not in checkpoint:
         other = path.with_name("best.pt" if path.name == "ckpt.pt" else "ckpt.pt")
         cure = f"; once it is moved away {other} takes its place" if other.exists() else ""
