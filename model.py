@@ -75,9 +75,9 @@ class GPTConfig:
     vocab_size: int = 50304  # GPT-2's 50257 rounded up to a multiple of 64
     n_layer: int = 12
     n_head: int = 12
-    n_kv_head: int | None = None  # None: n_head; fewer: grouped-query attention
+    n_kv_head: int | None = None  # None or 0: n_head; fewer: grouped-query attention
     n_embd: int = 768
-    n_inner: int | None = None  # width of the MLP; None: 8/3 n_embd, rounded up to a multiple of 64
+    n_inner: int | None = None  # width of the MLP; None or 0: 8/3 n_embd, rounded up to a multiple of 64
     dropout: float = 0.0
     bias: bool = False  # biases in the linear layers of attention and MLP
     attention: str = "standard"  # standard, w2, summed_qk
@@ -95,8 +95,8 @@ class GPTConfig:
         for field, table in tables.items():
             self.check(field, getattr(self, field) in table, "one of " + ", ".join(table))
         self.n_kv_head = self.n_kv_head or self.n_head
-        self.n_inner = self.n_inner or round_up(math.ceil(8 * self.n_embd / 3), 64)
-        self.check("n_head", self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
+        self.n_inner = self.n_inner or 64 * math.ceil(8 * self.n_embd / (3 * 64))
+        self.check("n_head", self.n_head > 0 and self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
         self.check("n_head", self.head_dim % 2 == 0, f"such that n_embd / n_head is even; n_embd = {self.n_embd}")
         self.check("n_kv_head", self.n_head % self.n_kv_head == 0, f"a divisor of n_head = {self.n_head}")
 
@@ -107,10 +107,6 @@ class GPTConfig:
     @property
     def head_dim(self):
         return self.n_embd // self.n_head
-
-
-def round_up(n, multiple):
-    return -(-n // multiple) * multiple
 
 
 # -----------------------------------------------------------------------------
@@ -144,7 +140,7 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
     q_hat, k_hat, D = q_hat.to(v.dtype), k_hat.to(v.dtype), v.size(-1)
     T, S = q_hat.shape[-2:]
     assert T == 1 or T == k_hat.size(-2), "causal only if queries and keys are the same tokens"
-    fused = torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()  # which speaks of CPUs too
+    fused = torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()  # a CPU has the same switch
     width, repeats = attention_layout(v.device.type, v.dtype, T, S, D, q_hat.size(1) // k_hat.size(1), fused)
     if width > D:
         v = F.pad(v, (0, width - D))
@@ -159,18 +155,14 @@ def attention_layout(device_type, dtype, T, S, D, group, fused=True):
     """Return the width to pad v (T x D) to, and how often to repeat the heads of k̂ and v, for PyTorch's best kernel.
 
     Score vectors have width S, and each head of k̂ and v serves `group` query heads.
-
-    CPU: the fused kernel wants equal widths. CUDA: flash and cuDNN want them too, for 16 bits and widths up to 256.
-    All else is for the memory-efficient kernel, which takes any widths but no grouped heads. MPS: where v is narrower,
-    its kernel was wrong up to PyTorch 2.11. For a single query (T = 1) the cache is not worth padding.
     """
-    if device_type == "mps":
+    if device_type == "mps":  # its kernel was wrong where v is narrower, up to PyTorch 2.11
         return S, 1
-    if T == 1 or device_type == "cpu" and not fused:
+    if T == 1 or device_type == "cpu" and not fused:  # for a single query the cache is not worth padding
         return D, 1
     if device_type == "cuda" and (S > 256 or dtype not in (torch.bfloat16, torch.float16)):
-        return D, group
-    return S, 1
+        return D, group  # the memory-efficient kernel takes any widths, but no grouped heads
+    return S, 1  # a CPU's fused kernel, flash and cuDNN want equal widths
 
 
 class RMSNorm(nn.RMSNorm):
@@ -217,7 +209,7 @@ class Attention(nn.Module):
         """Make the layer's q̂ (B, H, T, S) and k̂ (B, G, T, S) from its normed input x (B, T, C).
 
         `earlier` has the layers before this one, each as what it has `Kept`. Third comes the plain (q, k) that later
-        layers' scores need of this one, or None. Each vector may depend on its own token only: no mask is made anywhere.
+        layers' scores need of this one, or None. Each vector may depend only on its own token: there is no mask.
         """
         q, k = self.project(x, rope)
         return q * self.D**-0.5, k, None
@@ -227,12 +219,20 @@ class Attention(nn.Module):
         v = rearrange(self.v_proj(x), "B T (G D) -> B G T D", D=self.D)
         if cache is not None:
             v = cache.update(slot, v)
-        y = causal_attention(q_hat, k_hat, v, self.dropout.p if self.training else 0.0)
+        y = self.mix_values(q_hat, k_hat, v)
         return self.dropout(self.o_proj(rearrange(y, "B H T D -> B T (H D)")))
+
+    def mix_values(self, q_hat, k_hat, v):
+        """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), for the keys and values of all tokens so far."""
+        return causal_attention(q_hat, k_hat, v, self.dropout.p if self.training else 0.0)
 
     def score_width(self):
         """Return S, the numbers in a score vector, without padding."""
         return self.D
+
+    def context_operations(self, T):
+        """Return the multiply-adds per token, in a context of T, of all but the matrices: scores and mixed values."""
+        return T * self.H * (self.score_width() + self.D)
 
 
 SIGMAS = ("scalar", "diagonal")
@@ -390,15 +390,17 @@ class Block(nn.Module):
             out = self.sum_over_layers(mlp, h, x, earlier, cache)
         else:
             out = h + mlp
-        return out, Kept(self, q_hat, k_hat, qk) if self.residual or qk else None
+        kept = Kept(self, q_hat, k_hat, qk) if self.residual or qk else None
+        return out, kept
 
     def sum_over_layers(self, own, replaced, x, earlier, cache):
-        """Return Σ_i w_i attn_i(x), or Σ_i w_i mlp_i(x + attn_i(x)): earlier layers i recomputed, this one's `own` last.
+        """Return Σ_i w_i attn_i(x), or Σ_i w_i mlp_i(x + attn_i(x)).
 
-        The sum takes the place of the residual `replaced`. With keep_input it is added to that.
+        Earlier layers i are recomputed, this one's `own` output comes last. The sum takes the place of the residual
+        `replaced`. With keep_input it is added to that.
         """
         total = replaced if self.keep_input else torch.zeros_like(replaced)  # in float32 also under autocast
-        unit = F.rms_norm(x, x.shape[-1:], eps=self.attn_norm.eps)  # what the layers' norms of x have in common
+        unit = F.rms_norm(x, x.shape[-1:], eps=self.attn_norm.eps)  # times a layer's weight: its norm of x
         *weights, own_weight = self.weights()
         for w, i in zip(weights, self.sources):
             block, q_hat, k_hat, _ = earlier[i]
@@ -552,9 +554,8 @@ class GPT(nn.Module):
 
         Keys and values of the tokens read are cached. The model never sees more than block_size
         tokens: a longer prompt is cut to its last block_size ones, and whenever the context is
-        full, its older half is dropped and the newer half read again, so that the window slides
-        in steps of half a block. Every token is thus drawn from what `forward` gives for at
-        least block_size/2 of the latest tokens, or all there are, at the positions the model was trained on.
+        full, its older half is dropped and the newer half read again. So every token is drawn from
+        what `forward` gives for at least block_size/2 of the latest tokens, or all there are.
 
         Raises ValueError for a temperature, top_k or top_p that cannot work.
         """
@@ -597,14 +598,15 @@ class GPT(nn.Module):
     def param_groups(self, weight_decay):
         """Return groups of parameters, by their role, for any optimizer.
 
-        First come the blocks' matrices, which Muon is for; then embedding and head; then, without weight decay, vectors;
-        last, without it too, single numbers, which FSDP cannot shard.
+        First come the blocks' matrices, which Muon is for; then embedding and head; then, without weight decay,
+        vectors; last, without it too, single numbers, which FSDP cannot shard.
         """
         matrices = [module.weight for module in self.blocks.modules() if isinstance(module, nn.Linear)]
-        tables = [self.embed.weight] + [self.head.weight] * (not self.config.tie_weights)
-        others = set(self.parameters()) - set(matrices + tables)
-        vectors = [p for p in self.parameters() if p in others and p.dim() > 0]
-        numbers = [p for p in self.parameters() if p in others and p.dim() == 0]
+        tables = [self.embed.weight] if self.config.tie_weights else [self.embed.weight, self.head.weight]
+        decayed = {*matrices, *tables}
+        others = [p for p in self.parameters() if p not in decayed]
+        vectors = [p for p in others if p.dim() > 0]
+        numbers = [p for p in others if p.dim() == 0]
         groups = [{"params": params, "weight_decay": weight_decay} for params in (matrices, tables)]
         return groups + [{"params": params, "weight_decay": 0.0} for params in (vectors, numbers) if params]
 
@@ -620,23 +622,22 @@ class GPT(nn.Module):
     def flops_per_token(self):
         """Return the floating-point operations of a forward and backward pass, per token of a full context.
 
-        Two per multiply-add forward, twice that backward. Counted are all matrix products, also those that are
-        recomputed and attention's T x T scores. The latter count in full, as is customary, although a causal kernel
-        does half of them.
+        Two per multiply-add forward, twice that backward. Counted are all matrix products, and attention in full, as is
+        customary, although a causal kernel does half of it.
         """
 
-        config = self.config
-
         def matrices(*modules):
-            return sum(p.numel() for module in modules for p in module.parameters() if p.dim() == 2)
+            linear = (part for module in modules for part in module.modules() if isinstance(part, nn.Linear))
+            return sum(part.weight.numel() for part in linear)
 
-        def attention(block):  # scores, and the mixing of values
-            return config.block_size * config.n_head * (block.attn.score_width() + config.head_dim)
+        def attention(block):
+            return block.attn.context_operations(self.config.block_size)
 
-        multiply_adds = self.head.weight.numel()
+        multiply_adds = matrices(self.head)
         for block in self.blocks:
-            multiply_adds += matrices(block.attn, block.mlp) + attention(block)
-            for source in (self.blocks[i] for i in block.sources):
+            multiply_adds += matrices(block) + attention(block)
+            for i in block.sources:  # recomputed, with the scores' projections left out
+                source = self.blocks[i]
                 multiply_adds += matrices(source.attn.v_proj, source.attn.o_proj) + attention(source)
                 if block.summed == "mlp":
                     multiply_adds += matrices(source.mlp)

@@ -15,9 +15,10 @@ from config import read_settings
 from config.runtime.checkpoint import build_model, find_checkpoint, load_checkpoint, newest_run
 from config.runtime.checks import check_range
 from config.runtime.common import install_excepthook, pick_device, quiet_pipe
+from config.runtime.maps import draw_maps
 from data.console import UserError
 from data.files import read_text
-from data.huggingface import save_pretrained
+from data.huggingface import describe_export, save_pretrained
 from data.tokenizer import first_tokens, tokenizer_from_state
 
 install_excepthook()  # users' mistakes end in one line and exit code 2
@@ -33,7 +34,8 @@ top_k = 0  # draw from the k likeliest tokens only; 0: from all
 top_p = 1.0  # draw from the fewest tokens whose probabilities sum to p
 seed = 1337  # same seed, same text
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
-export = ""  # a new folder for model and tokenizer, as a Llama that transformers reads; then nothing is sampled
+export = ""  # a new folder for model and tokenizer, which transformers reads; then nothing is sampled
+maps = ""  # a new picture of the attention weights over `start`, such as maps.png; then nothing is sampled
 settings = read_settings(__file__)
 globals().update(settings)
 # -----------------------------------------------------------------------------
@@ -44,18 +46,20 @@ if not 0 < top_p <= 1:
     raise UserError(f"top_p = {top_p} does not work: it must be in (0, 1]")
 if checkpoint not in ("best", "latest"):
     raise UserError(f"checkpoint = {checkpoint!r} does not work: it must be best or latest")
+if export and maps:
+    raise UserError("export and maps do not work together: give one of them")
 device = pick_device(device)
 
 # the model and its tokenizer
 folder = Path(out_dir) if out_dir else newest_run()
-path = find_checkpoint(folder, prefer=checkpoint) or folder / "ckpt.pt"
+path = find_checkpoint(folder, prefer=checkpoint)
 saved = load_checkpoint(path)
 model = build_model(saved).to(device).eval()
 tokenizer = tokenizer_from_state(saved["tokenizer"])
 
 if export:
     save_pretrained(model, export, tokenizer)
-    print(f"{export}: a Llama of {model.get_num_params():,} parameters, with its tokenizer")
+    print(describe_export(model, export, tokenizer))
     raise SystemExit(0)
 
 # what to continue
@@ -65,6 +69,11 @@ if start.startswith("FILE:"):
     start = read_text(start.removeprefix("FILE:"))
 tokens = tokenizer.encode(start) or first_tokens(tokenizer)
 idx = torch.tensor([tokens], device=device)
+
+if maps:
+    draw_maps(model, tokens, tokenizer, maps)
+    print(f"{maps}: attention weights of {path}, a row for each layer, a column for each head")
+    raise SystemExit(0)
 
 quiet_pipe()
 val_loss = f"validation loss {saved['val_loss']:.4f}" if math.isfinite(saved["val_loss"]) else "not evaluated yet"

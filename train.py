@@ -28,7 +28,7 @@ from config.runtime.common import peak_flops, pick_attention_kernel, pick_compil
 from config.runtime.common import resource_errors
 from config.runtime.distributed import compile_or_eager, dist_max, dist_sum, full_tensor, init_distributed
 from config.runtime.distributed import parallelize_model
-from config.runtime.metrics import MetricLogger
+from config.runtime.metrics import MetricLogger, code_version
 from data.console import UserError, print0
 from data.dataset import derive_seed, load_dataset
 from data.preprocess import ensure_prepared
@@ -88,17 +88,18 @@ dtype = "auto"  # auto, float32, bfloat16, float16
 compile = "auto"  # auto: on a GPU, and on a CPU if the run takes ten minutes; true, false
 parallel = "ddp"  # under torchrun: ddp, or fsdp: the parameters too are spread over the processes
 
-defaults, given = read_settings(__file__, []), given_settings(__file__)  # the above; config files, then --name=value
+defaults = read_settings(__file__, [])  # the above
+given = given_settings(__file__)  # by config files, then by --name=value
 settings = defaults | given
 globals().update(settings)
 # -----------------------------------------------------------------------------
 
-# where: in a folder of its own, or in that of a run that goes on, with its settings
+# the folder, and the settings, which a run that goes on has already
 rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun says so
 config_names = [Path(argument).stem for argument in sys.argv[1:] if not argument.startswith("-")]
 out = Path(out_dir or "out/" + ("-".join(config_names) or dataset))
 latest, best = out / "ckpt.pt", out / "best.pt"
-resuming = init_from == "resume" or init_from == "auto" and find_checkpoint(out) is not None
+resuming = init_from == "resume" or init_from == "auto" and find_checkpoint(out).exists()
 if resuming:
     path, checkpoint, settings = reopen(out, given, defaults)
     globals().update(settings)
@@ -108,7 +109,7 @@ check_settings(settings, world_size)
 if not resuming:
     check_folder(out, settings)
 
-# on what, with which data
+# the device and the data
 device = init_distributed(pick_device(device))
 machine = machine_name(device, world_size)
 ptdtype = pick_dtype(dtype, device)
@@ -213,7 +214,10 @@ def give_up(why):
     raise UserError(f"{why}; {f'{out} holds step {saved_iter}' if saved_iter else 'nothing has been saved'}")
 
 
-CURE = f"a lower learning_rate than {learning_rate} may help"
+def end_diverged(what):
+    """End a run whose numbers are no longer finite."""
+    logger.log("diverged", iter_num)
+    give_up(f"{what} at step {iter_num}: a lower learning_rate than {learning_rate} may help")
 
 
 # -----------------------------------------------------------------------------
@@ -247,19 +251,21 @@ if compile == "true":
 if world_size > 1:
     dist.barrier()  # from here on the first process writes to the folder, which the others have now seen as it was
 logger = MetricLogger(out, iter_num, settings)
-if rank == 0:
-    if not resuming:  # the run that was here goes, now that nothing is left that could be refused
-        latest.unlink(missing_ok=True)
-        best.unlink(missing_ok=True)
+if rank == 0 and not resuming:  # the run that was here goes, now that nothing is left that could be refused
+    latest.unlink(missing_ok=True)
+    best.unlink(missing_ok=True)
 facts = {"settings": settings, "config": asdict(config), "data": data.meta, "machine": machine, "notes": notes}
-logger.log("resume" if iter_num else "start", iter_num, parameters=parameters, **facts)
+facts |= {"parameters": parameters, "flops_per_token": raw_model.flops_per_token(), "code": code_version()}
+logger.log("resume" if iter_num else "start", iter_num, **facts)
 
 # -----------------------------------------------------------------------------
 # the loop
 
 stop = StopSignal()  # Ctrl-C, SIGTERM, SIGHUP: finish the step, save and leave
 stopped_by = 0
-saved_iter = first_iter = last_iter = iter_num  # to resume from; of this process; of the latest log line
+saved_iter = iter_num  # of the newest checkpoint
+first_iter = iter_num  # of this process
+last_iter = iter_num  # of the latest log line
 micro_steps = range(rank, grad_accum_steps, world_size)  # of each step, those of this process
 began = last_time = time.time()
 train_seconds = 0.0  # without evaluating and saving
@@ -304,7 +310,7 @@ with resource_errors():  # too little memory, and the end of another process, ar
         if logging or saving:  # only here, since a GPU must be waited for
             lossf, norm = (dist_sum(loss) / world_size).item(), full_tensor(grad_norm).item()
             if not math.isfinite(lossf) or not math.isfinite(norm) and not (overflow and scaler.get_scale() > 1):
-                give_up(f"the loss is {lossf}, the norm of its gradient {norm} at step {iter_num}: {CURE}")
+                end_diverged(f"the loss is {lossf}, the norm of its gradient {norm}")
 
         if logging:
             now, iters = time.time(), iter_num - last_iter
@@ -325,7 +331,7 @@ with resource_errors():  # too little memory, and the end of another process, ar
         if evaluating:
             train_loss, val_loss = estimate_loss("train", max(1, eval_tokens // 4)), estimate_loss("val", eval_tokens)
             if not math.isfinite(val_loss):
-                give_up(f"the validation loss is {val_loss} at step {iter_num}: {CURE}")
+                end_diverged(f"the validation loss is {val_loss}")
             numbers = describe_loss(val_loss)
             print0(
                 f"step {iter_num:,}   train loss {train_loss:.4f}   validation loss {val_loss:.4f}   "

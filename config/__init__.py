@@ -15,7 +15,6 @@ import difflib
 import math
 import runpy
 import sys
-import traceback
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -55,8 +54,7 @@ def declared(program):
     source = Path(program).read_text(encoding="utf-8")
     defaults, lines, first = {}, source.splitlines(), 0
     for statement in ast.parse(source).body:
-        calls = (ast.unparse(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call))
-        if any(call.split(".")[-1] in ("read_settings", "given_settings") for call in calls):
+        if "_settings(__file__" in ast.unparse(statement):
             break
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if name.islower() and not name.startswith("_"):
@@ -87,7 +85,8 @@ def find_file(path, program) -> Path:
     known = {file.stem: file.relative_to(home) for file in home.glob("config/[!_]*.py")}
     stem = Path(path).stem or "?"
     near = difflib.get_close_matches(stem, known, n=1) or [name for name in sorted(known) if name.startswith(stem)]
-    hint = f"did you mean {known[near[0]]}?" if near else "settings are written as --name=value, such as --out_dir=FOLDER"
+    how = "settings are written as --name=value, such as --out_dir=FOLDER"
+    hint = f"did you mean {known[near[0]]}?" if near else how
     raise UserError(f"{path}: no such config file ({hint})")
 
 
@@ -96,11 +95,7 @@ def read_file(path, defaults) -> dict:
     try:
         names = runpy.run_path(str(path))
     except (Exception, SystemExit) as error:  # a config file is a program and can fail like one
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-        where = f"{path}, line {line}" if line else f"{path}"
-        what = error.msg if isinstance(error, SyntaxError) else error
-        raise UserError(f"{where}: {type(error).__name__}: {what}") from None
+        raise UserError(f"{path}: {type(error).__name__}: {error}") from error
     values = {
         name: value
         for name, value in names.items()

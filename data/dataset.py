@@ -9,7 +9,7 @@ import torch
 
 from data.console import UserError
 from data.files import sha256
-from data.tokenizer import BPETokenizer, CharTokenizer, HFTokenizer, tokenizer_from_state
+from data.tokenizer import Tokenizer, tokenizer_from_state
 
 VERSION = 1  # of the layout of a data folder
 SPLITS = ("train", "val")
@@ -25,10 +25,7 @@ def load_dataset(folder) -> "Dataset":
         meta = json.loads(path.read_bytes())
         if meta["version"] != VERSION:
             raise UserError(f"version {meta['version']!r} is not {VERSION}, the one this program reads")
-        for fact in ("vocab_size", "source", "bytes", "sha256"):
-            meta[fact]  # a KeyError if it is missing
-        dtype, tokens = np.dtype(meta["dtype"]), {split: int(meta["tokens"][split]) for split in SPLITS}
-        state = dict(meta["tokenizer"])
+        dtype, state = np.dtype(meta["dtype"]), dict(meta["tokenizer"])
         if state.get("kind") in TOKENIZER_FILES:
             part, name = TOKENIZER_FILES[state["kind"]]
             path = folder / name
@@ -40,15 +37,12 @@ def load_dataset(folder) -> "Dataset":
         splits = {}
         for split in SPLITS:
             path = folder / f"{split}.bin"
-            if path.stat().st_size != tokens[split] * dtype.itemsize:
+            if path.stat().st_size != meta["tokens"][split] * dtype.itemsize:
                 raise UserError("not of the size that meta.json says")
             splits[split] = np.memmap(path, dtype, mode="r")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        what = getattr(error, "strerror", None) or (f"{error} is missing" if isinstance(error, KeyError) else error)
-        own = (folder / "prepare.py").exists()
-        script = f"run python data/{folder.name}/prepare.py again"
-        again = script if own else f"prepare it again with --name={folder.name}"
-        raise UserError(f"{path}: {what}; {again}") from None
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: {what}; prepare data/{folder.name} again") from None
     return Dataset(meta, tokenizer, splits, folder)
 
 
@@ -57,7 +51,7 @@ class Dataset:
     """Token ids of two splits, "train" and "val", with what it takes to read them."""
 
     meta: dict
-    tokenizer: CharTokenizer | BPETokenizer | HFTokenizer
+    tokenizer: Tokenizer
     splits: dict[str, np.ndarray]
     folder: Path
 

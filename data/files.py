@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all, locks between processes, and texts as they are."""
+"""Files that are whole or not there at all, a run's checkpoints, locks between processes, and texts as they are."""
 
 import hashlib
 import os
@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 from data.console import UserError, file_errors
+
+CHECKPOINT_VERSION = 6  # of the layout of a checkpoint
 
 
 @contextmanager
@@ -27,28 +29,35 @@ def atomic_write(path):
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # rather than the temporary one
         raise
-    with suppress(OSError):  # the rename itself reaches the disk; not every system can sync a folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
-def load_whole(path):
-    """Return what torch.save wrote, on the CPU, or None if it is damaged. No code in it is run."""
-    try:
-        with zipfile.ZipFile(path) as file:  # torch.load does not look at the checksums in it
-            if file.testzip() is not None:
-                return None
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
-        raise
-    except Exception:  # damaged bytes make either fail in all sorts of ways
-        return None
+@file_errors()
+def find_checkpoint(folder, prefer="latest"):
+    """Return the path of ckpt.pt ("latest") or best.pt ("best") of a run, or the other one if only that exists."""
+    paths = [folder / "ckpt.pt", folder / "best.pt"]
+    if prefer == "best":
+        paths.reverse()
+    return next((path for path in paths if path.exists()), paths[0])
+
+
+@file_errors()
+def load_checkpoint(path) -> dict:
+    """Return what `save_checkpoint` wrote, on the CPU, if it is whole. No code in it is run."""
+    checkpoint = None
+    with open(path, "rb") as file, suppress(Exception):  # damaged bytes make the rest fail in all sorts of ways
+        if zipfile.ZipFile(file).testzip() is None:  # torch.load does not look at the checksums in it
+            file.seek(0)
+            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(checkpoint, dict) or "version" not in checkpoint:
+        other = path.with_name("best.pt" if path.name == "ckpt.pt" else "ckpt.pt")
+        cure = f"; once it is moved away {other} takes its place" if other.exists() else ""
+        raise UserError(f"{path}: damaged, or not a checkpoint of train.py{cure}")
+    if checkpoint["version"] != CHECKPOINT_VERSION:
+        raise UserError(f"{path}: of version {checkpoint['version']!r}; this program reads {CHECKPOINT_VERSION}")
+    return checkpoint
 
 
 def file_lock(file, wait=False) -> bool:

@@ -1,17 +1,21 @@
-"""Llama models of Hugging Face and their tokenizers, in and out: a folder or a name on the hub -> GPT -> a folder.
+"""Models of Hugging Face: a Llama, from a folder or the hub -> GPT; a GPT of any kind, and its tokenizer -> a folder.
 
 Needs transformers, which is imported at first use.
 """
 
+import inspect
+import json
 import os
 import re
+import shlex
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from data.console import UserError
-from data.tokenizer import BPETokenizer, CharTokenizer, HFTokenizer
+from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer, first_tokens
 from model import GPT, GPTConfig
 
 # parts of names here that a Hugging Face Llama checkpoint calls otherwise
@@ -94,22 +98,23 @@ def import_transformers():
 
 
 def from_pretrained(name_or_path, **override) -> GPT:
-    """Reads a Llama from a folder or the Hugging Face hub.
+    """Return the Llama of a folder or of the Hugging Face hub.
 
     `override` may set any field of the config that keeps the tensors' shapes, such as dropout, attention or residual.
     Raises UserError for a model that is not a plain Llama.
     """
     transformers = import_transformers()
 
-    def read(kind, **options):
+    def read(load, **options):
         try:
-            return kind.from_pretrained(name_or_path, **options)
+            return load(name_or_path, **options)
         except Exception as error:  # of transformers, safetensors and the hub, each with types of its own
             raise UserError(f"{name_or_path}: not a model that transformers can read: {reason(error)}") from error
 
-    theirs = read(transformers.AutoConfig)
-    if theirs.model_type != "llama":
-        raise UserError(f"{name_or_path} is a {theirs.model_type!r} model; only 'llama' ones can be read")
+    kind = read(transformers.PreTrainedConfig.get_config_dict)[0].get("model_type")
+    if kind != "llama":
+        raise UserError(f"{name_or_path} is a {kind!r} model; only 'llama' ones can be read")
+    theirs = read(transformers.LlamaConfig.from_pretrained)
     rope = theirs.rope_parameters
     plain = {
         "rope_type": (rope["rope_type"], "default"),
@@ -122,7 +127,7 @@ def from_pretrained(name_or_path, **override) -> GPT:
             raise UserError(f"{name_or_path} has {field} = {value!r}; only {needed!r} can be represented here")
     fields = {ours: getattr(theirs, name) for ours, name in LLAMA_CONFIG.items()}
     config = GPTConfig(**{**fields, "rope_theta": float(rope["rope_theta"]), **override})
-    llama, found = read(transformers.LlamaForCausalLM, output_loading_info=True)
+    llama, found = read(transformers.LlamaForCausalLM.from_pretrained, output_loading_info=True)
     for problem in ("missing", "unexpected", "mismatched"):  # for which transformers takes random numbers
         names = sorted(map(str, found[f"{problem}_keys"]))
         if names:
@@ -130,29 +135,28 @@ def from_pretrained(name_or_path, **override) -> GPT:
     return from_llama(llama.state_dict(), config)
 
 
-def save_pretrained(model, folder, tokenizer=None):
-    """Writes a new folder that transformers, and `from_pretrained`, read as a Llama, and any of our tokenizers with it.
+def is_llama(config):
+    """Return whether a Llama computes the same. Everything else takes model.py along."""
+    return config.attention == config.residual == "standard"
 
-    Whole or not at all. Raises UserError for a folder that is there, for an attention or a residual that a Llama does
-    not have, and where the files cannot be written.
+
+def save_pretrained(model, folder, tokenizer=None):
+    """Write a new folder that transformers reads: a Llama, or the code that computes the model and its weights.
+
+    The tokenizer comes along. The folder is whole or not there at all. Raises UserError for one that is there already,
+    and where the files cannot be written.
     """
     folder = Path(folder)
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already: name a new folder")
-    for field in ("attention", "residual"):
-        if getattr(model.config, field) != "standard":
-            instead = "to share it copy model.py and the checkpoint, as README.md shows"
-            raise UserError(f"{field} = {getattr(model.config, field)!r} is nothing that a Llama has: {instead}")
-    transformers = import_transformers()
-    fields = {name: getattr(model.config, ours) for ours, name in LLAMA_CONFIG.items()}
-    rope = {"rope_type": "default", "rope_theta": model.config.rope_theta}
-    ends = {"bos_token_id": None, "eos_token_id": None}  # what they are is for the tokenizer to know
-    config = transformers.LlamaConfig(**fields, **ends, mlp_bias=model.config.bias, rope_parameters=rope)
+    import_transformers()
+    write = write_llama if is_llama(model.config) else write_with_code
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     try:
-        transformers.LlamaForCausalLM(config).save_pretrained(unfinished, state_dict=to_llama(model))
-        if tokenizer:
-            to_transformers(tokenizer).save_pretrained(unfinished)
+        theirs = to_transformers(tokenizer) if tokenizer else None
+        write(model, unfinished, {name: getattr(theirs, name, None) for name in ("bos_token_id", "eos_token_id")})
+        if theirs:
+            theirs.save_pretrained(unfinished)
         unfinished.rename(folder)
     except Exception as error:  # safetensors has types of its own
         raise UserError(f"{folder}: could not be written: {reason(error)}") from None
@@ -160,21 +164,83 @@ def save_pretrained(model, folder, tokenizer=None):
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+def write_llama(model, folder, ends):
+    """Write a Llama, whose first and last token are `ends`. transformers has the code for it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    fields = {name: getattr(model.config, ours) for ours, name in LLAMA_CONFIG.items()}
+    rope = {"rope_type": "default", "rope_theta": model.config.rope_theta}
+    config = LlamaConfig(**fields, **ends, mlp_bias=model.config.bias, rope_parameters=rope)
+    LlamaForCausalLM(config).save_pretrained(folder, state_dict=to_llama(model))
+
+
+def write_with_code(model, folder, ends):
+    """Write the weights of a model of any kind, the file that defines it, and modeling_gpt.py, which wraps it."""
+    from safetensors.torch import save_file
+    from transformers import GenerationConfig
+
+    weights = model.state_dict()
+    lost = sorted(name for name, _ in model.named_buffers() if name not in weights)
+    if lost:  # transformers gives it arbitrary values
+        raise UserError(f"the buffer {lost[0]} is not saved with the weights: register it as persistent")
+    folder.mkdir(parents=True)
+    shutil.copy(inspect.getfile(type(model)), folder / "model.py")
+    shutil.copy(Path(__file__).with_name("modeling_gpt.py"), folder)
+    code = {"AutoConfig": "GPTVariantConfig", "AutoModelForCausalLM": "GPTVariantForCausalLM"}
+    config = {
+        "model_type": "gpt_variant",
+        "architectures": [code["AutoModelForCausalLM"]],
+        "auto_map": {auto: f"modeling_gpt.{name}" for auto, name in code.items()},
+        "dtype": str(model.head.weight.dtype).removeprefix("torch."),
+        **asdict(model.config),
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    GenerationConfig(**ends).save_pretrained(folder)
+    tensors = {f"gpt.{name}": tensor.contiguous() for name, tensor in weights.items()}
+    if model.config.tie_weights:
+        del tensors["gpt.head.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def describe_export(model, folder, tokenizer) -> str:
+    """Return two lines: what an exported folder holds, and the command that scores it."""
+    if is_llama(model.config):
+        what, trust = "a Llama", ""
+    else:
+        what, trust = "model.py and a model", "trust_remote_code=True"
+    parts = [f"pretrained={folder}", trust]
+    note = ""
+    if not tokenizer.document_start:  # then the harness must be told what to predict a text's first token from
+        token = first_tokens(tokenizer)[0]
+        parts.append(f"prefix_token_id={token}")
+        note = f"  # no token begins a text here: {token} is {tokenizer.decode([token])!r}"
+    size, options = f"{model.get_num_params():,} parameters", shlex.quote(",".join(filter(None, parts)))
+    return (
+        f"{folder}: {what} of {size}, with its tokenizer; transformers opens it{trust and f' with {trust}'}\n"
+        f"to score it: lm_eval --model hf --model_args {options} --tasks data/lm_eval.yaml{note}"
+    )
+
+
 def to_transformers(tokenizer):
-    """Any of our tokenizers as one of transformers that gives the same tokens and the same text."""
+    """Return any of our tokenizers as one of transformers that gives the same tokens and the same text.
+
+    What tells documents apart is its first token. <|endoftext|> is its last one too.
+    """
     options = {"clean_up_tokenization_spaces": False}
     if isinstance(tokenizer, HFTokenizer):
         theirs = tokenizer.tokenizer
-        if tokenizer.prompt_start:
-            options["bos_token"] = theirs.id_to_token(tokenizer.prompt_start[0])
     else:
         theirs = {CharTokenizer: of_characters, BPETokenizer: of_byte_pairs}[type(tokenizer)](tokenizer)
         options["split_special_tokens"] = True  # what looks like one is the plain text it is, as it is here
+    if tokenizer.document_start:
+        options["bos_token"] = theirs.id_to_token(tokenizer.document_start[0])
+        if options["bos_token"] == END:
+            options["eos_token"] = END
     return import_transformers().PreTrainedTokenizerFast(tokenizer_object=theirs, **options)
 
 
 def of_characters(tokenizer):
-    """A word for each character, and an error for any other."""
+    """Return a tokenizer with a word for each character, and an error for any other."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     theirs = Tokenizer(models.WordLevel({character: i for i, character in enumerate(tokenizer.chars)}))
@@ -184,7 +250,7 @@ def of_characters(tokenizer):
 
 
 def of_byte_pairs(tokenizer):
-    """The same ranks, split pattern and special tokens, by the converter for tiktoken's files."""
+    """Return a tokenizer of the same ranks, split pattern and special tokens, by the converter for tiktoken's files."""
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     # Python and Rust know \x80, \u2e80 and \U0010ffff; Rust and Oniguruma, which splits there, know \x{10ffff}
@@ -196,5 +262,5 @@ def of_byte_pairs(tokenizer):
 
 
 def reason(error):
-    """What an error says, in one short line."""
+    """Return what an error says, in one short line."""
     return " ".join(str(error).split())[:200]

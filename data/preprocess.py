@@ -17,13 +17,12 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-import numpy as np
 from data.console import UserError, file_errors, print0
 from data.dataset import SPLITS, TOKENIZER_FILES, VERSION
 from data.encode import encode_all, token_dtype
-from data.files import atomic_write, file_lock, folder_lock, load_whole, read_text, sha256
-from data.tokenizer import CharTokenizer, TokenizerError, code_points, gpt2_tokenizer, hf_tokenizer
-from data.tokenizer import tokenizer_from_state, train_bpe
+from data.files import atomic_write, file_lock, find_checkpoint, folder_lock, load_checkpoint, read_text, sha256
+from data.tokenizer import CharTokenizer, TokenizerError, gpt2_tokenizer, hf_tokenizer, tokenizer_from_state
+from data.tokenizer import train_bpe
 
 DATA = Path(__file__).resolve().parent  # has a folder for each dataset
 CHUNK = 4 * 2**20  # characters that a process encodes at a time
@@ -65,11 +64,7 @@ def text_is_new(folder) -> bool:
     text, meta = folder / "input.txt", folder / "meta.json"
     if not text.exists() or max(text.stat().st_mtime, text.stat().st_ctime) <= meta.stat().st_mtime:
         return False
-    try:
-        prepared = json.loads(meta.read_bytes())["text_sha256"]
-    except (KeyError, TypeError, ValueError):  # damaged
-        return True
-    return sha256(read_text(text).encode()) != prepared
+    return sha256(read_text(text).encode()).encode() not in meta.read_bytes()
 
 
 # -- preparing -----------------------------------------------------------------------------------------------
@@ -82,7 +77,8 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
     `text` is a str or, for any size, a function that yields pieces (see corpus.py). It is called two or three times.
     `tokenizer` is "char", "bpe" (`vocab_size` tokens, 1024 unless given, learned from the training part), "gpt2",
     "hf:NAME" or "run:FOLDER". `source` says where the text comes from; whoever shows a loss should show it.
-    Bad input is a UserError or a TokenizerError. What was in the folder stays whole until the new files take their places, at the end.
+    Bad input is a UserError or a TokenizerError. What was in the folder stays whole until, at the end, the new files
+    take their places.
     """
     if not 0 < val_fraction < 1:
         raise UserError(f"val_fraction={val_fraction} is not between 0 and 1")
@@ -176,15 +172,15 @@ def join_by_lines(pieces):
 
 def survey(pieces, all_characters):
     """Return a text's length in characters and in bytes, its SHA-256 and, if asked, all its different characters."""
-    length, size, digest, seen = 0, 0, hashlib.sha256(), np.zeros(0x110000, bool)
+    length, size, digest, seen = 0, 0, hashlib.sha256(), set()
     for _, text in pieces:
         content = text.encode()
         length += len(text)
         size += len(content)
         digest.update(content)
         if all_characters:
-            seen[code_points(text)] = True
-    return length, size, digest.hexdigest(), "".join(map(chr, np.flatnonzero(seen)))
+            seen.update(text)
+    return length, size, digest.hexdigest(), "".join(seen)
 
 
 def divide(pieces, cut):
@@ -228,16 +224,6 @@ def find_tokenizer(name):
     if name.startswith("hf:"):
         return hf_tokenizer(name.removeprefix("hf:"))
     if name.startswith("run:"):
-        return run_tokenizer(Path(name.removeprefix("run:")))
+        folder = Path(name.removeprefix("run:"))
+        return tokenizer_from_state(load_checkpoint(find_checkpoint(folder, prefer="best"))["tokenizer"])
     raise UserError(f"unknown tokenizer {name!r}; choose from 'char', 'bpe', 'gpt2', 'hf:NAME', 'run:FOLDER'")
-
-
-def run_tokenizer(folder):
-    """Return the tokenizer of the run in a folder, out of its checkpoint."""
-    path = next((folder / name for name in ("best.pt", "ckpt.pt") if (folder / name).exists()), None)
-    if path is None:
-        raise UserError(f"{folder}: holds no run: no ckpt.pt and no best.pt")
-    checkpoint = load_whole(path)
-    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("tokenizer"), dict):
-        raise UserError(f"{path}: damaged, or not a checkpoint of train.py")
-    return tokenizer_from_state(checkpoint["tokenizer"])

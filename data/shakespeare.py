@@ -39,7 +39,7 @@ def download(url) -> bytes:
 
 
 def fallback_text(path, why) -> tuple[str, str]:
-    """Return what stands in for Shakespeare, and its source. It is not kept: the next run of prepare.py tries the network again."""
+    """Return what stands in for Shakespeare, and its source. It is not kept: the next prepare.py tries again."""
     try:
         from pydoc_data.topics import topics
     except ImportError:  # left out of some small installations

@@ -21,7 +21,11 @@ class TokenizerError(ValueError):
 
 
 class Tokenizer:
-    """What all tokenizers can do. A kind of tokenizer has `vocab_size`, `encode_array`, `decode` and `state` too."""
+    """What all tokenizers can do.
+
+    A kind of tokenizer has `vocab_size`, `encode_array`, `decode` and `state` too. The state is all there is to know
+    about it, as JSON, which `tokenizer_from_state` reads.
+    """
 
     document_start = []  # the tokens that tell a document from the one before it
 
@@ -74,7 +78,6 @@ class CharTokenizer(Tokenizer):
         return "".join(self.chars[i] for i in checked_ids(ids, self.vocab_size))
 
     def state(self) -> dict:
-        """Return all there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
         return {"kind": "char", "characters": self.chars}
 
 
@@ -94,13 +97,8 @@ class BPETokenizer(Tokenizer):
         self.vocab_size = len(ranks) + len(special_tokens)
         self.document_start = [special_tokens[END]] if END in special_tokens else []
         # without any special token tiktoken takes twice the time, so it gets one that no text is encoded to
-        special_tokens = special_tokens or {END: len(ranks)}
-        try:
-            self.encoding = tiktoken.Encoding(
-                "bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens
-            )
-        except ValueError:  # in several lines
-            raise TokenizerError("the tokenizer's split pattern is not one that tiktoken takes") from None
+        special = special_tokens or {END: len(ranks)}
+        self.encoding = tiktoken.Encoding("bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
     def encode_array(self, text) -> np.ndarray:
         return self.encoding.encode_to_numpy(text, disallowed_special=())
@@ -110,7 +108,6 @@ class BPETokenizer(Tokenizer):
         return self.encoding.decode_bytes(checked_ids(ids, self.vocab_size)).decode("utf-8", "replace")
 
     def state(self) -> dict:
-        """Return all there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
         ranks = ranks_to_text(self.ranks)
         return {"kind": "bpe", "pattern": self.pattern, "special_tokens": self.special_tokens, "ranks": ranks}
 
@@ -156,7 +153,6 @@ class HFTokenizer(Tokenizer):
         return self.tokenizer.decode(checked_ids(ids, self.vocab_size), skip_special_tokens=False)
 
     def state(self) -> dict:
-        """Return all there is to know about the tokenizer, as JSON; `tokenizer_from_state` reads it."""
         return {"kind": "hf", "json": self.tokenizer.to_str()}
 
 
@@ -199,19 +195,16 @@ def hf_tokenizer(name) -> HFTokenizer:
 
 
 def tokenizer_from_state(state) -> Tokenizer:
-    """Return the tokenizer whose `state()` this is; TokenizerError if it can be none's."""
-    makers = {
-        "char": lambda: CharTokenizer(state["characters"]),
-        "bpe": lambda: BPETokenizer(ranks_from_text(state["ranks"]), state["pattern"], state["special_tokens"]),
-        "hf": lambda: HFTokenizer(state["json"]),
-    }
-    kind = state.get("kind")
-    if kind not in makers:
-        raise TokenizerError(f"unknown kind of tokenizer {kind!r}; choose from {', '.join(map(repr, makers))}")
-    try:
-        return makers[kind]()
-    except KeyError as missing:
-        raise TokenizerError(f"the tokenizer's {missing} is missing") from None
+    """Return the tokenizer whose `state()` this is; TokenizerError for one of no kind that is known."""
+    match state.get("kind"):
+        case "char":
+            return CharTokenizer(state["characters"])
+        case "bpe":
+            return BPETokenizer(ranks_from_text(state["ranks"]), state["pattern"], state["special_tokens"])
+        case "hf":
+            return HFTokenizer(state["json"])
+        case kind:
+            raise TokenizerError(f"unknown kind of tokenizer {kind!r}; choose from 'char', 'bpe', 'hf'")
 
 
 def first_tokens(tokenizer) -> list[int]:
@@ -231,14 +224,7 @@ def ranks_to_text(ranks) -> str:
 
 
 def ranks_from_text(text) -> dict[bytes, int]:
-    ranks = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            token, rank = line.split(" ")
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
-        except ValueError:
-            raise TokenizerError(f"line {number} of the tokenizer's ranks is damaged") from None
-    return ranks
+    return {base64.b64decode(token): int(rank) for token, rank in map(str.split, text.splitlines())}
 
 
 # -- learning byte pairs -------------------------------------------------------------------------------------
@@ -258,7 +244,7 @@ SPLIT = "|".join(
 
 
 def train_bpe(text, vocab_size) -> BPETokenizer:
-    """Byte-level BPE: 256 bytes, then the most frequent neighbours merged into a new token, again and again.
+    """Return byte-level BPE: 256 bytes, then the most frequent neighbours merged into a new token, again and again.
 
     Of equally frequent pairs the one with the lowest ids wins. There are fewer than `vocab_size` tokens if the
     text runs out of pairs.
@@ -269,14 +255,15 @@ def train_bpe(text, vocab_size) -> BPETokenizer:
     if vocab_size < 256:
         raise TokenizerError(f"vocab_size={vocab_size} is not a whole number from 256 (the byte values) up")
     pieces = Counter(match.group() for match in re.finditer(SPLIT, text))
-    words = [list(piece.encode()) for piece in pieces]  # a text repeats its words: each is merged once, and counted
-    counts = list(pieces.values())
+    counts = list(pieces.values())  # a text repeats its words: each is merged once, and counted
+    # of a word, chr(i) stands for token i: so str.replace merges a pair wherever it is, from the left
+    words = [piece.encode().decode("latin-1") for piece in pieces]
     tokens = [bytes([value]) for value in range(256)]
 
     pairs = Counter()  # how often a pair of tokens occurs
     places = defaultdict(set)  # in which words
     for i, word in enumerate(words):
-        for pair in zip(word, word[1:]):
+        for pair in neighbours(word):
             pairs[pair] += counts[i]
             places[pair].add(i)
     queue = [(-count, pair) for pair, count in pairs.items()]
@@ -286,16 +273,16 @@ def train_bpe(text, vocab_size) -> BPETokenizer:
         count, pair = heapq.heappop(queue)
         if -count != pairs[pair]:  # the count has changed since, and a newer entry says so
             continue
-        tokens.append(tokens[pair[0]] + tokens[pair[1]])  # new bytes: merges reach the same bytes in one way only
+        new = chr(len(tokens))
+        tokens.append(tokens[ord(pair[0])] + tokens[ord(pair[1])])  # merges reach the same bytes in one way only
 
         changed = set()
         for i in places.pop(pair):
-            old, new = words[i], merge(words[i], pair, len(tokens) - 1)
-            words[i] = new
-            for other in zip(old, old[1:]):
+            for other in neighbours(words[i]):
                 pairs[other] -= counts[i]
                 changed.add(other)
-            for other in zip(new, new[1:]):
+            words[i] = words[i].replace(pair, new)
+            for other in neighbours(words[i]):
                 pairs[other] += counts[i]
                 places[other].add(i)
                 changed.add(other)
@@ -307,18 +294,5 @@ def train_bpe(text, vocab_size) -> BPETokenizer:
     return BPETokenizer({token: rank for rank, token in enumerate(tokens)}, SPLIT, {})
 
 
-def merge(word, pair, token):
-    """`word` with every `pair` of neighbours, from the left, replaced by `token`.
-
-    >>> merge([1, 1, 1, 2], (1, 1), 9)
-    [9, 1, 2]
-    """
-    merged, i = [], 0
-    while i < len(word):
-        if i + 1 < len(word) and (word[i], word[i + 1]) == pair:
-            merged.append(token)
-            i += 2
-        else:
-            merged.append(word[i])
-            i += 1
-    return merged
+def neighbours(word):
+    return [word[i : i + 2] for i in range(len(word) - 1)]

@@ -38,7 +38,7 @@ hypothesis.settings.load_profile("patient")
 
 
 def copy_repository(folder, text=TEXT):
-    """A copy of the programs, with a short text in the place of Shakespeare, prepared by characters."""
+    """Copy the programs, with a short text in the place of Shakespeare, prepared by characters."""
     shutil.copytree(ROOT / "config", folder / "config", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("train.py", "sample.py", "model.py"):
         shutil.copy(ROOT / name, folder)
@@ -51,7 +51,7 @@ def copy_repository(folder, text=TEXT):
 
 
 def run_program(program, *arguments):
-    """Runs a program as a process of its own would be, but in this one; SystemExit if it ends in an error."""
+    """Run a program as a process of its own would, in this one. Raise SystemExit if it ends in an error."""
     locked, file_lock = [], metrics.file_lock
     handlers = {number: signal.getsignal(number) for number in STOPPING}
     with pytest.MonkeyPatch.context() as patch:  # what is set here is as before at the end
@@ -88,7 +88,7 @@ def original(tmp_path_factory):
 
 @pytest.fixture
 def repo(original, tmp_path, monkeypatch, capsys):
-    """A function run(command) -> what it printed, in a fresh copy of the repository that is the current folder."""
+    """Return a function run(command) -> what it printed, in a fresh copy of the repository, the current folder."""
     folder = tmp_path / "repo"
     shutil.copytree(original, folder)
     monkeypatch.chdir(folder)
@@ -103,7 +103,7 @@ def repo(original, tmp_path, monkeypatch, capsys):
 
 
 def error_of(run, command, capsys):
-    """The one line of error that `command` ends with."""
+    """Return the one line of error that `command` ends with."""
     with pytest.raises(SystemExit) as end:
         run(command)
     error = capsys.readouterr().err
@@ -112,7 +112,7 @@ def error_of(run, command, capsys):
 
 
 def refused(run, command, capsys):
-    """The one line of error that `command` ends with, having changed no file."""
+    """Return the one line of error that `command` ends with, having changed no file."""
     before = contents(run.folder)
     error = error_of(run, command, capsys)
     assert contents(run.folder) == before
@@ -123,7 +123,7 @@ def refused(run, command, capsys):
 
 
 def contents(folder):
-    """Of every folder None, of every file its bytes."""
+    """Return {path: bytes} of every file below a folder, {path: None} of every folder."""
     paths = [path for path in folder.rglob("*") if "__pycache__" not in str(path)]
     return {path: path.read_bytes() if path.is_file() else None for path in paths}
 
@@ -133,18 +133,18 @@ def load(path):
 
 
 def log_of(folder, event=None):
-    """The lines of a run's log, of one kind if asked."""
+    """Return the lines of a run's log, of one event if asked."""
     lines = [json.loads(line) for line in (Path(folder) / "log.jsonl").read_text().splitlines()]
     return [line for line in lines if event in (None, line["event"])]
 
 
 def differences(path, expected):
-    """The names of all that is not, to the last bit, the same in two checkpoints. Settings may differ in one run."""
+    """Return the names of all that is not, to the last bit, the same in two checkpoints. Settings may differ."""
     return sorted(differing(load(path) | {"settings": None}, load(expected) | {"settings": None}))
 
 
 def differing(a, b, name="checkpoint"):
-    """The same for parts of checkpoints, under a name of yours."""
+    """Return the same for parts of checkpoints, under a name of yours."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return [found for key in a for found in differing(a[key], b[key], f"{name}[{key!r}]")]
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):

@@ -58,7 +58,7 @@ def expect(good, reason):
 
 
 def start(repository, settings, folder):
-    """A training process, which goes on with what the folder holds."""
+    """Start a training process, which goes on with what the folder holds."""
     command = [sys.executable, "train.py", *RUN.split(), *settings.split(), f"--out_dir={folder}"]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8")
     counts["processes started"] += 1
@@ -68,14 +68,14 @@ def start(repository, settings, folder):
 
 
 def finish(process, code=0):
-    """Waits for the end of a process, which must be of that exit code; what it printed."""
+    """Wait for the end of a process, which must have that exit code. Return what it printed."""
     shown = process.communicate()[0]
     expect(process.returncode == code, f"exit code {process.returncode}, not {code}, after:\n{shown[-1000:]}")
     return shown
 
 
 def step_of(folder):
-    """The step to resume from: of the latest checkpoint or, if the run was killed before its first, of the best."""
+    """Return the step to resume from: of the latest checkpoint or, if it was killed before its first, of the best."""
     for path in (folder / "ckpt.pt", folder / "best.pt"):
         if path.exists():
             return load_checkpoint(path)["iter_num"]
@@ -86,7 +86,7 @@ def step_of(folder):
 
 
 def look(folder):
-    """Keeps every checkpoint, however briefly it has its name, for check_seen. Once there is one, there always is."""
+    """Keep every checkpoint, however briefly it has its name, for check_seen. Once there is one, there always is."""
     for path in (folder / "ckpt.pt", folder / "best.pt"):
         try:
             found = os.stat(path)
@@ -100,7 +100,7 @@ def look(folder):
 
 
 def check_seen(folder):
-    """Every checkpoint that has been seen is whole; load_checkpoint and build_model raise ValueError if not."""
+    """Check that every checkpoint seen is whole; load_checkpoint and build_model raise ValueError if not."""
     for path in (folder.parent / "seen").iterdir():
         build_model(load_checkpoint(path))
         counts["checkpoints seen, and loaded"] += 1
@@ -108,7 +108,7 @@ def check_seen(folder):
 
 
 def check_killed(folder, lowest):
-    """What a kill must leave, with no validation loss worse than `lowest`; the lowest now."""
+    """Check what a kill must leave, with no validation loss worse than `lowest`. Return the lowest now."""
     check_seen(folder)
     lines = log_lines(folder)
     steps = [line["step"] for line in lines if line["event"] == "step"]
@@ -124,7 +124,7 @@ def check_killed(folder, lowest):
 
 
 def compare(folder, whole, what, shown=""):
-    """The run in `folder` has come to the same end as the undisturbed one, but for a best.pt `shown` as not saved."""
+    """Check that the run in `folder` has come to the undisturbed end, except for a best.pt `shown` as not saved."""
     expect(not list(folder.glob("*.tmp")), f"{folder}: files are left over")
     expect(losses(folder) == losses(whole), f"{folder}/log.jsonl: not the losses of {whole}")
     expect_same(folder / "ckpt.pt", whole / "ckpt.pt")
@@ -144,7 +144,7 @@ def log_bytes(folder):
 
 
 def log_lines(folder):
-    """The lines of the log, but for a last one that is torn."""
+    """Return the lines of the log, except a last one that is torn."""
     *lines, _ = log_bytes(folder).split(b"\n")
     try:
         return [json.loads(line) for line in lines]
@@ -153,7 +153,7 @@ def log_lines(folder):
 
 
 def losses(folder):
-    """The log, without what depends on the clock and on where a run was interrupted."""
+    """Return the log, without what depends on the clock and on where a run was interrupted."""
     lines = [line for line in log_lines(folder) if line["event"] in ("step", "eval")]
     return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
 
@@ -167,12 +167,12 @@ def expect_same(path, whole):
 
 
 def unfinished(process, folder):
-    """The files that the process is in the middle of writing, or was when it was killed."""
+    """Return the files that the process is in the middle of writing, or was when it was killed."""
     return [path for path in folder.glob("*.tmp") if path.stat().st_mtime > process.began]
 
 
 def wait(process, folder, seconds, happened=lambda: False):
-    """Looks at the folder again and again until something has happened, the time is over or the process has ended."""
+    """Look at the folder again and again until something has happened, the time is over or the process has ended."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and not happened() and process.poll() is None:
         look(folder)
@@ -180,7 +180,7 @@ def wait(process, folder, seconds, happened=lambda: False):
 
 
 def kill(process, folder, log_before, moment):
-    """Kills the process at such a moment, unless it ends before. The first thing that it writes is the log."""
+    """Kill the process at such a moment, unless it ends before. The first thing that it writes is the log."""
     seconds = random.uniform(0, 4) if moment == "start-up" else 60
     wait(process, folder, seconds, lambda: log_bytes(folder) != log_before)
     if moment != "start-up":
@@ -194,7 +194,7 @@ def kill(process, folder, log_before, moment):
 
 
 def count_kill(process, folder, log_before):
-    """Counts by what the process has left, as it need not have been killed at the moment that was meant."""
+    """Count by what the process has left, since it need not have been killed at the moment that was meant."""
     log = log_bytes(folder)
     counts["processes killed"] += 1
     if unfinished(process, folder):
@@ -206,7 +206,7 @@ def count_kill(process, folder, log_before):
 
 
 def live(repository, settings, folder, kills):
-    """A run from its first step to its last, killed so many times at most; how many times it was."""
+    """Lead a run from its first step to its last, killed so many times at most. Return how many times it was."""
     killed, lowest = 0, math.inf
     while killed < kills and step_of(folder) < STEPS:
         log_before = log_bytes(folder)
@@ -227,12 +227,12 @@ def live(repository, settings, folder, kills):
 
 
 def limit(pid, room):
-    """Lets no file of that process grow beyond `room` bytes."""
+    """Let no file of that process grow beyond `room` bytes."""
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
 
 
 def fill(filler, room):
-    """Leaves `room` bytes on the disk that `filler` is on."""
+    """Leave `room` bytes on the disk that `filler` is on."""
     with open(filler, "ab", buffering=0) as file:
         with suppress(OSError):
             while True:
@@ -241,7 +241,7 @@ def fill(filler, room):
 
 
 def read_until(process, folder, good):
-    """The lines that the process prints, up to the first that is good."""
+    """Return the lines that the process prints, up to the first that is good."""
     lines = []
     for line in process.stdout:
         lines.append(line)
@@ -252,7 +252,7 @@ def read_until(process, folder, good):
 
 
 def rooms(folder):
-    """Sizes too small for a checkpoint, without end; every other one runs out within the next lines of the log."""
+    """Yield sizes too small for a checkpoint, without end; every other one runs out within the next lines of the log."""
     size = (folder / "ckpt.pt").stat().st_size
     yield from (0, 1, size // 2, size - 1)
     while True:
@@ -261,7 +261,7 @@ def rooms(folder):
 
 
 def starve(process, folder, give):
-    """Leaves a run too little room, another size at each save, for most of its steps; what it printed."""
+    """Leave a run too little room, another size at each save, for most of its steps. Return what it printed."""
     lines = read_until(process, folder, lambda line: (folder / "ckpt.pt").exists())
     for room in rooms(folder):
         give(room)
@@ -290,7 +290,7 @@ def starve_by_limit(repository, settings, whole):
 
 
 def starve_by_disk(repository, settings, whole):
-    """On a disk that is really full, if one can be mounted for it."""
+    """Do the same on a disk that is really full, if one can be mounted for it."""
     disk = whole.with_name("disk")
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", disk]
@@ -309,7 +309,7 @@ def starve_by_disk(repository, settings, whole):
 
 
 def starve_to_the_end(repository, settings, whole):
-    """A run that never gets room again ends in an error, and is resumed when there is room."""
+    """Check that a run that never gets room again ends in an error, and is resumed when there is room."""
     folder = whole.with_name("end")
     with start(repository, settings, folder) as process:
         shown = read_until(process, folder, lambda line: (folder / "ckpt.pt").exists())
@@ -324,7 +324,7 @@ def starve_to_the_end(repository, settings, whole):
 
 
 def try_prepare(folder):
-    """prepare.py without room for its files leaves the data that were there, whole; with room it replaces them."""
+    """Check that prepare.py without room for its files leaves the data that were there; with room it replaces them."""
     repository = copy_repository(folder, TEXT[:200])  # so short that meta.json is the largest file
     char = repository / "data" / "shakespeare_char"
     before = load_dataset(char).meta
@@ -352,14 +352,14 @@ def try_prepare(folder):
 
 
 def train_undisturbed(repository, settings, folder):
-    """What all other runs in the folder are compared with."""
+    """Train what all other runs in the folder are compared with."""
     (folder / "seen").mkdir(parents=True)
     finish(start(repository, settings, folder / "whole"))
     return folder / "whole"
 
 
 def try_kills(repository, settings, whole, kills):
-    """One life after another, until there have been so many kills."""
+    """Lead one life after another, until there have been so many kills."""
     number = 0
     while kills:
         number += 1

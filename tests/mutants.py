@@ -22,6 +22,8 @@ CLOCK = "test_train.py -k clock"
 REFERENCE = "test_model.py -k reference"
 DROPOUT = "test_model.py -k dropout"
 START = "test_model.py -k start_at"
+EXPORT = "test_export.py"
+COMPARE = "test_compare.py -k not(signal or anywhere)"
 
 # file: [(what stands there, what to put in its place, which tests must find it)]
 MUTANTS = {
@@ -127,7 +129,8 @@ MUTANTS = {
     "config/runtime/checkpoint.py": [
         ('"init_from", "overwrite",', '"init_from", "overwrite", "seed",', "test_resume.py -k other"),
         ("    scaler.load_state_dict(", "    dict(", "test_resume.py -k float16"),
-        ('checkpoint["data"]["sha256"] != data.meta["sha256"]', "False", "test_resume.py"),
+        ('checkpoint["data"]["sha256"] != data.meta["sha256"]', "False", "test_resume.py -k other_data"),
+        ("elif other_tokens or ", "elif ", "test_resume.py -k other_data"),
     ],
     "config/runtime/metrics.py": [
         ('["step"] > iter_num', '["step"] >= iter_num', "test_resume.py"),
@@ -140,11 +143,43 @@ MUTANTS = {
     "config/runtime/common.py": [
         ("return getattr(torch, dtype)", 'return torch.bfloat16 if dtype == "float16" else getattr(torch, dtype)', LOOP),
     ],
+    "config/runtime/maps.py": [
+        ("zip((*block.sources, l), block.weights())", "zip((l, *block.sources), block.weights())", "test_maps.py"),
+        ("hooks.callback(handle.remove)", "hooks.callback(id, handle)", "test_maps.py"),
+    ],
+    "data/huggingface.py": [
+        ('config.attention == config.residual == "standard"', 'config.attention == "standard"', EXPORT),
+    ],
+    "data/modeling_gpt.py": [
+        ("input_ids[:, -self.config.block_size :]", "input_ids[:, : self.config.block_size]", EXPORT),
+        ("attention_mask[:, 1:] > attention_mask[:, :-1]", "attention_mask[:, 1:] < attention_mask[:, :-1]", EXPORT),
+    ],
+    "tests/bench/plan.py": [
+        ("math.exp(top / bottom)", "math.exp(-top / bottom)", COMPARE),
+        ("(math.log(times) / math.log(longest))", "(times / longest)", COMPARE),
+        ("math.ceil(max(costs) - 1e-3)", "math.floor(max(costs))", COMPARE),
+        ("grid[0] / 2)", "grid[0] / 8)", COMPARE),
+    ],
+    "tests/bench/stats.py": [
+        ("by_students_t(value, math.sqrt(total)", "by_students_t(value, math.sqrt(total) / 2", COMPARE),
+        ("variance / of_baseline", "of_baseline / variance", COMPARE),
+        ("weight * (1 - place + below)", "weight * (place - below)", COMPARE),
+        ("self.baseline(flops, weight=-1))", "self.baseline(flops))", COMPARE),
+        ("gained, shared.freedom) < 0.05", "gained, shared.freedom) < 2", COMPARE),
+    ],
+    "tests/bench/report.py": [
+        ("if difference + half < 0:", "if difference < 0:", COMPARE),
+        ('decimal(-difference, "+")', 'decimal(difference, "+")', COMPARE),
+    ],
+    "tests/bench/runs.py": [
+        ('"--init_from=auto"', '"--init_from=scratch"', COMPARE),
+        ("if value != DEFAULTS[name] and name not in NO_MATTER", "if value != DEFAULTS[name]", COMPARE),
+    ],
 }
 
 
 def first_failure(tests, file=None, old="", new=""):
-    """The first of the tests that fails, or "" if none does, where `file` has `new` in the place of `old`."""
+    """Return the first of the tests that fails, or "" if none does, where `file` has `new` in the place of `old`."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "repo"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", "__pycache__", "out", "*.bin"))
@@ -163,7 +198,7 @@ def first_failure(tests, file=None, old="", new=""):
 
 
 def main(files):
-    """Prints what finds each mistake; returns how many are not found."""
+    """Print what finds each mistake. Return how many are not found."""
     mutants = [(file, *mutant) for file in files for mutant in MUTANTS[file]]
     counts = [(file, old, (ROOT / file).read_text(encoding="utf-8").count(old)) for file, old, _, _ in mutants]
     moved = [f"{file} has {count} places with {old!r}; one is needed" for file, old, count in counts if count != 1]

@@ -158,27 +158,30 @@ SUMMED = {"5.1": (scale_51, ()), "5.2": (scale_52, ()), "5.3": (scale_53, ()),
           "5.6": (scale_56, ("log_a", "b")), "5.7": (scale_57, ("log_a",))}
 
 
-# The T x T scores of a head, by the kind of attention. q, k (T, d): the head's, rotated; qk: its QKᵀ of all layers up to
-# this one; h, kv: the query head and the key head that it reads; normed: the layer's input; extras: its own parameters.
+# The T x T attention weights of a head, by the kind of attention. q, k (T, d): the head's, rotated; unrotated: the two
+# before that; qk: its QKᵀ of all layers up to this one; h, kv: the query head and the key head that it reads;
+# normed: the layer's input; extras: its own parameters.
 
-def scores_standard(q, k, **_):
-    return standard_scores(q, k)
+def weights_standard(q, k, **_):
+    return causal_softmax(standard_scores(q, k))
 
 
-def scores_w2(q, k, h, kv, normed, extras, config, **_):
+def weights_w2(q, k, h, kv, normed, extras, config, **_):
     n = known(config.sigma, {"scalar": 1, "diagonal": q.shape[-1]})
     spread = torch.nn.functional.softplus(normed @ extras["sigma.weight"].T)
     own, other = h * n, (config.n_head + kv) * n    # the query heads come first
     log_tau = math.log(2 * q.shape[-1] ** 0.5) + 0.1 * extras["tau_shift"][h]    # q·k starts with 1/√d
-    return w2_scores(q, k, spread[:, own:own + n], spread[:, other:other + n], log_tau)
+    return causal_softmax(w2_scores(q, k, spread[:, own:own + n], spread[:, other:other + n], log_tau))
 
 
-def scores_summed(q, qk, extras, config, **_):
+def weights_summed(q, qk, extras, config, **_):
     scale, learned = known(config.qk_scale, SUMMED)
-    return scale(qk, q.shape[-1], *(extras[name] for name in learned))
+    return causal_softmax(scale(qk, q.shape[-1], *(extras[name] for name in learned)))
 
 
-SCORES = {"standard": scores_standard, "w2": scores_w2, "summed_qk": scores_summed}
+WEIGHTS = {"standard": weights_standard, "w2": weights_w2, "summed_qk": weights_summed}
+
+T_BY_T = set()    # kinds in whose nature it is to hold T x T tensors, which the tests then let them
 
 
 def attention_weights(config, state, layer, normed, qk):
@@ -199,12 +202,12 @@ def attention_weights(config, state, layer, normed, qk):
     weights = []
     for h in range(n_head):
         kv = h // (n_head // n_kv_head)             # the key head that this query head reads
-        q = rope(queries[:, h * d:(h + 1) * d], config.rope_theta)
-        k = rope(keys[:, kv * d:(kv + 1) * d], config.rope_theta)
+        unrotated = queries[:, h * d:(h + 1) * d], keys[:, kv * d:(kv + 1) * d]
+        q, k = (rope(x, config.rope_theta) for x in unrotated)
         qk[layer].append(q @ k.T)
-        scores = known(config.attention, SCORES)(
-            q=q, k=k, qk=[of_layer[h] for of_layer in qk], h=h, kv=kv, normed=normed, extras=extras, config=config)
-        weights.append(causal_softmax(scores))
+        weights.append(known(config.attention, WEIGHTS)(
+            q=q, k=k, unrotated=unrotated, qk=[of_layer[h] for of_layer in qk], h=h, kv=kv, normed=normed,
+            extras=extras, config=config))
     return weights
 
 
@@ -235,35 +238,37 @@ def mlp_output(config, state, i, h):
 
 
 # ----------------------------------------------------------------------------------------------
-# the residual methods at layer l >= 1; attn(i, x) and mlp(i, h) recompute layer i; w: l + 1 weights
+# the residual methods at layer l >= 1; attn(i, x) and mlp(i, h) recompute layer i; layers: those summed, l itself last;
+# w: a weight for each
 
-def standard_block(l, x, attn, mlp, w=None, keep_input=None):
+def standard_block(layers, x, attn, mlp, w=None, keep_input=None):
     """h = x + attn_l(x);  x' = h + mlp_l(h)"""
+    l = layers[-1]
     h = x + attn(l, x)
     return h + mlp(l, h)
 
 
-def methods_1_and_3(l, x, attn, mlp, w, keep_input):
+def methods_1_and_3(layers, x, attn, mlp, w, keep_input):
     """
     "The attention residual is as in the original model. The MLP residual becomes the sum of the
     earlier layers' recomputed MLP outputs":  x' = Σ_{i≤l} w_i · mlp_i(x + attn_i(x))  [+ h]
     """
-    h = x + attn(l, x)
+    h = x + attn(layers[-1], x)
     out = h if keep_input else torch.zeros_like(h)
-    for i in range(l + 1):
-        out = out + w[i] * mlp(i, x + attn(i, x))
+    for w_i, i in zip(w, layers, strict=True):
+        out = out + w_i * mlp(i, x + attn(i, x))
     return out
 
 
-def methods_2_and_4(l, x, attn, mlp, w, keep_input):
+def methods_2_and_4(layers, x, attn, mlp, w, keep_input):
     """
     "The MLP residual is as in the original model. The attention residual becomes the sum of the
     earlier layers' recomputed attention outputs":  h = Σ_{i≤l} w_i · attn_i(x)  [+ x]
     """
     h = x if keep_input else torch.zeros_like(x)
-    for i in range(l + 1):
-        h = h + w[i] * attn(i, x)
-    return h + mlp(l, h)
+    for w_i, i in zip(w, layers, strict=True):
+        h = h + w_i * attn(i, x)
+    return h + mlp(layers[-1], h)
 
 
 def one(m, mix):
@@ -278,11 +283,19 @@ def learned_distribution(m, mix):
     return torch.softmax(mix, dim=0)
 
 
+def all_so_far(l):
+    return range(l + 1)
+
+
+# A layer, the weights of m summands, and which layers l sums up.
 # w = 1 (Methods 1, 2); "each layer's weight is 1/m (3.1) or a learned distribution (3.2)"
-BLOCKS = {"standard": (standard_block, one),
-          "m1": (methods_1_and_3, one), "m2": (methods_2_and_4, one),
-          "m3.1": (methods_1_and_3, one_over_m), "m3.2": (methods_1_and_3, learned_distribution),
-          "m4.1": (methods_2_and_4, one_over_m), "m4.2": (methods_2_and_4, learned_distribution)}
+BLOCKS = {"standard": (standard_block, one, all_so_far),
+          "m1": (methods_1_and_3, one, all_so_far),
+          "m2": (methods_2_and_4, one, all_so_far),
+          "m3.1": (methods_1_and_3, one_over_m, all_so_far),
+          "m3.2": (methods_1_and_3, learned_distribution, all_so_far),
+          "m4.1": (methods_2_and_4, one_over_m, all_so_far),
+          "m4.2": (methods_2_and_4, learned_distribution, all_so_far)}
 
 
 # ----------------------------------------------------------------------------------------------
@@ -290,7 +303,7 @@ BLOCKS = {"standard": (standard_block, one),
 
 def row_logits(config, state, tokens):
     """Logits (T, V) of one row of tokens."""
-    block, weigh = known(config.residual, BLOCKS)
+    block, weigh, summed = known(config.residual, BLOCKS)
     qk, weights = [], []                            # of each layer, kept from its first run
 
     def attn(i, x):
@@ -303,10 +316,11 @@ def row_logits(config, state, tokens):
     for l in range(config.n_layer):
         norm = state[f"model.layers.{l}.input_layernorm.weight"]
         weights.append(attention_weights(config, state, l, rms_norm(x, norm, config.norm_eps), qk))
+        layers = summed(l)
         if l == 0:
-            x = standard_block(l, x, attn, mlp)
+            x = standard_block(layers, x, attn, mlp)
         else:
-            x = block(l, x, attn, mlp, weigh(l + 1, state.get(f"blocks.{l}.mix")), config.keep_input)
+            x = block(layers, x, attn, mlp, weigh(len(layers), state.get(f"blocks.{l}.mix")), config.keep_input)
     x = rms_norm(x, state["model.norm.weight"], config.norm_eps)
     head = state.get("lm_head.weight", state["model.embed_tokens.weight"])
     return x @ head.T

@@ -35,7 +35,7 @@ def check(run, command, words, capsys):
 
 @pytest.fixture
 def trained(repo):
-    """The function `repo`, in a folder with a run in out/run."""
+    """Return the function `repo`, in a folder with a run in out/run."""
     repo(f"{TRAIN} --out_dir=out/run")
     return repo
 
@@ -131,8 +131,8 @@ def test_train_beside_a_run(trained, capsys, arguments):
 def test_a_run_is_evaluated_in_its_own_tokens(trained, capsys):
     trained("data/shakespeare_bpe/prepare.py --vocab_size=300")
     command = f"{RESUME} --eval_only --dataset=shakespeare_bpe"
-    again = "python data/shakespeare_bpe/prepare.py --tokenizer=run:out/run, then --dataset=shakespeare_bpe"
-    check(trained, command, f"data/shakespeare_bpe is not in the tokens of out/run/best.pt: prepare it with {again}", capsys)
+    again = "python data/text/prepare.py TEXT --name=NAME --tokenizer=run:out/run, then --dataset=NAME"
+    check(trained, command, f"data/shakespeare_bpe is not in the tokens of out/run/best.pt: .* by {again}", capsys)
 
 
 def test_a_batch_that_needs_more_memory_than_there_is(repo, capsys):
@@ -146,7 +146,7 @@ def test_a_batch_that_needs_more_memory_than_there_is(repo, capsys):
 
 SAMPLE_ARGUMENTS = {
     "--out_dit=x": "--out_dit: .*did you mean out_dir",
-    "--out_dir=out/nowhere": "out/nowhere/ckpt.pt: No such file",
+    "--out_dir=out/nowhere": "out/nowhere/best.pt: No such file",
     "--checkpoint=worst": "checkpoint = 'worst' .*best or latest",
     "--start=é☃": "does not know the characters 'é', '☃'",
     "--start=FILE:missing.txt": "missing.txt: No such file",
@@ -197,11 +197,11 @@ CHAR = Path("data/shakespeare_char")
 
 
 def turn(path, change):
-    """Makes the bytes of a file change(bytes)."""
+    """Make the bytes of a file change(bytes)."""
     path.write_bytes(change(path.read_bytes()))
 
 
-AGAIN = "; run python data/shakespeare_char/prepare.py again"
+AGAIN = "; prepare data/shakespeare_char again"
 DATA = {
     "turn(CHAR / 'meta.json', lambda old: old[:-9])": f"meta.json: .*{AGAIN}",
     "turn(CHAR / 'train.bin', lambda old: old[:-2])": f"train.bin: not of the size that meta.json says{AGAIN}",
@@ -230,7 +230,7 @@ class Call:
 
 
 def rewrite(damage):
-    """Runs `damage` with the parts of the checkpoint as its variables, and saves what it leaves of them."""
+    """Run `damage` with the parts of the checkpoint as its variables, and save what it leaves of them."""
     saved = torch.load(LATEST, weights_only=True)
     exec(damage, globals(), saved)
     torch.save(saved, LATEST)
@@ -249,7 +249,7 @@ DAMAGES = {
     "torch.save(GPT(GPTConfig(8, 9, 1, 1, n_embd=4)).state_dict(), LATEST)": NO_CHECKPOINT,
     "torch.save(GPT(GPTConfig(8, 9, 1, 1, n_embd=4)), LATEST)": NO_CHECKPOINT,
     "torch.save(Call(os.system, 'touch marker'), LATEST)": NO_CHECKPOINT,
-    "rewrite('version = 4')": "ckpt.pt: a checkpoint of version 4; this program reads ",
+    "rewrite('version = 4')": "ckpt.pt: of version 4; this program reads ",
 }
 
 

@@ -29,7 +29,7 @@ def test_the_explicit_form_computes_the_same(kind, method):
 
 @pytest.fixture
 def speed(tmp_path, monkeypatch):
-    """A function that runs speed.py, here, with arguments."""
+    """Return a function that runs speed.py, here, with arguments."""
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
     def run(*arguments):
@@ -49,7 +49,7 @@ def test_speed_in_small(speed, tmp_path):
 
 
 def test_everything_of_a_gpu_in_small(speed, tmp_path, monkeypatch):
-    """And on a GPU with too little memory for one of its rows."""
+    """One of its rows finds too little memory."""
 
     def full(self):
         raise torch.OutOfMemoryError
@@ -73,7 +73,7 @@ def test_what_cannot_be_measured_is_refused(speed, tmp_path, argument, named):
     [("standard", "standard"), ("standard", "m4.1"), ("w2-scalar", "m3.2"), ("summed-5.5", "m1")],
 )
 def test_depth_compiles_nothing_anew(monkeypatch, kind, method):
-    """All layers and replays share what is compiled, though summed scores grow wider, and 1/m smaller."""
+    """All layers, and what they recompute, share what is compiled, though summed scores grow wider, and 1/m smaller."""
     counter, compile = CompileCounter(), torch.compile
     monkeypatch.setattr(torch, "compile", lambda function: compile(function, backend=counter))
     counts = []

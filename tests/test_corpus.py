@@ -217,7 +217,7 @@ def test_processes_do_what_one_does(tmp_path, files, capsys):
 
 
 def test_little_is_read_ahead(monkeypatch):
-    """However slow the processes are, and however large the text: they get it as they need it."""
+    """The processes get the text as they need it, however slow they are and however large it is."""
     yielded = []
 
     def chunks():

@@ -31,7 +31,7 @@ def relative(a, b):
 
 
 def pair(kind, method, **changes):
-    """The same model on the CPU and on the GPU, and tokens for both."""
+    """Return the same model on the CPU and on the GPU, and tokens for both."""
     torch.compiler.reset()  # or the variants of earlier tests would count towards its limit
     shape = dict(block_size=128, n_embd=128, n_head=2, n_inner=128)
     config = GPTConfig(**settings(kind, method, **{**shape, **changes}))
@@ -80,7 +80,7 @@ def test_compiled_equals_eager(kind, method):
     "kind, method", [("w2-scalar", "standard"), ("w2-diagonal", "m3.2"), ("summed-5.1", "standard"), ("standard", "m1")]
 )
 def test_compiled_bfloat16_is_near(kind, method):
-    """The code train.py runs by default."""
+    """This is the code that train.py runs by default."""
     on_cpu, on_gpu, idx = pair(kind, method)
     on_gpu.compile_blocks()
     assert_bfloat16_is_near(on_cpu, on_gpu, idx)
@@ -98,7 +98,7 @@ def test_grouped_heads(kind, precision):
 
 
 def test_wide_scores():
-    """Summed over 12 layers of head width 64: most of them too wide for flash attention, up to 768."""
+    """Summed over 12 layers of head width 64 they are up to 768 wide, too wide for flash attention."""
     on_cpu, on_gpu, idx = pair("summed-5.2", "standard", n_layer=12)
     expected = losses_and_gradients(on_cpu, idx, torch.float32)
     assert max(map(relative, losses_and_gradients(on_gpu, idx.cuda(), torch.float32), expected)) < 1e-3
@@ -147,7 +147,7 @@ def test_a_generated_text_is_the_cpu_s(kind, method):
 
 
 def test_the_memory_of_a_model_is_its_own():
-    """Whatever else is on the GPU, and whichever GPU it is."""
+    """It does not depend on what else is on the GPU, nor on which GPU it is."""
 
     def trainer():
         model = GPT(GPTConfig(**settings("standard", "standard", block_size=64, n_embd=128))).to(device)

@@ -13,22 +13,18 @@ import scipy.stats
 import torch
 
 from config.runtime.common import report_error, use_plain_attention
-from conftest import ROOT, TEXT, TINY, log_of
+from conftest import ROOT
 from data.console import UserError
-from data.dataset import load_dataset
-from data.preprocess import prepare
 from model import rope_table
 from reference import set_log_tau
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
-import depth
 import entailment
-import methods
 import recall
 import run as all_of_them
 import stats
-import sweep
+import tasks
 import why
 
 CPU = torch.device("cpu")
@@ -52,8 +48,8 @@ def run_py(*arguments):
 
 @pytest.fixture
 def here(monkeypatch, capsys):
-    """A function run(experiment, arguments) -> what it printed, in this process."""
-    monkeypatch.setattr(sweep, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    """Return a function run(experiment, arguments) -> what it printed, in this process."""
+    monkeypatch.setattr(tasks, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
 
     def run(experiment, *arguments):
         monkeypatch.setattr(sys, "argv", [f"{experiment}.py", *arguments])
@@ -63,33 +59,14 @@ def here(monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("experiment", ["methods", "entailment", "micro"])
-def test_in_small(tmp_path, repo, here, experiment):
-    prepare(repo.folder / "data" / "shakespeare_bpe", TEXT, "test", "bpe", 300)  # that of characters is there
+@pytest.mark.parametrize("experiment", ["entailment", "micro"])
+def test_in_small(tmp_path, here, experiment):
     output = here(experiment, "--quick", "--device=cpu", f"--out={tmp_path}")
     assert len(tables_of(output)) > 5
     for result in json.loads((tmp_path / f"{experiment}_quick.json").read_text()):
         if result["run"].get("task") != "cost":
             assert result["parameters"] > 0 and result["flops"] > 0 and result["seconds"] > 0
             assert {"seed", "learning_rate", "steps", "batch_size", "model", "recipe"} <= result["run"].keys()
-
-
-def test_depth_shows_what_has_been_run(tmp_path, repo, here):
-    arguments = "--quick", "--data=shakespeare_char", "--device=cpu", f"--out={tmp_path}"
-    everything = tables_of(here("depth", *arguments))
-    file = tmp_path / "depth_quick.json"
-    results = json.loads(file.read_text())
-    last = [result for result in results if result["run"]["model"]["n_layer"] == 3]
-    file.write_text(json.dumps([result for result in results if result != last[-1]]))
-    shown = here("depth", *arguments, "--show", "--plot")
-    assert shown.count("NOTE") == 1 and (tmp_path / "depth_quick.png").exists()
-    of_two_layers = tables_of(shown)[:8]  # the standard model's by its steps, then all models'
-    assert of_two_layers == everything[:8]
-
-    results[0]["text_sha256"] = "another"
-    file.write_text(json.dumps(results))
-    with pytest.raises(UserError, match="depth_quick.json has runs on another text"):
-        here("depth", *arguments)
 
 
 def test_an_interrupted_experiment_goes_on(tmp_path, here):
@@ -126,7 +103,7 @@ def tables_of(output):
     return [line for line in output.splitlines() if line.startswith("|")]
 
 
-@pytest.mark.parametrize("arguments, named", [(["tempo"], "tempo"), ([], "methods, depth")])
+@pytest.mark.parametrize("arguments, named", [(["tempo"], "tempo"), ([], "compare, recall")])
 def test_what_is_no_experiment_is_refused(arguments, named):
     done = run_py(*arguments)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and named in done.stderr
@@ -156,22 +133,12 @@ def test_all_of_them_are_there():
 # -- training ------------------------------------------------------------------------------------------------
 
 
-def test_it_trains_as_train_py_does(repo, monkeypatch):
-    repo(f"train.py {TINY} --max_iters=20 --warmup_iters=2 --eval_interval=20 --residual=m1 --seed=3 --out_dir=run")
-    expected = [line["val_loss"] for line in log_of("run") if "val_loss" in line]
-    monkeypatch.setattr(methods, "dataset", lambda name: load_dataset(repo.folder / "data" / name))
-    model = {"block_size": 16, "n_layer": 2, "n_head": 2, "n_embd": 16, "residual": "m1"}
-    run = {"data": "shakespeare_char", "model": model, "batch_size": 2, "steps": 20, "eval_tokens": 64}
-    result = methods.trial(run | {"recipe": "fair", "dtype": "auto", "learning_rate": 3e-3, "seed": 3}, CPU)
-    assert [result["loss"]] == pytest.approx(expected, rel=1e-6)  # losses are added up in another order
-
-
 def test_published_recipe_is_plain_adamw():
     torch.manual_seed(0)
-    models = [sweep.GPT(sweep.GPTConfig(8, 5, 1, 2, n_embd=8)) for _ in range(2)]
+    models = [tasks.GPT(tasks.GPTConfig(8, 5, 1, 2, n_embd=8)) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     idx = torch.randint(5, (3, 8))
-    sweep.fit({"steps": 3, "recipe": "published", "learning_rate": 0.1}, models[0], lambda step: (idx, idx))
+    tasks.fit({"steps": 3, "recipe": "published", "learning_rate": 0.1}, models[0], lambda step: (idx, idx))
     optimizer = torch.optim.AdamW(models[1].parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
@@ -184,15 +151,15 @@ def test_published_recipe_is_plain_adamw():
 def test_equal_parameters():
     wide = {"n_layer": 2, "n_embd": 32, "n_head": 4, "attention": "w2", "sigma": "diagonal", "vocab_size": 10}
     like = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 10}
-    both = sweep.with_parameters(wide, like), like
-    counts = [sweep.GPT(sweep.GPTConfig(**settings)).get_num_params() for settings in both]
+    both = tasks.with_parameters(wide, like), like
+    counts = [tasks.GPT(tasks.GPTConfig(**settings)).get_num_params() for settings in both]
     assert abs(counts[0] - counts[1]) <= 3 * 32 * 2 // 2 + 1  # half a column of the MLPs
 
 
 @pytest.mark.parametrize("which, parameters", [("standard", 492_000), ("W2, diagonal σ", 278_856)])
 def test_published_models_have_the_published_size(which, parameters):
     settings = {"block_size": 127, "vocab_size": 1024, "n_layer": 2} | recall.PUBLISHED[which][0]
-    assert sweep.GPT(sweep.GPTConfig(**settings)).get_num_params() == parameters
+    assert tasks.GPT(tasks.GPTConfig(**settings)).get_num_params() == parameters
 
 
 # -- why W2 is slow to recall --------------------------------------------------------------------------------
@@ -204,7 +171,7 @@ STANDARD, W2 = RECALL | {"model": SMALL}, RECALL | {"model": SMALL | {"attention
 
 
 def attention_of(run, log_tau=None):
-    """A layer's attention in float64, with biases and perhaps another τ, and inputs for its score vectors."""
+    """Return a layer's attention in float64, with biases and perhaps another τ, and inputs for its score vectors."""
     attn = why.make_model(run).double().blocks[1].attn
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -340,7 +307,7 @@ def test_tree():
 
 @pytest.mark.parametrize("balanced", [False, True])
 def test_pairs(balanced):
-    above = entailment.make_tree(sweep.random_numbers(5, entailment.TREE), 200)
+    above = entailment.make_tree(tasks.random_numbers(5, entailment.TREE), 200)
     sets = [set(map(tuple, part)) for split in entailment.pairs(5, 200, balanced) for part in split]
     assert all(above[n, c] for n, c in sets[0] | sets[2]) and not any(above[n, c] for n, c in sets[1] | sets[3])
     assert not (sets[0] | sets[1]) & (sets[2] | sets[3])
@@ -375,20 +342,10 @@ def test_a_seed_that_is_hard_for_all_is_no_noise():
     assert found["c"][2] < 0.001 < found["b"][1] < 0.2
 
 
-def test_what_is_set_apart_has_a_noise_of_its_own():
-    groups = {"a": results(1.0, 5.0, 9.0), "b": results(1.1, 5.1, 9.2), "wild": results(2.0, 7.1, 9.9)}
-    groups["c"] = results(1.2, 5.1, 9.1)
-    quiet, pair = ({name: groups[name] for name in names} for names in ("abc", ("a", "wild")))
-    found = stats.differences(groups, apart=["wild"])
-    for name, fitted in [("b", quiet), ("c", quiet), ("wild", pair)]:
-        assert found[name][:2] == pytest.approx(stats.differences(fitted)[name][:2])
-    assert stats.differences(groups)["b"][1] > 3 * found["b"][1]
-
-
 def test_a_run_counts_once():
     groups = {"a": results(1.0, 5.0), "b": results(1.1, 5.1)}
     with pytest.raises(AssertionError, match="a run counts once"):
-        stats.CostCurve(groups["a"] * 2, {"b": groups["b"]})
+        stats.differences(groups | {"again": groups["b"]})
 
 
 def test_holm():
@@ -406,45 +363,8 @@ def test_a_difference_in_words():
     assert stats.in_words(0.2, 0.1, 0.01, higher_is_better=True) == "+0.200 ± 0.100 better"
 
 
-def test_a_verdict_needs_a_small_p():
-    assert depth.verdict(-0.1, 0.05, 0.01) == "-0.100 ± 0.050 pays"
-    assert depth.verdict(0.1, 0.05, 0.01) == "+0.100 ± 0.050 hurts"
-    assert depth.verdict(-0.1, 0.05, 0.06) == "-0.100 ± 0.050 undecided within ±0.150"
-
-
-@pytest.fixture
-def curve():
-    """Of a model that comes to 4 - ln C + (ln C)²/10, and of two that for 3 come as far as it for 2 and 20."""
-
-    def ladder(flops):
-        exact = 4 - math.log(flops) + math.log(flops) ** 2 / 10
-        return results(exact + 0.001, exact - 0.001, exact, flops=flops)
-
-    runs = [result for flops in (1.0, 2.0, 4.0, 8.0) for result in ladder(flops)]
-    others = {"other": 2.0, "far": 20.0}
-    groups = {name: [result | {"flops": 3.0} for result in ladder(flops)] for name, flops in others.items()}
-    return stats.CostCurve(runs, groups)
-
-
-def test_a_method_is_compared_with_the_curve_at_its_cost(curve):
-    difference, half, p = curve.differences()["other"]
-    exact = math.log(3) - math.log(2) + (math.log(2) ** 2 - math.log(3) ** 2) / 10
-    assert difference == pytest.approx(exact) and half < 0.01 and p < 0.05
-
-
-def test_what_a_method_is_worth(curve):
-    worth, low, high = curve.equal_cost("other")
-    assert worth == pytest.approx(2, rel=0.01) and 1.9 < low < worth < high < 2.1
-    assert curve.equal_cost("far")[0] == math.inf  # beyond the longest run
-
-
-def test_a_slope():
-    change, half = stats.slope([(1, 3.0, 0.1, 5), (2, 2.0, 0.1, 5), (3, 1.0, 0.1, 5)])
-    assert change == pytest.approx(-1) and half == pytest.approx(scipy.stats.t.ppf(0.975, 15) * 0.1 / math.sqrt(2))
-
-
 def test_log_rank():
-    """The share of the ways to divide the runs that set the sides as far apart, or farther."""
+    """The P value is the share of the ways to divide the runs that set the sides as far apart, or farther."""
     assert stats.log_rank([1, 2, 3, 4], [5, 6, 7, 8], 100) == pytest.approx(2 / 70)
     assert stats.log_rank([25, 50], [math.inf, math.inf], 100) == pytest.approx(2 / 6)
     assert stats.log_rank([25, math.inf], [50, math.inf], 100) == 1
@@ -454,9 +374,9 @@ def test_log_rank():
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """A Sweep whose runs come to study.loss(run) at once."""
+    """Return a Sweep whose runs come to study.loss(run) at once."""
     monkeypatch.setattr(sys, "argv", ["x", f"--out={tmp_path}", "--device=cpu"])
-    study = sweep.Sweep("study", None, "", lambda parser: None)
+    study = tasks.Sweep("study", None, "", lambda parser: None)
     study.pool.shutdown()
 
     class Pool:
@@ -473,14 +393,14 @@ def test_the_learning_rate_is_chosen_among_what_did_not_diverge(study):
     of_rate = {0.1: 3.0, 0.2: 2.0, 0.4: math.nan}
     study.loss = lambda run: of_rate[run["learning_rate"]] + run["seed"]
     cells = {"only": {"steps": 8, "model": {}}}
-    ((one, other),) = study.tuned(cells, [0.4, 0.1, 0.2], [5, 6], shorter=2, tuning_seeds=[0]).values()
+    ((one, other),) = study.tuned(cells, [0.4, 0.1, 0.2], [5, 6], tuning_seeds=[0]).values()
     assert [result["run"] for result in (one, other)] == [
         {"steps": 8, "model": {}, "learning_rate": 0.2, "seed": seed} for seed in (5, 6)
     ]
     kept = json.loads(study.path.read_text())
     names = "learning_rate", "seed", "steps"
     found = {tuple(result["run"][name] for name in names): result["loss"] for result in kept}
-    assert found == {(0.4, 0, 4): None, (0.1, 0, 4): 3, (0.2, 0, 4): 2, (0.2, 5, 8): 7, (0.2, 6, 8): 8}
+    assert found == {(0.4, 0, 8): None, (0.1, 0, 8): 3, (0.2, 0, 8): 2, (0.2, 5, 8): 7, (0.2, 6, 8): 8}
 
 
 def test_rates_are_tried_until_the_best_has_worse_ones_on_both_sides(study):

@@ -65,8 +65,9 @@ def test_from_a_text_to_an_exported_run(repo, gpt2):
     shown = repo(["sample.py", "--start=Grüße", "--num_samples=1", "--max_new_tokens=20"])
     assert "Grüße" in shown
 
-    repo("sample.py --export=exported")
+    assert "prefix_token_id" not in repo("sample.py --export=exported")
     exported = AutoTokenizer.from_pretrained("exported")
     for text in TEXTS:
         ids = gpt2.encode(text, disallowed_special=())
         assert exported(text).input_ids == ids and exported.decode(ids) == text
+    assert exported.bos_token_id == exported.eos_token_id == 50_256

@@ -26,14 +26,14 @@ RUN = f"{TINY} --grad_accum_steps=4 --dropout=0.1 --lr_decay=none --seed=5"
 
 
 def torchrun(folder, arguments, options=(), before=None):
-    """train.py in `folder` with two processes; `before` is called in the new process, for it and its children."""
+    """Start train.py in `folder` with two processes; `before` is called in the new process, for it and its children."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *options, "train.py"]
     pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return subprocess.Popen([*command, *arguments.split()], cwd=folder, preexec_fn=before, **pipe)
 
 
 def finished(process, good=True):
-    """What the processes have printed in all."""
+    """Return what the processes have printed in all."""
     output, _ = process.communicate(timeout=120)
     assert (process.returncode == 0) == good, output
     return output
@@ -43,7 +43,7 @@ def finished(process, good=True):
 
 
 def compare(rank, folder):
-    """One of two processes, which writes down what it finds wrong."""
+    """Be one of two processes, and write down what is found wrong."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     wrong = compare_gradients(rank) + compare_types(rank)
@@ -53,10 +53,10 @@ def compare(rank, folder):
 
 
 def compare_gradients(rank):
-    """What differs between the gradients of the model that both train together and the whole model's own."""
+    """Return what differs between the gradients of the model that both train together and the whole model's own."""
     wrong = []
     for kind, method in GRID:
-        # to DDP a parameter is as good as any other; FSDP shards them, but for single numbers, and meets recomputing
+        # to DDP a parameter is as good as any other; FSDP shards them, except single numbers, and meets recomputing
         every_kind = ("fsdp",) if method in ("m1", "m4.2+input") else ()
         for parallel in {"standard": ("ddp", "fsdp"), "w2-scalar": ("fsdp",)}.get(kind, every_kind):
             torch.manual_seed(0)
@@ -77,13 +77,13 @@ RECOMPUTED["m4.2"] = RECOMPUTED["m2+input"]
 
 
 def is_recomputed(name, n_layer, method):
-    """Whether later layers use this matrix, or its bias, too. Its gradient is a sum, in whatever order and type."""
+    """Return whether later layers use this matrix, or its bias, too. Its gradient is then a sum in any order and type."""
     _, layer, *part = name.split(".")[:4]
     return layer != str(n_layer - 1) and ".".join(part).startswith(RECOMPUTED.get(method, ()))
 
 
 def compare_types(rank):
-    """What differs under autocast between matrices that travel in its type and float32, which it casts.
+    """Return what differs under autocast between matrices that travel in its type and float32, which it casts.
 
     Where a matrix is used once there is nothing to sum, and both are the same to the last bit. What a recomputed
     layer's gradients are summed in is up to PyTorch: bfloat16 up to 2.14, float32 from 2.15 on.
@@ -128,7 +128,7 @@ def test_gradients_of_every_method(tmp_path):
 
 @pytest.fixture
 def gathered(monkeypatch):
-    """Makes this process one of two by name alone; a list of the types in which FSDP puts parameters together."""
+    """Make this process one of two by name only. Return a list of the types in which FSDP puts parameters together."""
     groups = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_param_group")
     fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
     dtypes, gather = [], groups.foreach_all_gather
@@ -147,7 +147,7 @@ def gathered(monkeypatch):
 
 @pytest.mark.parametrize("residual", RESIDUALS)
 def test_fsdp_gathers_a_layer_once(gathered, residual):
-    """For forward and backward pass together, however often later layers recompute it; a standard layer for each."""
+    """It serves forward and backward pass, however often later layers recompute it; a standard layer takes one each."""
     config = GPTConfig(**settings("standard", "standard", n_layer=12, residual=residual))
     model = parallelize_model(GPT(config), "fsdp", torch.device("cpu"), torch.bfloat16)
     idx = torch.zeros(1, 12, dtype=torch.long)
@@ -168,7 +168,7 @@ def numbers(out, event, *names):
 
 
 def kill_one_of(torchrun):
-    """SIGKILL for the second of the processes that a torchrun of ours has started."""
+    """Send SIGKILL to the second of the processes that a torchrun of ours has started."""
     children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
     (second,) = [pid for pid in children if b"\0RANK=1\0" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()]
     os.kill(int(second), signal.SIGKILL)

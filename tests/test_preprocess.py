@@ -154,7 +154,7 @@ def test_half_replaced_folder_is_not_taken_for_whole(folder, monkeypatch):
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
-    with pytest.raises(UserError, match="meta.json.*prepare it again"):
+    with pytest.raises(UserError, match="meta.json.*prepare data/words again"):
         load_dataset(folder)
 
 
@@ -229,7 +229,7 @@ def test_texts_with_names_lie_side_by_side(repo):
 
 
 def test_git_ignores_what_is_prepared():
-    """And tracks the scripts."""
+    """It tracks the scripts."""
     ignored = ["data/plays/meta.json", "data/plays/train.bin", "data/text/meta.json", "data/text/train.bin.tmp", "data/text/input.txt"]
     names = [*ignored, "data/text/prepare.py", "data/files.py", "data/README.md"]
     if not (ROOT / ".git").exists():
@@ -297,12 +297,12 @@ def test_scripts_run_from_any_folder(repo, tmp_path):
 
 @pytest.fixture
 def datasets(tmp_path, monkeypatch):
-    """A data folder of one dataset, whose prepare.py notes its input.txt in meta.json."""
+    """Return a data folder of one dataset, whose prepare.py notes the SHA-256 of its input.txt in meta.json."""
     monkeypatch.setattr(data.preprocess, "DATA", tmp_path)
     (tmp_path / "words").mkdir()
     (tmp_path / "words" / "input.txt").write_text("one")
-    copy = "(folder / 'meta.json').write_bytes((folder / 'input.txt').read_bytes())"
-    script = f"from pathlib import Path\nfolder = Path(__file__).parent\n{copy}\n"
+    note = "(folder / 'meta.json').write_text(sha256((folder / 'input.txt').read_bytes()).hexdigest())"
+    script = f"from hashlib import sha256\nfrom pathlib import Path\nfolder = Path(__file__).parent\n{note}\n"
     (tmp_path / "words" / "prepare.py").write_text(script)
     return tmp_path
 
@@ -310,13 +310,13 @@ def datasets(tmp_path, monkeypatch):
 @pytest.mark.parametrize("written", [2**32, 1])  # a text that is moved there keeps the time that it had
 def test_a_dataset_is_prepared_at_first_use_and_when_its_text_is_new(datasets, capsys, written):
     text, meta = datasets / "words" / "input.txt", datasets / "words" / "meta.json"
-    assert ensure_prepared("words") == datasets / "words" and meta.read_text() == "one"
+    assert ensure_prepared("words") == datasets / "words" and meta.read_text() == sha256(b"one")
     assert capsys.readouterr().out == "data/words: it has not been prepared, running data/words/prepare.py\n"
     assert ensure_prepared("words") == datasets / "words"
     assert capsys.readouterr().out == ""
     text.write_text("two")
     os.utime(text, (written, written))
-    assert ensure_prepared("words") == datasets / "words" and meta.read_text() == "two"
+    assert ensure_prepared("words") == datasets / "words" and meta.read_text() == sha256(b"two")
     assert capsys.readouterr().out == "data/words: its input.txt is new, running data/words/prepare.py\n"
 
 

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README, OF_TESTS, OF_BENCH = (
     (ROOT / folder / "README.md").read_text(encoding="utf-8") for folder in ("", "tests", "tests/bench")
 )
+BENCH = ROOT / "tests" / "bench"
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -40,7 +41,7 @@ def test_the_columns_of_the_log_are_all_there(repo):
 
 @pytest.mark.parametrize("dataset", ["shakespeare_char", "shakespeare_bpe"])
 def test_a_run_is_shared_as_model_and_checkpoint(repo, tmp_path, dataset):
-    """In a folder that holds model.py, the checkpoint and, for other tokenizers than characters, tokenizer.py."""
+    """The folder holds model.py, the checkpoint and, for other tokenizers than characters, tokenizer.py."""
     repo(f"data/{dataset}/prepare.py" + " --vocab_size=300" * (dataset == "shakespeare_bpe"))
     repo(f"train.py {TINY} --attention=w2 --residual=m1 --dataset={dataset} --out_dir=out/run")
     snippet, files = SNIPPETS[2], ["model.py", "out/run/best.pt"]
@@ -87,15 +88,39 @@ def test_its_runs_do_not_get_in_each_others_way():
     assert len(folders) > 5 and len(set(folders)) == len(folders), folders
 
 
-@pytest.mark.parametrize("name", ["methods", "depth", "recall", "recall_why", "entailment", "micro"])
-def test_tables_are_those_of_the_results(name, monkeypatch, capsys):
-    bench = ROOT / "tests" / "bench"
-    monkeypatch.syspath_prepend(bench)
-    experiment, sweep = (importlib.import_module(module) for module in (name.removeprefix("recall_"), "sweep"))
-    monkeypatch.setattr(sys, "argv", [name, "--show", f"--out={bench / 'results'}"])
+@pytest.mark.parametrize("name", ["recall", "recall_why", "entailment", "micro"])
+def test_tables_of_tasks_are_those_of_the_results(name, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(BENCH)
+    experiment, tasks = (importlib.import_module(module) for module in (name.removeprefix("recall_"), "tasks"))
+    monkeypatch.setattr(sys, "argv", [name, "--show", f"--out={BENCH / 'results'}"])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which the experiment sets
     add_arguments = getattr(experiment, "add_arguments", lambda parser: None)
-    sweep.experiment(name, experiment.trial, experiment.main, "", add_arguments)
+    tasks.experiment(name, experiment.trial, experiment.main, "", add_arguments)
     shown = capsys.readouterr().out
     rows = [line for line in shown.splitlines() if re.search(r"±|\d, \d|\d\.\d{3} \|", line)]
     assert rows and all(row in OF_BENCH for row in rows) and "NOTE" not in shown
+
+
+@pytest.mark.parametrize("name", ["methods", "depth"])
+def test_tables_of_studies_are_those_of_the_results(name, monkeypatch, capsys, tmp_path):
+    monkeypatch.syspath_prepend(BENCH)
+    monkeypatch.chdir(tmp_path)
+    importlib.import_module("compare").main([name, "--show"])
+    shown = capsys.readouterr().out
+    rows = [line for line in shown.splitlines() if "±" in line and line.startswith("|")]
+    assert len(rows) > 20 and [row for row in rows if row not in OF_BENCH] == [] and "missing" not in shown
+
+
+def test_the_first_page_has_the_tables_figures():
+    """Of its table at 8 layers, each number in and before brackets stands in the row of the bench page's tables."""
+    tables = {}
+    for width in ("64", "256"):
+        part = OF_BENCH[OF_BENCH.index(f"\n8 layers of width {width}, ") :].split("\n\n")[1]
+        tables[width] = {row.split("|")[1].strip(): row for row in part.splitlines()}
+    rows = [line for line in README.splitlines() if re.match(r"\| (Method|W2)", line)]
+    assert len(rows) == 6
+    for row in rows:
+        name, *cells = [cell.strip() for cell in row.split("|")[1:-1]]
+        for cell in cells[:3]:
+            narrow, wide = re.fullmatch(r"(.*) \((.*)\)", cell).groups()
+            assert f"| {narrow}" in tables["64"][name] and f"| {wide}" in tables["256"][name], (name, cell)

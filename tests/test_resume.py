@@ -31,7 +31,7 @@ METHODS = [(kind, residual) for kind in model.ATTENTIONS for residual in model.R
 
 @pytest.fixture
 def run(repo, monkeypatch):
-    """`repo`, which keeps every ckpt.pt of out/whole as steps/<iter_num>.pt."""
+    """Return `repo`, which keeps every ckpt.pt of out/whole as steps/<iter_num>.pt."""
     save = torch.save
 
     def save_twice(state, file):
@@ -46,14 +46,14 @@ def run(repo, monkeypatch):
 
 
 def kill_after(step):
-    """Makes out/resumed what out/whole would have left, had it been killed before its next save."""
+    """Make out/resumed what out/whole would have left, had it been killed before its next save."""
     shutil.rmtree(RESUMED, ignore_errors=True)
     shutil.copytree(WHOLE, RESUMED)
     shutil.copy(f"steps/{step}.pt", RESUMED / "ckpt.pt")
 
 
 def losses(folder, event="step"):
-    """The log's lines of a kind, in their order, without what depends on the clock."""
+    """Return the log's lines of a kind, in their order, without what depends on the clock."""
     return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in log_of(folder, event)]
 
 
@@ -226,11 +226,12 @@ def test_another_machine_is_said(run):
 def test_other_data_are_refused(run, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
-    prepare("data/shakespeare_char", TEXT.replace("fox", "ox "), "another text")
-    capsys.readouterr()
-    error = refused(run, RESUME, capsys)
-    cure = "prepare test again, python data/shakespeare_char/prepare.py\n"
-    assert f"data/shakespeare_char is not what out/resumed/ckpt.pt was trained on: {cure}" in error
+    for text in (TEXT.replace("dog", "god"), TEXT.upper()):  # other tokens; the same ones of another vocabulary
+        prepare("data/shakespeare_char", text, "another text")
+        capsys.readouterr()
+        error = refused(run, RESUME, capsys)
+        cure = "prepare test again by python data/shakespeare_char/prepare.py\n"
+        assert f"data/shakespeare_char is not what out/resumed/ckpt.pt was trained on: {cure}" in error
     prepare("data/shakespeare_char", TEXT, "the same text from another file")
     run(RESUME)
     assert differences(RESUMED / "ckpt.pt", WHOLE / "ckpt.pt") == ["checkpoint['data']['source']"]
@@ -273,7 +274,7 @@ def test_the_leftover_of_a_killed_process_is_overwritten(run):
 
 
 def full_disk(monkeypatch, fails):
-    """From now on saving breaks off, after some bytes, whenever fails(iter_num)."""
+    """Break off saving from now on, after some bytes, whenever fails(iter_num)."""
     save = torch.save
 
     def save_or_fail(state, file):
@@ -334,7 +335,7 @@ ONE = f"{RUN} --grad_accum_steps=1 --out_dir={WHOLE}"  # a call of the model per
 
 
 def trouble(monkeypatch, step, kind):
-    """Makes the loss, or only its gradient, infinite at a step."""
+    """Make the loss, or only its gradient, infinite at a step."""
     forward, calls = model.GPT.forward, iter(range(1, 10**9))
 
     def troubled(self, idx, targets=None):
@@ -404,7 +405,7 @@ def test_a_signal_saves_and_says_how_to_go_on(run, heard, monkeypatch, capsys, n
 
 
 def start(*settings):
-    """A training process that has come to its first log line, and shows them."""
+    """Start a training process that shows its log lines, and wait for the first."""
     command = [sys.executable, *RUN.split(), *settings, f"--out_dir={RESUMED}"]
     pipe = dict(stdout=subprocess.PIPE, text=True, encoding="utf-8")
     process = subprocess.Popen(command, **pipe, preexec_fn=hear_signals)

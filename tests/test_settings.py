@@ -163,11 +163,10 @@ def test_errors_of_the_command_line(program, argument, named):
         ("max_iters = True", "file.py: max_iters: a whole number"),
         ("dropout = float('nan')", "file.py: dropout: a finite number"),
         ("dataset = None", "file.py: dataset: text"),
-        ("\nmax_iters = = 5", "file.py, line 2: SyntaxError"),
-        ("max_iters = 5\n1 / 0", "file.py, line 2: ZeroDivisionError"),
-        ("def f():\n    raise ValueError('two\\nlines')\nf()", "file.py, line 2: ValueError: two\nlines"),
-        ("import nonsense_module", "file.py, line 1: ModuleNotFoundError"),
-        ("exit(0)", "file.py, line 1: SystemExit"),
+        ("\nmax_iters = = 5", "file.py: SyntaxError: invalid syntax (file.py, line 2)"),
+        ("max_iters = 5\n1 / 0", "file.py: ZeroDivisionError: division by zero"),
+        ("import nonsense_module", "file.py: ModuleNotFoundError: No module named 'nonsense_module'"),
+        ("exit(0)", "file.py: SystemExit: 0"),
         ("\0", "file.py"),
     ],
 )
@@ -195,7 +194,7 @@ ARGUMENTS = st.one_of(
 
 
 def check_any(program, argv):
-    """Whatever is asked for gives whole settings, help, or an error: never a traceback."""
+    """Check that what is asked for gives whole settings, help, or an error: never a traceback."""
     try:
         result = read_settings(program, argv)
     except SystemExit as end:
@@ -298,8 +297,3 @@ def test_method_files_differ_in_the_method_alone(method):
         assert values == {"attention": "summed_qk", "qk_scale": method[1:].replace("_", ".")}
     else:
         assert values == {"residual": method.replace("_", ".")}
-
-
-def test_every_config_file_is_accounted_for():
-    names = {path.stem for path in CONFIGS.glob("*.py")} - {"__init__"}
-    assert names == {f"{method}_shakespeare" for method in METHODS} | {"size_gpu", "size_124m", "race_cpu"}

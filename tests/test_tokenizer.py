@@ -10,7 +10,7 @@ import tiktoken
 from hypothesis import given, strategies as st
 
 import data.tokenizer
-from data.tokenizer import SPLIT, BPETokenizer, CharTokenizer, first_tokens, merge, tokenizer_from_state, train_bpe
+from data.tokenizer import SPLIT, BPETokenizer, CharTokenizer, first_tokens, tokenizer_from_state, train_bpe
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 BPE = train_bpe(TEXT, 400)
@@ -51,8 +51,18 @@ def test_split_matches_every_character():
     assert BYTES.decode(BYTES.encode(text)) == text
 
 
+def merge(word, pair, token):
+    """Replace every `pair` of neighbours, from the left, by `token`."""
+    merged = []
+    for i in word:
+        merged.append(i)
+        if tuple(merged[-2:]) == pair:
+            merged[-2:] = [token]
+    return merged
+
+
 def naive_bpe(text, vocab_size):
-    """Textbook BPE: count all pairs anew for every merge. Slow, short, and an oracle for `train_bpe`."""
+    """Do textbook BPE: count all pairs anew for every merge. It is slow, short, and an oracle for `train_bpe`."""
     words = [list(piece.encode()) for piece in re.findall(SPLIT, text)]
     tokens = [bytes([i]) for i in range(256)]
     while len(tokens) < vocab_size:
@@ -113,23 +123,10 @@ def test_a_text_starts_with_a_new_line_if_there_are_any(text, tokens):
     assert first_tokens(CharTokenizer(text)) == tokens
 
 
-@pytest.mark.parametrize(
-    "state, message",
-    [
-        ({}, "unknown kind of tokenizer None; choose from 'char', 'bpe', 'hf'"),
-        ({"kind": "word"}, "unknown kind of tokenizer 'word'"),
-        ({"kind": "char"}, "the tokenizer's 'characters' is missing"),
-        ({"kind": "bpe", "pattern": "x"}, "the tokenizer's 'ranks' is missing"),
-        (BPE.state() | {"ranks": "YQ==\n"}, "line 1 of the tokenizer's ranks is damaged"),
-        (BPE.state() | {"ranks": "YQ== 0\n*** 1\n"}, "line 2 of the tokenizer's ranks is damaged"),
-        (BPE.state() | {"ranks": "YQ== x\n"}, "line 1 of the tokenizer's ranks is damaged"),
-        (BPE.state() | {"pattern": "("}, "split pattern"),
-    ],
-)
-def test_damaged_tokenizers_are_refused(state, message):
-    with pytest.raises(ValueError, match=message) as error:
+@pytest.mark.parametrize("state, kind", [({}, "None"), ({"kind": "word"}, "'word'")])
+def test_strange_tokenizers_are_refused(state, kind):
+    with pytest.raises(ValueError, match=f"unknown kind of tokenizer {kind}; choose from 'char', 'bpe', 'hf'"):
         tokenizer_from_state(state)
-    assert "\n" not in str(error.value)
 
 
 def test_gpt2(monkeypatch):

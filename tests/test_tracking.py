@@ -1,14 +1,18 @@
 """Where else the numbers of a run go: TensorBoard, Weights & Biases, a picture."""
 
+import csv
 import json
 import sys
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from conftest import ROOT, TINY, log_of, refused, run_program
-from model import GPT, GPTConfig
+from model import GPTConfig
+
+sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there
 
 WANDB = '''
 import json
@@ -28,7 +32,7 @@ class Run:
 
 
 def numbers_of(out):
-    """What log.jsonl has of numbers: {(event/name, step): number}."""
+    """Return what log.jsonl has of numbers: {(event/name, step): number}."""
     return {
         (f"{line['event']}/{name}", line["step"]): number
         for line in log_of(out)
@@ -98,21 +102,23 @@ def plot(tmp_path, monkeypatch, capsys):
     return run
 
 
+SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 10, "vocab_size": 7}
 START = {
-    "event": "start", "step": 0, "parameters": 10,
+    "event": "start", "step": 0, "parameters": 10, "flops_per_token": 1e4,
     "settings": {"batch_size": 2, "grad_accum_steps": 5, "block_size": 10, "max_iters": 40},
-    "config": {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 10, "vocab_size": 7},
+    "config": asdict(GPTConfig(**SHAPE)),
     "data": {"source": "a text", "vocab_size": 7, "sha256": "s", "tokenizer": {"kind": "char"}},
 }  # fmt: skip
 
 
 def write_log(folder, *evals, steps=(10, 20, 30, 40), end="", **changes):
-    """A log by hand: 100 tokens per step, 1,000 per second; `evals` are validation losses."""
+    """Write a log by hand: 100 tokens per step, 1,000 per second; `evals` are validation losses."""
     lines = [START | changes]
     for i, step in enumerate(steps):
         lines.append({"event": "step", "step": step, "loss": 9.0, "tokens_per_second": 1000.0})
         if i < len(evals):
-            lines.append({"event": "eval", "step": step, "val_loss": evals[i], "bits_per_byte": evals[i] / 2})
+            losses = {"val_loss": evals[i], "train_loss": 1.0, "bits_per_byte": evals[i] / 2}
+            lines.append({"event": "eval", "step": step} | losses)
         if step == 20:
             lines.append(START | changes | {"event": "resume", "step": 20})
     Path(folder).mkdir(parents=True)
@@ -127,7 +133,7 @@ def test_runs_in_one_picture(plot, repo, monkeypatch):
         file.write('{"event": "st')  # it is being written
     Path("out/other").mkdir()
     for name, x in (("both.png", "tokens"), ("both", "flops"), ("time.png", "time")):
-        code, output, error = plot("out/a", "out/b$_{x$/log.jsonl", "out/other", f"--x={x}", f"--out={name}")
+        code, output, error = plot("out/a", "out/b$_{x$/log.jsonl", "out/other", f"--x={x}", f"--out={name}", "--train")
         assert (code, output.splitlines()[-1], error) == (0, f"picture: {name}", "")
         assert Path(name).read_bytes().startswith(b"\x89PNG")
 
@@ -142,13 +148,36 @@ def test_the_table(plot, monkeypatch):
     code, output, error = plot("out/a", "out/b", "out/c", "out/d")
     rows = [line.split("   ") for line in output.splitlines()[1:5]]
     rows = [[cell.strip() for cell in row if cell.strip()] for row in rows]
-    flops = GPT(GPTConfig(**config)).flops_per_token() * 4000
+    flops = 1e4 * 4000
     assert (code, error) == (0, "") and [row[-1] for row in rows] == ["out/d", "out/a", "out/b", "out/c"]
     assert rows[1][:4] == ["standard", "2 × 16", "10", "4k"] and float(rows[1][4]) == pytest.approx(flops, rel=0.01)
     assert rows[1][5:8] == ["1,000", "1.5000 [2]", "0.7500"] and rows[0][6] == "1.2000 [1]"
     assert (rows[2][0], rows[2][3]) == ("m1 + input", "2k of 4k")
     assert (rows[3][0], rows[3][6:8]) == ("w2 (scalar σ)", ["-", "-"])
     assert "NOTE    a picture needs matplotlib: pip install matplotlib\n" in output
+
+
+def test_settings_that_differ_and_means_over_seeds(plot, monkeypatch):
+    """In the table, in a CSV file, and in the picture; runs lie at any depth."""
+    best = {(3e-3, 1): 1.0, (3e-3, 2): 1.2, (3e-3, 3): 1.7, (1e-3, 1): 2.0, (1e-3, 2): 2.5, (1e-4, 1): 4.0}
+    for (rate, seed), loss in best.items():
+        settings = START["settings"] | {"learning_rate": rate, "seed": seed, "out_dir": f"{rate}-{seed}", "bias": False}
+        write_log(f"out/compare/{rate}/{seed}", 5.0, loss, steps=(20, 40), settings=settings)
+    code, output, _ = plot("out", "--csv=runs.csv")
+    assert code == 0 and output.splitlines()[1].split()[:5] == ["method", "size", "learning_rate", "seed", "parameters"]
+    with open("runs.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(float(row["learning_rate"]), int(row["seed"])): float(row["best_val_loss"]) for row in rows} == best
+    assert {row["last_train_loss"] for row in rows} == {"1.0"} and "out_dir" in rows[0] and "bias" not in rows[0]
+
+    code, output, _ = plot("out", "--group=seed", "--out=means.png")
+    head, *rows, last = [line.split() for line in output.splitlines()]
+    assert "seed" not in head and [row[4] for row in rows] == ["0.003", "0.001", "0.0001"]
+    sd = (0.3**2 + 0.1**2 + 0.4**2) ** 0.5 / 2**0.5  # the mean is 1.3
+    assert rows[0][-8:-4] == ["1.3000", "±", f"{sd:.4f}", "(3)"] and rows[2][-3:-1] == ["4.0000", "2.0000"]
+    assert last == ["picture:", "means.png"] and Path("means.png").read_bytes().startswith(b"\x89PNG")
+    code, _, error = plot("out", "--group=sed")
+    assert code == 2 and "--group=sed: there is no such setting" in error
 
 
 @pytest.mark.parametrize("content, named", [

@@ -21,7 +21,7 @@ LOSS_SCALE = 2.0**16  # float16 would lose small gradients; a power of two chang
 
 
 def train(settings):
-    """Trains under settings of train.py, on the CPU. Returns the log's steps and evaluations, and the weights."""
+    """Train under settings of train.py, on the CPU. Return the log's steps and evaluations, and the weights."""
     s = SimpleNamespace(**settings)
     data = load_dataset(f"data/{s.dataset}")
     model = make_model(s, data.meta["vocab_size"])
@@ -50,7 +50,7 @@ def train(settings):
 
 
 def make_model(s, vocab_size):
-    """The model as it starts, drawn from the seed."""
+    """Return the model as it starts, drawn from the seed."""
     torch.manual_seed(s.seed)
     config = {field.name: getattr(s, field.name) for field in fields(GPTConfig) if hasattr(s, field.name)}
     config |= {"n_kv_head": s.n_kv_head or s.n_head, "n_inner": s.n_inner or None}
@@ -58,7 +58,7 @@ def make_model(s, vocab_size):
 
 
 def token_losses(s, model, x, y):
-    """-log p of each target that is not -1; the model computes in s.dtype."""
+    """Return -log p of each target that is not -1; the model computes in s.dtype."""
     with torch.autocast("cpu", getattr(torch, s.dtype), enabled=s.dtype != "float32"):
         logits, _ = model(x)
     log_p = torch.log_softmax(logits.float(), dim=-1)
@@ -67,7 +67,7 @@ def token_losses(s, model, x, y):
 
 
 def learning_rate(s, step):
-    """Rises in equal parts to s.learning_rate, then falls towards min_lr_frac of it, which max_iters would have."""
+    """Return a rate that rises in equal parts to s.learning_rate, then falls towards min_lr_frac of it at max_iters."""
     if step < s.warmup_iters:
         return s.learning_rate * (step + 1) / s.warmup_iters
     lowest = s.learning_rate * s.min_lr_frac
@@ -97,7 +97,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, gradients, rate):
-        """Updates all parameters."""
+        """Update all parameters."""
         self.t += 1
         for (name, p), gradient in zip(self.parameters.items(), gradients):
             if p in self.of_muon:
@@ -109,7 +109,7 @@ class Optimizer:
             self.muon.step()
 
     def adamw(self, name, p, gradient, rate):
-        """Moves p by its smoothed gradient over the root of its smoothed square, and a matrix towards 0."""
+        """Move p by its smoothed gradient over the root of its smoothed square, and a matrix towards 0."""
         beta1, beta2 = self.s.beta1, self.s.beta2
         self.m[name] = beta1 * self.m[name] + (1 - beta1) * gradient
         self.v[name] = beta2 * self.v[name] + (1 - beta2) * gradient**2
@@ -121,7 +121,7 @@ class Optimizer:
 
 @torch.no_grad()
 def evaluate(s, model, data):
-    """Mean losses per token, without dropout: of at most eval_tokens to validate on, and a quarter to train on."""
+    """Return mean losses per token, without dropout: of at most eval_tokens to validate on, a quarter to train on."""
     model.eval()
     losses = {}
     for split, tokens in (("train", s.eval_tokens // 4), ("val", s.eval_tokens)):

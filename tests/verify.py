@@ -42,14 +42,14 @@ def expect_close(found, expected, what, tolerance=1e-9):
 
 
 def one_layer(kind):
-    """The block of a one-layer model, and random hidden states (B, T, HIDDEN)."""
+    """Return the block of a one-layer model, and random hidden states (B, T, HIDDEN)."""
     config = GPTConfig(block_size=T, vocab_size=16, n_layer=1, n_head=HEADS, n_embd=HIDDEN, n_inner=INNER,
                        **KINDS[kind])
     return GPT(config).eval().blocks[0], torch.randn(B, T, HIDDEN)
 
 
 def scores(block, x):
-    """(normed x, q̂, k̂) of a first layer, as the model makes them."""
+    """Return (normed x, q̂, k̂) of a first layer, as the model makes them."""
     return block.scores(x, rope_table(0, T, HIDDEN // HEADS, 10000.0, x), ())[:3]
 
 
@@ -81,7 +81,7 @@ def block_forward():
 
 def gradients():
     """
-    Every parameter of every kind x method gets a finite gradient that is not zero, but for the b of
+    Every parameter of every kind x method gets a finite gradient that is not zero, except the b of
     5.4 in the first layer, where m^b = 1^b.
     """
     for kind, method in GRID:

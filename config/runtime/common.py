@@ -1,6 +1,5 @@
 """How a program ends, signals, and what a run computes on and in."""
 
-import argparse
 import atexit
 import math
 import os
@@ -71,23 +70,13 @@ def exit_program(code=0):
     One of several processes skips the interpreter's clearing up: there a thread of gloo that still waits for the
     interpreter would abort it ("terminate called without an active exception").
     """
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         atexit._run_exitfuncs()  # such as those of trackers
         for stream in filter(None, (sys.stdout, sys.stderr)):
             with suppress(OSError):
                 stream.flush()
         os._exit(code)
     raise SystemExit(code)
-
-
-class ArgumentParser(argparse.ArgumentParser):
-    """Parse as argparse does, with one-line errors and no abbreviations, for programs that take more than settings."""
-
-    def __init__(self, **options):
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
-
-    def error(self, message):
-        raise UserError(message)
 
 
 # -- pipes and signals ----------------------------------------------------------------------------------------
@@ -106,12 +95,13 @@ class StopSignal:
     twice, from the terminal and from torchrun.
     """
 
-    def __init__(self):
-        self.number = 0  # none so far
+    def __init__(self, pass_on=lambda: None):
+        self.number, self.pass_on = 0, pass_on  # none so far; what else is to be done at once
         self.listen(self.remember)
 
     def remember(self, number, frame):
         self.number = number
+        self.pass_on()
         self.listen(signal.SIG_IGN if "TORCHELASTIC_RUN_ID" in os.environ else signal.SIG_DFL)
 
     def listen(self, handler):
@@ -141,7 +131,7 @@ def pick_device(device) -> torch.device:
 
 
 def peak_flops(device) -> float:
-    """The dense bfloat16 peak of a GPU in FLOP/s, from its maker's data sheet; nan where unknown."""
+    """Return the dense bfloat16 peak of a GPU in FLOP/s, from its maker's data sheet; nan where unknown."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     peaks = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "L40S": 362e12, "A100": 312e12, "RTX 4090": 165e12}
     return next((peak for gpu, peak in peaks.items() if gpu in name), math.nan)

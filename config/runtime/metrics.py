@@ -2,9 +2,14 @@
 
 import json
 import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
 
 from data.console import UserError, file_errors, print0
-from data.files import file_lock
+from data.files import file_lock, sha256
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class MetricLogger:
@@ -53,6 +58,16 @@ class MetricLogger:
             except Exception as error:  # a full disk, a lost network: no reason to lose a run
                 del self.trackers[name]
                 print0(f"NOT TRACKED from step {iter_num} on: {name}: {error}; training goes on")
+
+
+@file_errors()
+def code_version() -> dict:
+    """Return what tells a run's code: the SHA-256 of model.py and train.py, and the git commit, or None."""
+    commit = None
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=10"]
+        commit = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    return {"sha256": sha256((ROOT / "model.py").read_bytes() + (ROOT / "train.py").read_bytes()), "commit": commit}
 
 
 def start_tensorboard(folder, iter_num):

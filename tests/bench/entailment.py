@@ -5,8 +5,8 @@ The hierarchy task of the W2 document. A random tree (up to 4 children a node, 6
 nodes); the input is a node and a candidate, and two classes are read from the last position: is the candidate an
 ancestor of the node? The original measures on the pairs that it trains on, where it is enough to remember them. Here a
 tenth of all pairs is held out. Both sides as published, then with equal widths, parameters and choice of learning
-rates; and both with candidates of any kind, most of which are nobody's ancestors, and with candidates for which the
-answer is yes as often as no, so that the candidate alone tells nothing.
+rates; and both with candidates of any kind, mostly nobody's ancestors, and with candidates for which the
+answer is yes as often as no, so that the candidate by itself tells nothing.
 """
 
 from functools import cache
@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from stats import compare
-from sweep import W2_KINDS, experiment, fair_cells, fit, make_orthogonal, mean_sd, published_cells
-from sweep import random_numbers, table
+from tasks import W2_KINDS, experiment, fair_cells, fit, make_orthogonal, mean_sd, published_cells
+from tasks import random_numbers, table
 from model import GPT, GPTConfig
 
 DEPTH, CHILDREN = 6, 4
 TREE, SEEN, UNSEEN = 2**40, 2**40 + 1, 2**40 + 2  # streams of random numbers that no training step has
 
-# the document's two sides; W2's MLP, of which it says nothing, is four times as wide as the model, as the other's is
+# the document's two sides; it says nothing of W2's MLP, which is four times as wide as the model, as the other's is
 PUBLISHED = {
     "standard": ({"n_embd": 96, "n_head": 6, "n_inner": 384}, 1e-3),
     "W2, diagonal σ": ({"n_embd": 88, "n_head": 4, "n_inner": 352, **W2_KINDS["W2, diagonal σ"]}, 5e-4),

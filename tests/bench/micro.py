@@ -8,7 +8,7 @@ the published widths, where W2 is the narrower one, and with equal widths.
 
 import recall
 from stats import compare
-from sweep import W2_KINDS, experiment, mean_sd, table
+from tasks import W2_KINDS, experiment, mean_sd, table
 from measure import cost_of_steps
 
 SETTINGS = {  # layers, tokens of a sequence, sequences
@@ -42,7 +42,7 @@ def main(sweep):
             results = sweep.repeated({name: copy | {"model": model} for name, model in models.items()}, seeds)
             costs = {"task": "cost", "setting": f"{setting}, {which}", "models": list(models.values())}
             costs |= {"batch_size": batch_size, "budget": budget}
-            (costs,) = sweep.run([costs])  # nothing beside it, or it would not be timed alone
+            (costs,) = sweep.run([costs])  # with nothing beside it, which would slow it
             compared = compare(results)
             for i, (name, group) in enumerate(results.items()):
                 rows.append(

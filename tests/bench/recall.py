@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from stats import compare
-from sweep import W2_KINDS, experiment, fair_cells, fit, make_orthogonal, mean_sd, published_cells
-from sweep import random_numbers, table
+from tasks import W2_KINDS, experiment, fair_cells, fit, make_orthogonal, mean_sd, published_cells
+from tasks import random_numbers, table
 from model import GPT, GPTConfig
 
 UNSEEN = 2**40  # a stream of random numbers that no training step has

@@ -1,8 +1,7 @@
 """
-All benchmarks: python tests/bench/run.py {methods,depth,recall,entailment,micro,speed} [--quick] [...]
+All benchmarks: python tests/bench/run.py {compare,recall,entailment,micro,speed} [--quick] [...]
 
-    methods      which attention and which residual method wins on Tiny Shakespeare
-    depth        does a residual method pay in deeper models, on a longer text; --wide: in wider ones, on a GPU
+    compare      does it pay? any candidates on any text, or a study: methods, depth
     recall       associative recall: the copy task, and MQAR; with --why, what makes W2 slow to learn it
     entailment   which node of a tree is above which
     micro        W2 and standard: loss, time and memory of three small models
@@ -16,7 +15,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-MODES = ("methods", "depth", "recall", "entailment", "micro", "speed")
+MODES = ("compare", "recall", "entailment", "micro", "speed")
 
 if __name__ == "__main__":
     mode, *arguments = sys.argv[1:] or [""]

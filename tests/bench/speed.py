@@ -32,7 +32,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import measure
 import naive
-from config.runtime.common import ArgumentParser, install_excepthook, machine_name, pick_device, pick_dtype
+from cli import ArgumentParser
+from config.runtime.common import install_excepthook, machine_name, pick_device, pick_dtype
 from data.console import UserError
 from data.dataset import load_dataset
 from data.files import atomic_write

@@ -1,17 +1,16 @@
 """
 Statistics of the experiments: what a loss owes to its method, and what to its seed or its cost.
 
-Runs of one seed see the same batches and start, as far as their parameters are the same, from the same draws. So
-methods are compared within seeds: loss = its method's + its seed's + noise, by least squares, the noise being as large
-for all but what is set apart. Intervals are of 95 %, by Student's t. Whether a difference counts is decided by its
-p-value with Holm's correction for all comparisons of its column.
+Runs of one seed and length see the same batches and start, as far as their parameters are the same, from the same
+draws. So methods are compared within seeds: loss = its method's + its seed's + noise, by least squares. Intervals are
+of 95 %, by Student's t. Where many differences are called better or worse, their p-values have Holm's correction.
 """
 
 import math
-import statistics
 
 import numpy as np
 from scipy.stats import CensoredData, logrank, permutation_test
+from scipy.stats import f as f_distribution
 from scipy.stats import t as student
 
 
@@ -24,17 +23,23 @@ class LinearModel:
         self.inverse = np.linalg.pinv(X.T @ X)
         self.coefficients = self.inverse @ X.T @ y
         self.freedom = len(y) - np.linalg.matrix_rank(X)
-        noise = y - X @ self.coefficients
-        self.variance = noise @ noise / self.freedom if self.freedom else math.nan
+        self.X, self.noise = X, y - X @ self.coefficients
+        self.variance = self.noise @ self.noise / self.freedom if self.freedom else math.nan
 
     def columns(self, rows):
         return np.array([[row.get(name, 0.0) for name in self.names] for row in rows])
 
     def estimate(self, row):
-        """The sum that a row stands for, its standard error, half the width of its interval, and p of its being 0."""
+        """Return the sum that a row stands for, its standard error, half its interval's width, and p of its being 0."""
         (x,) = self.columns([row])
-        value, error = float(x @ self.coefficients), math.sqrt(self.variance * (x @ self.inverse @ x))
-        return value, error, student.ppf(0.975, self.freedom) * error, 2 * student.sf(abs(value) / error, self.freedom)
+        error = math.sqrt(self.variance * (x @ self.inverse @ x))
+        return by_students_t(float(x @ self.coefficients), error, self.freedom)
+
+
+def by_students_t(value, error, freedom):
+    """Return (value, its standard error, half the width of its interval of 95 %, p of its being 0)."""
+    p = 2 * student.sf(abs(value) / error, freedom) if error else float(value == 0)
+    return value, error, student.ppf(0.975, freedom) * error, p
 
 
 def holm(p):
@@ -54,94 +59,150 @@ def observations(groups, name="loss"):
     return seen
 
 
-def seed_of(result):
-    return f"seed {result['run']['seed']}"
+def differences(groups, name="loss"):
+    """Return each group's `name` less the first one's, {group: (difference, half its interval's width, corrected p)}.
 
-
-def linear_models(base, groups, name="loss", apart=(), of_cost=lambda flops: {}):
-    """The LinearModel that each of `groups` is fitted in, as far as none of its runs diverged, by the group's name.
-
-    `name` = its seed's + of_cost(its operations) + what the group has more than the runs `base`. All groups are fitted
-    together, but for those in `apart`, which are fitted by themselves.
+    `name` = its group's + its seed's + noise, which is as large for all. Groups with a run that diverged are left out.
     """
-    parts = [[group for group in groups if group not in apart], *([group] for group in apart if group in groups)]
-    models = {}
-    for part in parts:
-        seen = observations({None: base} | {group: groups[group] for group in part}, name)
-        rows = [
-            of_cost(result["flops"]) | {seed_of(result): 1} | ({group: 1} if group else {}) for group, result, _ in seen
-        ]
-        model = LinearModel(rows, [value for *_, value in seen])
-        models |= {group: model for group in part if group in model.names}
-    return models
-
-
-def of_groups(models):
-    """What each group has more, {group: (difference, half its interval's width, corrected p)}."""
-    estimates = {group: model.estimate({group: 1}) for group, model in models.items()}
+    seen = observations(groups, name)
+    model = LinearModel(
+        [{group: 1, f"seed {r['run']['seed']}": 1} for group, r, _ in seen], [value for *_, value in seen]
+    )
+    first = next(iter(groups))
+    estimates = {
+        group: model.estimate({group: 1, first: -1}) for group in groups if group != first and group in model.names
+    }
     p = holm({group: estimate[3] for group, estimate in estimates.items()})
     return {group: (estimate[0], estimate[2], p[group]) for group, estimate in estimates.items()}
 
 
-def differences(groups, name="loss", apart=()):
-    """Each group's `name` less the first one's, {group: (difference, half its interval's width, corrected p)}."""
-    (_, base), *others = groups.items()
-    return of_groups(linear_models(base, dict(others), name, apart))
-
-
 class CostCurve:
-    """What one model's loss is after training of some cost: quadratic in the logarithm of the operations.
+    """A candidate's loss beside the baseline's, whose loss by cost is known from runs of several lengths, the ladder.
 
-    It goes through `ladder`, runs of that model of several lengths, and each of `groups` of other models lies some
-    difference off it: loss = c₁ ln C + c₂ (ln C)² + its seed's + its group's.
+    Between its lengths the baseline's loss is the straight line over the logarithm of the cost. Every length has its
+    mean, and so has the candidate. Runs of one length that share a seed share an offset. Runs of different lengths
+    share it too if the baseline's do (`seeds_matter`). The candidate's noise is taken to be as large as the baseline's,
+    unless its seeds lie clearly farther apart (`split_noise`). No other candidate is in the fit, so none can make this
+    one's interval wide or narrow.
     """
 
-    def __init__(self, ladder, groups, apart=()):
-        self.unit = statistics.fmean(result["flops"] for result in ladder)
-        self.range = [pick(result["flops"] for result in ladder) for pick in (min, max)]
-        self.models = linear_models(ladder, groups, apart=apart, of_cost=self.at)
-        self.flops = {group: results[0]["flops"] for group, results in groups.items() if group in self.models}
+    def __init__(self, ladder, runs):
+        """Take results: those of the baseline, of all lengths, and the candidate's. None of them has diverged."""
+        self.steps, self.flops = runs[0]["steps"], runs[0]["flops"]
+        self.lengths = dict(sorted({result["flops"]: result["steps"] for result in ladder}.items()))  # {cost: steps}
+        self.seeds, self.shared = {result["seed"] for result in runs}, seeds_matter(ladder)
+        rows = [{result["flops"]: 1} | self.seed_of(result) for result in ladder]
+        rows += [{"candidate": 1} | self.seed_of(result) for result in runs]
+        self.model = LinearModel(rows, [result["loss"] for result in ladder + runs])
+        self.noise = self.split_noise(np.arange(len(rows)) >= len(ladder))
 
-    def at(self, flops):
-        x = math.log(flops / self.unit)
-        return {"ln C": x, "(ln C)²": x * x}
+    def seed_of(self, result):
+        return {f"seed {result['seed']}": 1} if self.shared or result["steps"] == self.steps else {}
 
-    def differences(self):
-        """Each group's loss less that at its cost: {group: (difference, half its interval's width, corrected p)}."""
-        return of_groups(self.models)
+    def mean(self, group, steps, weight=1.0):
+        """Return the row of a group's mean loss, over the seeds where it shares theirs."""
+        share = weight / len(self.seeds) if self.shared or steps == self.steps else 0.0
+        return {group: weight} | {f"seed {seed}": share for seed in self.seeds}
 
-    def equal_cost(self, group):
-        """The operations that take the ladder's model to the loss of `group`, and the ends of their interval.
+    def baseline(self, flops, weight=1.0):
+        """Return the row of the baseline's loss at a cost, or None beyond the ladder."""
+        costs = list(self.lengths)
+        if not 0.999 * costs[0] <= flops <= 1.001 * costs[-1]:
+            return None
+        place = float(np.interp(math.log(flops), np.log(costs), range(len(costs))))
+        below = min(int(place), len(costs) - 1)
+        above = min(below + 1, len(costs) - 1)
+        rows = [self.mean(costs[below], self.lengths[costs[below]], weight * (1 - place + below))]
+        rows.append(self.mean(costs[above], self.lengths[costs[above]], weight * (place - below)))
+        return add(*rows)
 
-        At the interval's ends the group's loss is just told apart from the curve; infinite or 0 is an end that lies
-        beyond the ladder.
+    def split_noise(self, own):
+        """Return (rows, variance, degrees of freedom) of the candidate's and the baseline's noise, or of both together.
+
+        They are two if the candidate's variance is larger, by an F test at p < 0.2. So lenient a test keeps the
+        intervals of a candidate right whose seeds are three times as far apart, and costs the others little.
         """
-        costs = np.geomspace(*self.range, 400)
-        estimates = [self.models[group].estimate(self.above(group, C)) for C in costs]
-        above = np.array([estimate[0] for estimate in estimates])  # grows with the cost
-        low, high = (np.array([sign * half for _, _, half, _ in estimates]) for sign in (-1, 1))
-        return [self.where_zero(costs, line) for line in (above, above + high, above + low)]
+        X, noise = self.model.X, self.model.noise
+        leverage = np.einsum("ij,jk,ik->i", X, self.model.inverse, X)
+        parts = []
+        for rows in (own, ~own):
+            freedom = (1 - leverage)[rows].sum()
+            parts.append((rows, noise[rows] @ noise[rows] / freedom if freedom > 0.5 else math.nan, freedom))
+        (_, variance, freedom), (_, of_baseline, freedom_of_baseline) = parts
+        if f_distribution.sf(variance / of_baseline, freedom, freedom_of_baseline) < 0.2:
+            return parts
+        return [(own | ~own, self.model.variance, self.model.freedom)]
 
-    def above(self, group, flops):
-        """A row of the model: the group's loss less that of the curve after so many operations."""
-        there, here = self.at(self.flops[group]), self.at(flops)
-        return {group: 1} | {name: there[name] - here[name] for name in there}
+    def estimate_row(self, row):
+        """Return (the sum that a row stands for, its standard error, half its interval's width, p of its being 0).
 
-    @staticmethod
-    def where_zero(costs, rising):
-        """The cost at which a rising line crosses 0."""
-        if rising[0] > 0:
-            return 0.0
-        return float(np.interp(0, rising, costs, right=math.inf))
+        The variances of two kinds of noise add up, with the degrees of freedom of Welch and Satterthwaite.
+        """
+        (x,) = self.model.columns([row])
+        weights = self.model.X @ self.model.inverse @ x  # of the losses, in the sum
+        parts = [(variance * (weights[rows] @ weights[rows]), freedom) for rows, variance, freedom in self.noise]
+        value, total = float(x @ self.model.coefficients), sum(part for part, _ in parts)
+        spread = sum(part**2 / freedom for part, freedom in parts if freedom)
+        freedom = total**2 / spread if spread else self.model.freedom or math.nan
+        return by_students_t(value, math.sqrt(total), freedom)
+
+    def estimate(self, flops):
+        """Return the candidate's loss less the baseline's at a cost, as `estimate_row` does; None beyond the ladder."""
+        other = self.baseline(flops, weight=-1)
+        return other and self.estimate_row(add(self.mean("candidate", self.steps), other))
+
+    def gain(self, flops, other):
+        """Return by how much the baseline's loss is lower at a cost than at the cost `other`."""
+        (x,) = self.model.columns([add(self.baseline(other), self.baseline(flops, weight=-1))])
+        return float(x @ self.model.coefficients)
+
+    def worth(self):
+        """Return (low, worth, high): the cost that brings the baseline to the candidate's loss, and its interval.
+
+        At an end the candidate is just told apart from the baseline. What lies beyond the ladder is 0 or infinite.
+        """
+        costs = np.geomspace(min(self.lengths), max(self.lengths), 200)
+        above, _, half, _ = np.array([self.estimate(flops) for flops in costs]).T  # it grows with the cost
+        half = np.nan_to_num(half, nan=math.inf)
+        return [first_zero(costs, line) for line in (above + half, above, above - half)]
+
+    def could_see(self):
+        """Return the least difference at the candidate's cost that is found with a probability of 80 %."""
+        _, error, half, _ = self.estimate(self.flops)
+        return half + 0.84 * error
 
 
-def slope(points):
-    """How y grows with x, and half its interval's width, of points (x, y, y's standard error, degrees of freedom)."""
-    x, y, error, freedom = np.array(points).T
-    weights = 1 / error**2
-    x = x - np.average(x, weights=weights)
-    information = (weights * x * x).sum()
-    return (weights * x * y).sum() / information, student.ppf(0.975, freedom.sum()) / math.sqrt(information)
+def seeds_matter(ladder):
+    """Say whether runs of one seed lie off the others' mean at all lengths alike: by an F test, at p < 0.05."""
+    losses = [result["loss"] for result in ladder]
+    lengths = [{result["steps"]: 1} for result in ladder]
+    seeds = [{f"seed {result['seed']}": 1} for result in ladder]
+    without, shared = LinearModel(lengths, losses), LinearModel([a | b for a, b in zip(lengths, seeds)], losses)
+    gained = without.freedom - shared.freedom
+    if not gained or not shared.freedom:
+        return False
+    explained = (without.variance * without.freedom - shared.variance * shared.freedom) / gained
+    return bool(f_distribution.sf(explained / shared.variance, gained, shared.freedom) < 0.05)
+
+
+def add(*rows):
+    """Return the sum of rows, {name: number}."""
+    total = {}
+    for row in rows:
+        for name, number in row.items():
+            total[name] = total.get(name, 0.0) + number
+    return total
+
+
+def first_zero(costs, rising):
+    """Return the cost at which a line crosses 0 from below: 0 if it begins above, infinity if it never does."""
+    if rising[0] > 0:
+        return 0.0
+    above = np.flatnonzero(rising > 0)
+    if not len(above):
+        return math.inf
+    right = above[0]
+    return float(np.interp(0, rising[right - 1 : right + 1], costs[right - 1 : right + 1]))
 
 
 def log_rank(steps, others, limit):
@@ -169,8 +230,8 @@ def in_words(difference, half, p, higher_is_better=False, digits=3):
     return f"{difference:+.{digits}f} ± {half:.{digits}f} {verdict}".strip()
 
 
-def compare(groups, name="loss", apart=()):
-    """The differences to the first of `groups` in words, by the group's name: nothing for the first itself."""
-    found = differences(groups, name, apart)
+def compare(groups, name="loss"):
+    """Return the differences to the first of `groups` in words, by the group's name: nothing for the first itself."""
+    found = differences(groups, name)
     texts = {group: in_words(*found[group], "accuracy" in name) if group in found else "diverged" for group in groups}
     return texts | {next(iter(groups)): ""}

@@ -2,8 +2,8 @@
 Why is W2 slow to learn associative recall? python tests/bench/recall.py --why [--quick]
 
 Where standard attention has q·k/√d, W2 has 2/τ times q·k - ‖k‖²/2 and a term of σ, with a learned τ. Here models with
-some of these terms alone, and with τ learned or fixed at its start, learn the MQAR of recall.py at a constant learning
-rate. τ learns at that rate too, of which train.py gives it a tenth: that came of this experiment. What counts is T99:
+only some of these terms, and with τ learned or fixed at its start, learn the MQAR of recall.py at a constant learning
+rate. τ learns at that rate too. train.py gives it a tenth, which came of this experiment. What counts is T99:
 the first step, of every 25th, at which 99 % of the answers to 512 fixed sequences are right. Now and then a look also
 notes τ, how far each term tells the keys of a query apart, and whether the first layer finds the previous token. Other
 rows are of the whole formula with another learning rate or start of τ, or smaller keys at the start.
@@ -19,7 +19,7 @@ import torch
 
 from recall import UNSEEN, answers, queries
 from stats import log_rank
-from sweep import W2_KINDS, Lacking, autocast, table, with_parameters
+from tasks import W2_KINDS, Lacking, autocast, table, with_parameters
 from config.runtime.common import pick_attention_kernel, pick_dtype
 from model import ATTENTIONS, GPT, GPTConfig, W2Attention, rope_table
 
@@ -40,7 +40,7 @@ class WithoutSigma(W2Attention):
 
 
 class QKAlone(W2Attention):
-    """Scores (2/τ) q·k: of W2's score vectors the means alone."""
+    """Scores (2/τ) q·k: only the means of W2's score vectors."""
 
     def score_vectors(self, x, rope, earlier):
         q, k, _ = super().score_vectors(x, rope, earlier)
@@ -77,7 +77,7 @@ def w2_layers(model):
 def score_terms(attn, q, k):
     """The terms that the score vectors of a layer add up, (B, H, T, T) each: the q·k of all kinds, then W2's others.
 
-    Terms of the query alone are left out, as in the score vectors. Keys have as many heads as queries.
+    Terms that depend only on the query are left out, as in the score vectors. Keys have as many heads as queries.
     """
     D = attn.D
     terms = {"qk": q[..., :D] @ k[..., :D].mT}

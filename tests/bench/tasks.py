@@ -1,5 +1,5 @@
 """
-What the experiments share: a training loop, runs that are done side by side and remembered, and tables.
+What the experiments that are no text share: a training loop, runs done side by side and remembered, and tables.
 
 A run is a dict of settings from which everything else follows: a model, its batches, its learning rate, its seed.
 An experiment names one function, `trial`, that takes a run and a device and returns what came of it, and asks a Sweep
@@ -25,7 +25,8 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 import torch
 
-from config.runtime.common import ArgumentParser, clock, install_excepthook
+from cli import ArgumentParser
+from config.runtime.common import clock, install_excepthook
 from config.runtime.common import pick_attention_kernel, pick_device, pick_dtype
 from data.console import UserError
 from data.encode import end_with_parent
@@ -102,9 +103,6 @@ def fit(run, model, batch, loss=mean_loss):
     """
     steps, highest, device = run["steps"], run["learning_rate"], model.embed.weight.device
     model.train()
-    if run.get("compile"):
-        torch.compiler.reset()  # what the worker's earlier models compiled
-        model.compile_blocks()
     pick_attention_kernel(model, device, pick_dtype(run.get("dtype", "float32"), device))
     if run["recipe"] == "fair":  # what train.py does
         optimizer = model.configure_optimizers(0.1, highest, (0.9, 0.99), device.type)
@@ -187,17 +185,16 @@ class Sweep:
             print(f"[{count}/{len(missing)}] {name_of(run)}: {came}; {clock(left)} left", flush=True)
         return [self.done[key(run)] for run in runs]
 
-    def tuned(self, cells, rates, seeds, shorter=1, by="loss", tuning_seeds=(0,)):
+    def tuned(self, cells, rates, seeds, by="loss", tuning_seeds=(0,)):
         """Runs each of `cells` (by name, runs without rate and seed) for each seed at the learning rate it likes.
 
-        That is the best `by` loss or accuracy in the mean of runs of `tuning_seeds`, `shorter` times shorter: one of
-        `rates` or, where the best of these is the lowest or highest, of as many halves or doubles as it takes for the
-        best to have a worse one on either side. Returns a list of results by each name.
+        That is the best `by` loss or accuracy in the mean of runs of `tuning_seeds`: one of `rates` or, where the best
+        of these is the lowest or highest, of as many halves or doubles as it takes for the best to have a worse one on
+        either side. Returns a list of results by each name.
         """
 
         def trials(name, rate):
-            of_rate = cells[name] | {"learning_rate": rate, "steps": cells[name]["steps"] // shorter}
-            return [of_rate | {"seed": seed} for seed in tuning_seeds]
+            return [cells[name] | {"learning_rate": rate, "seed": seed} for seed in tuning_seeds]
 
         values = {name: dict.fromkeys(rates) for name in cells}  # of the rates to try
         while untried := [(name, rate) for name in cells for rate, value in values[name].items() if value is None]:

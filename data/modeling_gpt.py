@@ -1,0 +1,87 @@
+"""A run of any attention and residual as a model of transformers. It is part of what `sample.py --export` writes.
+
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+
+transformers imports this file from the exported folder, where model.py lies beside it. Nothing here imports it.
+"""
+
+from dataclasses import fields
+
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from .model import GPT, GPTConfig
+
+
+class GPTVariantConfig(PreTrainedConfig):
+    """The fields of a GPTConfig, and the names that transformers has for some of them."""
+
+    model_type = "gpt_variant"
+    attribute_map = {
+        "max_position_embeddings": "block_size",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "num_key_value_heads": "n_kv_head",
+        "hidden_size": "n_embd",
+        "intermediate_size": "n_inner",
+        "tie_word_embeddings": "tie_weights",
+    }
+
+    def __init__(self, **options):
+        for field in fields(GPTConfig):
+            setattr(self, field.name, options.pop(field.name, field.default))
+        super().__init__(**options)
+
+
+class GPTVariantForCausalLM(PreTrainedModel, GenerationMixin):
+    """A GPT that takes and returns what transformers' language models do.
+
+    A batch may be padded on the right. `generate` writes where a text ends, so it takes texts of one length, or one at
+    a time. It has no cache: for each token it reads the last block_size tokens anew.
+    """
+
+    config_class = GPTVariantConfig
+    base_model_prefix = "gpt"
+    _tied_weights_keys = {"gpt.head.weight": "gpt.embed.weight"}  # if config.tie_weights
+    _no_split_modules = ["GPT"]  # layers recompute one another, so they are on one device
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.gpt = GPT(GPTConfig(**{field.name: getattr(config, field.name) for field in fields(GPTConfig)}))
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.gpt.embed
+
+    def get_output_embeddings(self):
+        return self.gpt.head
+
+    def forward(self, input_ids, attention_mask=None, labels=None, return_dict=True):
+        """Return logits (B, T, V) for input_ids (B, T) and, with labels (B, T), their mean cross-entropy in nats.
+
+        The labels are the input_ids: each is held against the logits of the token before it. -100 is ignored. A mask
+        may have zeros at the end of a row only: no earlier token sees what is there, so they change nothing.
+        Raises ValueError for any other mask, and for a T that is longer than block_size.
+        """
+        if attention_mask is not None:
+            if attention_mask.shape != input_ids.shape:
+                shapes = f"{tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}"
+                raise ValueError(f"attention_mask has shape {shapes}: they must match")
+            if (attention_mask[:, 1:] > attention_mask[:, :-1]).any():
+                raise ValueError("attention_mask has a 0 before a 1: set tokenizer.padding_side = 'right'")
+        logits, _ = self.gpt(input_ids)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
+        output = CausalLMOutput(loss=loss, logits=logits)
+        return output if return_dict else output.to_tuple()
+
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **options):
+        """Return what `forward` needs for the next token: the last block_size tokens."""
+        if attention_mask is not None and not attention_mask.all():
+            raise ValueError("to generate, give texts of one length, without padding, or one text at a time")
+        return {"input_ids": input_ids[:, -self.config.block_size :]}
+
+
+GPTVariantConfig.register_for_auto_class()  # so that save_pretrained copies this file and model.py
+GPTVariantForCausalLM.register_for_auto_class("AutoModelForCausalLM")

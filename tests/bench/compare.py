@@ -1,0 +1,205 @@
+"""
+Does it pay? Candidates beside a baseline, on any text, each at the learning rate that suits it, and at equal cost:
+
+    python tests/bench/compare.py config/standard_shakespeare.py config/m1_shakespeare.py "config/m1_shakespeare.py --keep_input"
+
+Every argument is a candidate, written as one would write it after train.py, in quotes if it has several words. The
+first one is the baseline. "NAME: words" gives it a name. Settings of train.py outside quotes are for all; a candidate's
+own win over them. The name of a file in tests/bench/studies stands for the comparisons in it.
+
+Given again, it goes on where it was. Runs count as long as model.py, train.py and the tokens stay as they are.
+"""
+
+import json
+import re
+import runpy
+import shlex
+import shutil
+import sys
+import time
+from contextlib import redirect_stdout
+from importlib.util import find_spec
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parent
+sys.path.insert(0, str(BENCH.parents[1]))
+
+import torch
+
+from config import declared, given_settings
+from config.runtime.common import clock, install_excepthook, pick_device, quiet_pipe
+from data.console import UserError
+from plan import Comparison
+from runs import Stopped, Workers, read_committed, read_log, remove_checkpoints
+
+# -----------------------------------------------------------------------------
+out = ""  # folder of table.md, runs.csv, figure.png and the runs; empty: out/compare, or out/<the study's name>
+rates = ""  # learning rates to begin with, 1e-3,2e-3; empty: half, once and twice the candidate's own; none: its own
+seeds = "1,2,3"  # of the main runs and the ladder
+ladder = ""  # lengths of the baseline, 0.5,2,4; empty: up to the dearest candidate's cost; none: equal steps only
+ladder_seeds = ""  # empty: those of the main runs
+budget = ""  # 45m or 2h: choose max_iters such that the whole fits into it
+workers = 0  # runs at a time; 0: one for each thread of the CPU, or each GPU
+device = "auto"  # auto, cpu, cuda, mps
+plan = False  # print the commands of the runs that can be done now, a line each, and do none
+show = False  # show what has been run, and do nothing
+reuse = False  # take runs of other code (model.py, train.py) as they are
+keep = False  # keep the checkpoints of runs that have ended
+quick = False  # tiny runs, to see that it works: no figure counts
+# -----------------------------------------------------------------------------
+
+
+def read_arguments(argv):
+    """Return compare.py's own settings, the candidates' words, and the options of train.py for all of them."""
+    own = declared(__file__)[0]
+    mine = [word for word in argv if word in ("-h", "--help") or word.partition("=")[0].removeprefix("--") in own]
+    rest = [word for word in argv if word not in mine]
+    words, common = ([word for word in rest if word.startswith("--") == dashed] for dashed in (False, True))
+    return own | given_settings(__file__, mine), words, common
+
+
+def read_study(name) -> dict:
+    """Return {title: arguments} of the comparisons of a study."""
+    studies = sorted(path.stem for path in (BENCH / "studies").glob("*.py"))
+    if name not in studies:
+        raise UserError(f"{name}: a candidate is needed beside it, or one of the studies {', '.join(studies)}")
+    return runpy.run_path(str(BENCH / "studies" / f"{name}.py"))["COMPARISONS"]
+
+
+def read_comparisons(argv):
+    """Return the comparisons that the arguments ask for, and the folder for what they come to."""
+    options, words, _ = read_arguments(argv)
+    study = words[0] if len(words) == 1 else ""
+    top = Path(options["out"] or f"out/{study or 'compare'}")
+    rest = [word for word in argv if not study or word != study]
+    committed, times = None, {}
+    results = BENCH / "results" / f"{study}.csv"
+    if options["show"] and results.exists() and not next(top.glob("**/log.jsonl"), None):  # it has not been begun here
+        committed, times_file = read_committed(results), results.with_name(f"{study}_times.json")
+        times = json.loads(times_file.read_text()) if times_file.exists() else {}
+    comparisons = []
+    for title, arguments in (read_study(study) if study else {"": []}).items():
+        options, words, common = read_arguments([*arguments, *rest])
+        if len(words) < 2:
+            raise UserError(
+                "a baseline and a candidate are needed: config/standard_shakespeare.py config/m1_shakespeare.py"
+            )
+        options["out"] = top / re.sub(r"\W+", "-", title) if title else top
+        device = pick_device(options["device"])
+        with redirect_stdout(sys.stderr):  # what preparing a text prints is no part of a plan
+            comparisons.append(Comparison(title, words, common, options, device, committed, times.get(title)))
+    return comparisons, top
+
+
+def main(argv):
+    if not find_spec("scipy"):
+        raise UserError("the statistics need scipy: pip install scipy")
+    from report import Report, write_figure
+
+    again = shlex.join(["python", sys.argv[0], *argv])
+    comparisons, top = read_comparisons(argv)
+    options = comparisons[0].options
+    if options["plan"]:
+        quiet_pipe()
+        for comparison in comparisons:
+            for run in comparison.missing():
+                print(shlex.join(run.command(options["device"])))
+        return
+    if not options["show"]:
+        for comparison in comparisons:
+            do(comparison, again)
+    reports = [Report(comparison) for comparison in comparisons]
+    for report in reports:
+        print("\n" + report.markdown())
+    if not any(report.lacking for report in reports):  # what there is less of does not replace what there was
+        for report in reports:
+            report.write(again.replace(" --show", ""))
+        write_figure(reports, top / "figure.png")
+
+
+# -- doing the runs ------------------------------------------------------------------------------------------
+
+
+def do(comparison, again):
+    """Do all runs of a comparison that are missing. A signal lets those that are at work save and end."""
+    options, timing, began = comparison.options, comparison.timing, time.time()
+    gpus = torch.cuda.device_count() if comparison.device.type == "cuda" else 0
+    number = options["workers"] or gpus or (torch.get_num_threads() if comparison.device.type == "cpu" else 1)
+    workers = Workers(number, comparison.device, options["keep"])
+    try:
+        if comparison.missing():
+            print(f"{comparison.title or 'comparison'}: measuring what a step takes ...", flush=True)
+            timing.measure(workers)
+            if options["budget"]:
+                comparison.choose_max_iters(number)
+            for run in comparison.stale():
+                print(f"of another model.py or train.py, so done again (--reuse takes it): {run.label()}")
+            show_plan(comparison, number)
+        while todo := comparison.missing():
+            for run in todo:
+                workers.offer(run)
+            ended = workers.wait()
+            for run in ended:
+                show_end(comparison, run, number)
+            if not ended and sys.stdout.isatty():
+                show_progress(workers.running)
+    except Stopped as stopped:
+        print(f"\nstopped after {clock(time.time() - began)}; to go on: {again}", flush=True)
+        raise SystemExit(128 + stopped.number) from None
+    finally:
+        workers.stop()
+    for planned in comparison.planned():  # of runs that a scheduler has done
+        if not options["keep"]:
+            remove_checkpoints(planned.run.folder)
+
+
+def show_plan(comparison, number):
+    """Print how many runs there are of each stage, what they compute, and how long that will take here."""
+    planned, timing = comparison.planned(), comparison.timing
+    rows = [["stage", "runs", "to do", "operations", "time"]]
+    for stage in [*dict.fromkeys(plan.stage for plan in planned), "all"]:
+        of_stage = [plan for plan in planned if stage in (plan.stage, "all")]
+        todo = [plan for plan in of_stage if not comparison.is_done(plan)]
+        seconds = sum(timing.seconds(plan) for plan in todo) / number
+        operations = sum(plan.candidate.flops * plan.times for plan in todo)
+        rows.append([stage, str(len(of_stage)), str(len(todo)), f"{operations:.2g}", clock(seconds)])
+    for row in rows:
+        print("   ".join(cell.rjust(width) for cell, width in zip(row, (13, 5, 5, 10, 8))))
+    more = "; more learning rates may have to be tried" if comparison.is_searching() else ""
+    print(f"{number} at a time on {comparison.device}{more}", flush=True)
+
+
+def show_end(comparison, run, number):
+    """Print what has come of a run, and how long the rest will take."""
+    planned, timing = comparison.planned(), comparison.timing
+    todo = [plan for plan in planned if not comparison.is_done(plan)]
+    result = comparison.result(run)
+    came = (
+        "is under way elsewhere"
+        if not result
+        else "diverged"
+        if result["loss"] is None
+        else f"loss {result['loss']:.4f}"
+    )
+    ended = [
+        (comparison.result(plan.run)["seconds"], timing.seconds(plan)) for plan in planned if comparison.is_done(plan)
+    ]
+    longer = (
+        sum(seconds or 0 for seconds, _ in ended) / sum(expected - timing.start for _, expected in ended)
+        if ended
+        else 1
+    )
+    left = clock(sum(timing.seconds(plan) for plan in todo) / number * max(longer, 0.5))
+    print(f"\r[{len(planned) - len(todo)}/{len(planned)}] {run.label()}: {came}; {left} left", flush=True)
+
+
+def show_progress(running):
+    """Write, over the last line of the terminal, at which step the runs are."""
+    steps = (f"{run.label()}: {max((line['step'] for line in read_log(run.folder)), default=0):,}" for run in running)
+    width = shutil.get_terminal_size().columns
+    print("\r" + " | ".join(steps).ljust(width - 1)[: width - 1], end="", flush=True)
+
+
+if __name__ == "__main__":
+    install_excepthook()
+    main(sys.argv[1:])

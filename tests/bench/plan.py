@@ -1,0 +1,257 @@
+"""What a comparison runs: a pure function of its arguments and of what has been run so far."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from typing import NamedTuple
+
+from config.runtime.metrics import code_version
+from data.console import UserError
+from data.dataset import load_dataset
+from data.files import atomic_write, sha256
+from data.preprocess import ensure_prepared
+from runs import Candidate, Run, folder_name, read_candidate, result_of
+from timing import Timing
+
+QUICK = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=2", "--max_iters=6"]
+QUICK += ["--warmup_iters=1", "--eval_tokens=64"]
+MOST_RATES = 10  # that are tried for one candidate
+
+
+class Planned(NamedTuple):
+    stage: str
+    candidate: Candidate
+    times: float  # its steps, over the candidate's own
+    run: Run | None  # None: its learning rate is not known yet
+
+
+class Comparison:
+    """Candidates, the first of which is the baseline, and the runs that compare them.
+
+    `words` are the candidates', `common` the options of train.py for all of them, `options` compare.py's own settings.
+    `committed` has results that count, by the name of their run, whatever their code and data; `times` has what a step
+    of each candidate took in these.
+    """
+
+    def __init__(self, title, words, common, options, device, committed=None, times=None):
+        self.title, self.options, self.device, self.quick = title, options, device, options["quick"]
+        common = QUICK * self.quick + common
+        datasets = {read_candidate(text, common, vocab_size=1).settings["dataset"] for text in words}
+        if len(datasets) > 1:
+            raise UserError(f"datasets {' and '.join(sorted(datasets))}: losses compare on one and the same only")
+        none = {"vocab_size": 1, "sha256": ""}  # results have what they cost; the data may not be here
+        data = none if committed else load_dataset(ensure_prepared(*datasets)).meta
+        self.candidates = [read_candidate(text, common, data["vocab_size"]) for text in words]
+        names = [candidate.name for candidate in self.candidates]
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"two candidates are named {name!r}: name one of them, as in 'NAME: words'")
+        if options["workers"] < 0:
+            raise UserError(f"workers = {options['workers']} does not work: it must be 0 or more")
+        if options["budget"]:
+            in_seconds(options["budget"])
+        self.seeds = numbers(options, "seeds", int)
+        self.ladder_seeds = numbers(options, "ladder_seeds", int) or self.seeds
+        self.tuning_seed = next(seed for seed in range(len(self.seeds) + 1) if seed not in self.seeds)
+        self.rates = numbers(options, "rates", float)
+        tokens = sha256(json.dumps(data["sha256"], sort_keys=True).encode())[:8]
+        out = options["out"].resolve()
+        self.folder = out / f"{code_version()['sha256'][:8]}-{tokens}"
+        self.others = [folder for folder in sorted(out.glob(f"????????-{tokens}")) if folder != self.folder]
+        self.committed, self.results = committed or {}, {}
+        self.timing = Timing(self, times)
+        self.read_budget()
+
+    @property
+    def baseline(self):
+        return self.candidates[0]
+
+    # -- the budget ------------------------------------------------------------------------------------------
+
+    def budget_file(self):
+        settings = [self.options["budget"], *(candidate.settings for candidate in self.candidates)]
+        return self.folder / f"budget-{sha256(json.dumps(settings, sort_keys=True).encode())[:8]}.json"
+
+    def read_budget(self):
+        """Take the max_iters that were chosen for this budget, if they have been."""
+        if self.options["budget"] and self.budget_file().exists():
+            self.set_max_iters(json.loads(self.budget_file().read_text()))
+        elif self.options["budget"] and (self.options["plan"] or self.options["show"]):
+            raise UserError(
+                "--budget is measured where the runs are done: give --max_iters to plan or show without them"
+            )
+
+    def choose_max_iters(self, workers):
+        """Choose max_iters such that all runs fit into the budget, and one more learning rate for each candidate."""
+        seconds, timing = in_seconds(self.options["budget"]), self.timing
+        planned = self.planned() + [Planned("rates", candidate, 1.0, None) for candidate in self.candidates]
+        per_iter = sum(plan.times * timing.steps[plan.candidate.name] for plan in planned) / workers
+        max_iters = math.floor((seconds - len(planned) * timing.start / workers) / per_iter)
+        if max_iters < 20:
+            least = (20 * per_iter + len(planned) * timing.start / workers) / 60
+            raise UserError(f"budget = {self.options['budget']!r} is too short: {least:.0f}m would be 20 steps")
+        file = self.budget_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(file) as written:
+            written.write(json.dumps(max_iters - max_iters % 10).encode())
+        self.read_budget()
+
+    def set_max_iters(self, max_iters):
+        self.candidates = [
+            replace(candidate, settings=candidate.settings | {"max_iters": max_iters, "warmup_iters": max_iters // 10})
+            for candidate in self.candidates
+        ]
+
+    # -- runs ------------------------------------------------------------------------------------------------
+
+    def run(self, candidate, rate, seed, times=1.0) -> Run:
+        run = Run(candidate, rate, seed, times, self.folder)
+        return replace(run, folder=self.folder / folder_name(run.settings()))
+
+    def result(self, run):
+        """Return what came of a run, or None if it has not ended."""
+        name = run.folder.name
+        if name not in self.results:
+            folders = [self.folder, *(self.others if self.options["reuse"] else [])]
+            found = next(filter(None, (result_of(folder / name) for folder in folders)), self.committed.get(name))
+            if not found:
+                return None
+            self.results[name] = found
+        return self.results[name]
+
+    def stale(self):
+        """Return the missing runs that have been done with other code."""
+        return [run for run in self.missing() if any(result_of(folder / run.folder.name) for folder in self.others)]
+
+    def is_done(self, planned):
+        return planned.run is not None and self.result(planned.run) is not None
+
+    def missing(self) -> list[Run]:
+        """Return the runs that can be done now."""
+        runs = {planned.run.folder: planned.run for planned in self.planned() if planned.run}
+        return [run for run in runs.values() if not self.result(run)]
+
+    def planned(self) -> list[Planned]:
+        """Return all runs, as far as they are known: more learning rates may have to be tried."""
+        plan = []
+        for candidate in self.candidates:
+            plan += [Planned("rates", candidate, 1.0, run) for run in self.tuning(candidate)[1]]
+        for seed in self.seeds:  # in turns, so that a machine that slows down slows all of them
+            plan += [self.plan_run("main", candidate, 1.0, seed) for candidate in self.candidates]
+        lengths = self.lengths()
+        if lengths and self.is_searching():
+            known = self.rate(self.baseline) is not None
+            runs = self.tuning(self.baseline, lengths[-1])[1] if known and lengths[-1] > 1 else [None, None]
+            plan += [Planned("ladder's rate", self.baseline, lengths[-1], run) for run in runs]
+        for times in reversed(lengths):
+            plan += [self.plan_run("ladder", self.baseline, times, seed) for seed in self.ladder_seeds]
+        return plan
+
+    def plan_run(self, stage, candidate, times, seed):
+        rate = self.rate(candidate, times)
+        return Planned(stage, candidate, times, None if rate is None else self.run(candidate, rate, seed, times))
+
+    def lengths(self) -> list[float]:
+        """Return the lengths of the ladder, over the baseline's own: by default powers of two, without 1."""
+        if self.options["ladder"] == "none":
+            return []
+        given = numbers(self.options, "ladder", float)
+        if given:
+            max_iters = self.baseline.settings["max_iters"]
+            # of few steps, lengths may coincide
+            of_steps = {max(1, round(times * max_iters)): times for times in given}
+            return sorted(times for steps, times in of_steps.items() if steps != max_iters)
+        costs = [math.log2(candidate.flops / self.baseline.flops) for candidate in self.candidates]
+        lowest, highest = min(-1, math.floor(min(costs))), max(1, math.ceil(max(costs) - 1e-3))
+        shortest = 1 / self.baseline.settings["max_iters"]
+        return [2.0**power for power in range(lowest, highest + 1) if power and 2.0**power >= shortest]
+
+    # -- learning rates --------------------------------------------------------------------------------------
+
+    def is_searching(self):
+        return self.options["rates"] != "none" and len(self.rates) != 1
+
+    def rate(self, candidate, times=1.0):
+        """Return the learning rate of a candidate for a length of training, or None if it is not known yet.
+
+        The baseline's is looked for at its own length and at the longest. Between them it is a power of the length.
+        """
+        if not self.is_searching():
+            return self.rates[0] if self.rates else candidate.settings["learning_rate"]
+        own = self.tuning(candidate)[0]
+        longest = max(self.lengths(), default=1.0)
+        if times <= 1 or own is None or longest <= 1:
+            return own
+        of_longest = self.tuning(candidate, longest)[0]
+        return of_longest and two_digits(own * (of_longest / own) ** (math.log(times) / math.log(longest)))
+
+    def tuning(self, candidate, times=1.0):
+        """Return the candidate's best learning rate, or None while runs are missing, and the runs of the search.
+
+        The grid grows by factors of two until the best rate has a worse one on either side. The vertex of the parabola
+        through these three, over the logarithm of the rate, is the answer.
+        """
+        if not self.is_searching():
+            return None, []
+        if times > 1:
+            grid = [self.rate(candidate) / 2, self.rate(candidate)]
+        else:
+            own = candidate.settings["learning_rate"]
+            grid = list(self.rates) or [own / 2, own, 2 * own]
+            if own <= 0:
+                raise UserError(f"{candidate.name}: learning_rate = {own} does not work: it must be more than 0")
+        while True:
+            grid.sort()
+            runs = [self.run(candidate, rate, self.tuning_seed, times) for rate in grid]
+            results = [self.result(run) for run in runs]
+            if not all(results):
+                return None, runs
+            losses = [math.inf if result["loss"] is None else result["loss"] for result in results]
+            best = losses.index(min(losses))
+            if 0 < best < len(grid) - 1 or self.quick or len(grid) == MOST_RATES:
+                if losses[best] == math.inf:
+                    raise UserError(f"{candidate.name}: every run has diverged, down to a learning rate of {grid[0]:g}")
+                return vertex(grid, losses, best), runs
+            grid.append(2 * grid[-1] if best and losses[best] < math.inf else grid[0] / 2)
+
+
+def vertex(rates, losses, best):
+    """Return the rate at the vertex of the parabola through the best and its neighbours, over log rate, to two digits.
+
+    It lies nearer to the best than to its neighbours. Where one of them is missing or has diverged it is the best.
+    """
+    if not 0 < best < len(rates) - 1 or not math.isfinite(losses[best - 1] + losses[best + 1]):
+        return rates[best]
+    x = [math.log(rate / rates[best]) for rate in rates[best - 1 : best + 2]]
+    (left, right) = (losses[side] - losses[best] for side in (best - 1, best + 1))
+    low, high = x[0], x[2]
+    top, bottom = left * high**2 - right * low**2, 2 * (left * high - right * low)
+    return two_digits(rates[best] * math.exp(top / bottom)) if bottom else rates[best]
+
+
+def two_digits(number):
+    return float(f"{number:.2g}")
+
+
+def in_seconds(budget):
+    """Return the seconds of "45m", "2h" or "90s"."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", budget)
+    if not match:
+        raise UserError(f"budget = {budget!r} does not work: it must be a time such as 45m or 2h")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def numbers(options, name, kind):
+    """Return a setting such as "1,2,3" as a list of numbers; none for "" and "none"."""
+    text = options[name]
+    if text in ("", "none") and name != "seeds":
+        return []
+    try:
+        values = [kind(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    least = 0 if kind is int else 1e-12
+    if not values or len(set(values)) < len(values) or not all(least <= value < math.inf for value in values):
+        raise UserError(f"{name} = {text!r} does not work: it must be different numbers above 0, such as 1,2,3")
+    return values

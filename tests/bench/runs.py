@@ -1,0 +1,285 @@
+"""Runs of train.py: from a candidate's words to the command, from the folder to what came of it, and many at a time."""
+
+import csv
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = ROOT / "train.py"
+sys.path.insert(0, str(ROOT))
+
+import torch
+
+from config import convert, given_settings, read_settings
+from config.runtime.checkpoint import of_model
+from config.runtime.common import StopSignal
+from data.console import UserError, file_errors
+from data.files import sha256
+from model import GPT, GPTConfig
+
+DEFAULTS = read_settings(TRAIN, [])
+OURS = ("out_dir", "init_from", "overwrite", "eval_only", "seed")  # settings that a comparison makes itself
+METHOD = ("attention", "qk_scale", "sigma", "residual", "keep_input")  # settings that a folder's name starts with
+NO_MATTER = ("device", "tensorboard", "wandb")  # settings that do not make another run of it
+TRAINING_ELSEWHERE = "another process is training there"  # what train.py says of a folder that is in use
+
+
+# -- what is compared ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A way to train: its name, its settings in train.py's words, and what it costs."""
+
+    name: str
+    settings: dict  # all of them
+    parameters: int
+    flops_per_token: float
+
+    @property
+    def flops(self):
+        """Return the floating-point operations of the whole training."""
+        return self.flops_per_token * self.tokens_per_step * self.settings["max_iters"]
+
+    @property
+    def tokens_per_step(self):
+        return self.settings["batch_size"] * self.settings["grad_accum_steps"] * self.settings["block_size"]
+
+
+def read_candidate(words, common, vocab_size) -> Candidate:
+    """Return the candidate of such words as "config/m1_shakespeare.py --keep_input", or "name: " and such words.
+
+    Config files come first, then the `common` options, then its own. Raises UserError for settings that cannot work.
+    """
+    name, colon, rest = f"{words} ".partition(": ")
+    try:
+        arguments = shlex.split(rest if colon else words)
+    except ValueError as error:
+        raise UserError(f"{words}: {error}") from None
+    files = [argument for argument in arguments if not argument.startswith("-")]
+    options = [argument for argument in arguments if argument.startswith("-")]
+    if not colon:
+        name = ", ".join([Path(file).stem for file in files] + [option.lstrip("-") for option in options]) or "defaults"
+    if "-h" in options or "--help" in options:
+        raise UserError(f"{words}: --help is no setting: python train.py --help lists them")
+    given = {}
+    for part in (files, common, options):
+        given |= given_settings(TRAIN, part)
+    taken = [setting for setting in OURS if setting in given]
+    if taken:
+        raise UserError(f"{name}: {taken[0]} is for the comparison to set: leave it out")
+    settings = DEFAULTS | given
+    with torch.device("meta"):  # only counted
+        model = GPT(GPTConfig(**of_model(settings), vocab_size=vocab_size))
+    return Candidate(name, settings, model.get_num_params(), model.flops_per_token())
+
+
+# -- one run -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of train.py, in a folder of its own."""
+
+    candidate: Candidate
+    rate: float
+    seed: int
+    times: float  # its steps, over those of the candidate
+    folder: Path
+
+    @property
+    def steps(self):
+        return max(1, round(self.candidate.settings["max_iters"] * self.times))
+
+    def settings(self):
+        """Return the settings, as far as they differ from train.py's defaults."""
+        settings = dict(self.candidate.settings) | {"learning_rate": self.rate, "seed": self.seed}
+        settings |= {"max_iters": self.steps, "warmup_iters": int(settings["warmup_iters"] * self.times)}
+        settings["eval_interval"] = settings["eval_interval"] or self.steps  # only at the end
+        return {name: value for name, value in settings.items() if value != DEFAULTS[name]}
+
+    def command(self, device="auto"):
+        """Return the words that train it. Given again they go on where it was."""
+        settings = self.settings() | ({} if device == "auto" else {"device": device})
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        return [sys.executable, str(TRAIN), *options, f"--out_dir={self.folder}", "--init_from=auto"]
+
+    def label(self):
+        return f"{self.candidate.name}, rate {self.rate:g}, seed {self.seed}, {self.steps:,} steps"
+
+
+def folder_name(settings):
+    """Return the name of a run's folder, which is its settings' own. It starts readable and ends in their digest."""
+    settings = {name: value for name, value in settings.items() if value != DEFAULTS[name] and name not in NO_MATTER}
+    method = [name if settings[name] is True else str(settings[name]) for name in METHOD if name in settings]
+    digest = sha256(json.dumps(settings, sort_keys=True).encode())[:8]
+    whole = DEFAULTS | settings
+    numbers = f"lr{whole['learning_rate']:g}-seed{whole['seed']}-{whole['max_iters']}"
+    return f"{'-'.join(method) or 'standard'}-{numbers}-{digest}"
+
+
+@file_errors()
+def read_log(folder) -> list[dict]:
+    """Return the whole lines of a run's log.jsonl, none if there is no log."""
+    path = folder / "log.jsonl"
+    if not path.exists():
+        return []
+    try:
+        lines = [
+            json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"
+        ]
+        if lines and not {"settings", "parameters", "flops_per_token", "machine", "code"} <= lines[0].keys():
+            raise ValueError
+        return [line for line in lines if line["event"] and line["step"] >= 0]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(f"{path}: not a log of train.py: move the folder away to do the run again") from None
+
+
+def result_of(folder) -> dict | None:
+    """Return what came of the run in `folder`, or None if it has not ended. The loss is None where it diverged."""
+    lines = read_log(folder)
+    if not lines or lines[-1]["event"] not in ("end", "diverged"):
+        return None
+    start, last = lines[0], lines[-1]
+    losses = [line["val_loss"] for line in lines if line["event"] == "eval"]
+    settings, steps = start["settings"], last["step"]
+    tokens = steps * settings["batch_size"] * settings["grad_accum_steps"] * settings["block_size"]
+    return {
+        "loss": losses[-1] if last["event"] == "end" else None,
+        "best_loss": min(losses, default=None),
+        "parameters": start["parameters"],
+        "flops": start["flops_per_token"] * tokens,
+        "seconds": last.get("seconds"),
+        "machine": start["machine"],
+        "commit": start["code"]["commit"],
+        "settings": {name: value for name, value in settings.items() if value != DEFAULTS.get(name)},
+        "rate": settings["learning_rate"],
+        "seed": settings["seed"],
+        "steps": steps,
+    }
+
+
+def remove_checkpoints(folder):
+    for name in ("ckpt.pt", "best.pt"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def read_committed(path):
+    """Return the results in a runs.csv, by the names of the runs' folders."""
+    results = {}
+    with open(path, encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            settings = {
+                name: convert(name, text, DEFAULTS, f"{path}: {name}") for name, text in row.items() if name in DEFAULTS
+            }
+            facts = {
+                name: float(row[name]) if row[name] else None for name in ("loss", "best_loss", "flops", "seconds")
+            }
+            facts |= {"parameters": int(row["parameters"]), "machine": row["machine"], "commit": row["commit"]}
+            facts |= {
+                "settings": settings,
+                "rate": settings["learning_rate"],
+                "seed": settings["seed"],
+                "steps": settings["max_iters"],
+            }
+            results[folder_name(settings)] = facts
+    return results
+
+
+# -- many runs -----------------------------------------------------------------------------------------------
+
+
+class Stopped(Exception):
+    """A signal, of this `number`, asks for an end."""
+
+    def __init__(self, number):
+        self.number = number
+
+
+class Workers:
+    """Processes that train, so many at a time. Several on a CPU have a thread each; GPUs are taken in turn."""
+
+    def __init__(self, number, device, keep=False):
+        self.places, self.device, self.keep = list(range(number)), device, keep
+        self.environment = dict(os.environ)
+        if device.type == "cpu" and number > 1:
+            self.environment["OMP_NUM_THREADS"] = "1"
+        self.running = {}  # {run: (process, place, where its output begins)}
+        self.elsewhere = {}  # {run that another comparison is at: when to look again}
+        self.asked = set()  # processes that have been asked to end: a second time would end them at once
+        self.signal = StopSignal(self.ask_to_end)
+
+    def offer(self, run):
+        """Start to train `run`, if there is a free place for it. What it prints goes to a file of its folder."""
+        if not self.places or run in self.running or self.elsewhere.get(run, 0) > time.time():
+            return
+        place = self.places.pop(0)
+        device = f"cuda:{place % torch.cuda.device_count()}" if self.device.type == "cuda" else self.device.type
+        with file_errors():
+            run.folder.mkdir(parents=True, exist_ok=True)
+            output = open(run.folder / "output.txt", "ab")  # where a process that has lost its parent may write too
+        with output:
+            begin = output.tell()
+            process = subprocess.Popen(
+                run.command(device),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self.environment,
+                start_new_session=True,  # a terminal's Ctrl-C comes to this process, which passes it on once
+            )
+        self.running[run] = process, place, begin
+
+    def wait(self, seconds=10) -> list[Run]:
+        """Return the runs that have ended, or are found under way elsewhere, once one is, or after some seconds.
+
+        Raises Stopped after a signal, and UserError where a run has failed, except by diverging.
+        """
+        ended, until = [], time.time() + seconds
+        while not ended and time.time() < until:
+            if self.signal.number:
+                raise Stopped(self.signal.number)
+            time.sleep(0.1)
+            ended = [run for run, (process, *_) in self.running.items() if process.poll() is not None]
+        for run in list(ended):
+            _, place, begin = self.running.pop(run)
+            self.places.append(place)
+            said = (run.folder / "output.txt").read_bytes()[begin:].decode(errors="replace").strip()
+            if result_of(run.folder):
+                if not self.keep:
+                    remove_checkpoints(run.folder)
+            elif TRAINING_ELSEWHERE in said:
+                if run in self.elsewhere:
+                    ended.remove(run)  # which has been said
+                self.elsewhere[run] = time.time() + 10
+            else:
+                last = said.splitlines()[-1] if said else "it has failed without a word"
+                raise UserError(f"{run.label()}: {last} (all that it printed: {run.folder / 'output.txt'})")
+        return ended
+
+    def train(self, run):
+        """Train `run` with nothing beside it."""
+        while not result_of(run.folder):
+            self.offer(run)
+            self.wait()
+
+    def ask_to_end(self):
+        """Let what is running finish its step, save and end."""
+        for process, *_ in self.running.values():
+            if process not in self.asked:
+                self.asked.add(process)
+                process.send_signal(signal.SIGTERM)
+
+    def stop(self):
+        """End what is running, and wait for it."""
+        self.ask_to_end()
+        for process, *_ in self.running.values():
+            process.wait()
+        self.running.clear()
