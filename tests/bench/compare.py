@@ -43,6 +43,7 @@ workers = 0  # runs at a time; 0: one for each thread of the CPU, or each GPU
 device = "auto"  # auto, cpu, cuda, mps
 plan = False  # print the commands of the runs that can be done now, a line each, and do none
 show = False  # show what has been run, and do nothing
+best = False  # take a run's lowest validation loss, of those every --eval_interval steps, and not its last
 reuse = False  # take runs of other code (model.py, train.py) as they are
 keep = False  # keep the checkpoints of runs that have ended
 quick = False  # tiny runs, to see that it works: no figure counts
@@ -99,8 +100,9 @@ def main(argv):
     again = shlex.join(["python", sys.argv[0], *argv])
     comparisons, top = read_comparisons(argv)
     options = comparisons[0].options
-    if options["plan"]:
+    if options["plan"] or options["show"]:
         quiet_pipe()
+    if options["plan"]:
         for comparison in comparisons:
             for run in comparison.missing():
                 print(shlex.join(run.command(options["device"])))

@@ -49,6 +49,8 @@ class Comparison:
                 raise UserError(f"two candidates are named {name!r}: name one of them, as in 'NAME: words'")
         if options["workers"] < 0:
             raise UserError(f"workers = {options['workers']} does not work: it must be 0 or more")
+        if options["best"] and not all(candidate.settings["eval_interval"] for candidate in self.candidates):
+            raise UserError("--best is the lowest loss of several: say how many steps apart, as in --eval_interval=100")
         if options["budget"]:
             in_seconds(options["budget"])
         self.seeds = numbers(options, "seeds", int)
@@ -117,6 +119,8 @@ class Comparison:
             found = next(filter(None, (result_of(folder / name) for folder in folders)), self.committed.get(name))
             if not found:
                 return None
+            if self.options["best"] and found["loss"] is not None:
+                found = found | {"loss": found["best_loss"]}
             self.results[name] = found
         return self.results[name]
 

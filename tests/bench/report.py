@@ -16,7 +16,7 @@ from stats import CostCurve, holm
 TIE = 0.02  # nats: a candidate whose whole interval is nearer to 0 ties with the baseline
 HEADER = ["candidate", "parameters", "rate", "loss", "lowers it by", "× operations", "× time", "must lower it by"]
 HEADER += ["verdict", "compute worth"]
-FACTS = ["loss", "best_loss", "parameters", "flops", "seconds", "machine", "commit"]
+FACTS = ["loss", "best_loss", "best_step", "parameters", "flops", "seconds", "machine", "commit"]
 
 
 class Report:
@@ -146,6 +146,10 @@ class Report:
         for plan, result in zip(self.done, results):
             if plan.stage == "main" and result["loss"] is not None and result["best_loss"] < result["loss"] - TIE:
                 lines.append(f"{plan.run.label()}: its loss was lower before the end, {result['best_loss']:.3f}")
+        for name in self.main if comparison.options["best"] else ():
+            runs = [result for result in self.main[name] if result["loss"] is not None]
+            steps = ", ".join(f"{result['best_step']:,}" for result in runs)
+            lines += [f"{name}: lowest after {steps} of {runs[0]['steps']:,} steps"] if runs else []
         for fact in ("machine", "commit"):
             values = sorted({str(result[fact]) for result in results})
             if len(values) > 1:

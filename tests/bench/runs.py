@@ -148,12 +148,14 @@ def result_of(folder) -> dict | None:
     if not lines or lines[-1]["event"] not in ("end", "diverged"):
         return None
     start, last = lines[0], lines[-1]
-    losses = [line["val_loss"] for line in lines if line["event"] == "eval"]
+    evals = [line for line in lines if line["event"] == "eval"]
+    best = min(evals, key=lambda line: line["val_loss"], default={"val_loss": None, "step": None})
     settings, steps = start["settings"], last["step"]
     tokens = steps * settings["batch_size"] * settings["grad_accum_steps"] * settings["block_size"]
     return {
-        "loss": losses[-1] if last["event"] == "end" else None,
-        "best_loss": min(losses, default=None),
+        "loss": evals[-1]["val_loss"] if last["event"] == "end" else None,
+        "best_loss": best["val_loss"],
+        "best_step": best["step"],
         "parameters": start["parameters"],
         "flops": start["flops_per_token"] * tokens,
         "seconds": last.get("seconds"),
@@ -182,6 +184,7 @@ def read_committed(path):
             facts = {
                 name: float(row[name]) if row[name] else None for name in ("loss", "best_loss", "flops", "seconds")
             }
+            facts |= {"best_step": int(row["best_step"]) if row["best_step"] else None}
             facts |= {"parameters": int(row["parameters"]), "machine": row["machine"], "commit": row["commit"]}
             facts |= {
                 "settings": settings,
