@@ -16,8 +16,9 @@ from model import GPT, GPTConfig
 class Trainer:
     """A model, and training steps of it on random tokens, on the device it is on, as train.py makes them."""
 
-    def __init__(self, model, B, precision, compiled=False, loss=None):
+    def __init__(self, model, B, precision, compiled=False, loss=None, micro_steps=1):
         self.model, self.precision, self.device = model.train(), precision, next(model.parameters()).device
+        self.micro_steps = micro_steps
         self.loss = loss or (lambda model, x, y: model(x, y)[1])
         with redirect_stdout(None):  # nanoGPT counts its parameters aloud
             self.optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), self.device.type)
@@ -30,16 +31,27 @@ class Trainer:
             self.run = torch.compile(model)
 
     def step(self):
+        """Train one step. Return the loss of its last micro-step."""
         if isinstance(self.model, GPT):
             pick_attention_kernel(self.model, self.device, self.precision)
         else:
             use_plain_attention(False)
+        for _ in range(self.micro_steps):
+            loss = self.forward_and_backward()
+        self.clip_and_update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    def forward_and_backward(self):
+        """Add up the gradients of a micro-step. Return its loss."""
         with self.autocast:
             loss = self.loss(self.run, self.idx[:, :-1].contiguous(), self.idx[:, 1:].contiguous())
         loss.backward()
+        return loss.detach()
+
+    def clip_and_update(self):
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
 
     def timed_step(self):
         began = time.perf_counter()

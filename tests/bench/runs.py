@@ -269,7 +269,7 @@ class Workers:
 
     def train(self, run):
         """Train `run` with nothing beside it."""
-        while not result_of(run.folder):
+        while run in self.running or not result_of(run.folder):  # its log ends a moment before its process does
             self.offer(run)
             self.wait()
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -28,8 +28,8 @@ sys.path.insert(0, str(ROOT))
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import candidates
 import measure
 import naive
 from cli import ArgumentParser
@@ -61,9 +61,9 @@ def gpt(n_layer, n_embd, T, **settings):
     return GPT(GPTConfig(**shape | settings)).to(device)
 
 
-def nano_gpt(n_layer, n_embd, T):
+def nano_gpt(n_layer, n_embd, T, vocab_size=VOCABULARY):
     """nanoGPT's model of the same shape."""
-    config = nanogpt.GPTConfig(T, VOCABULARY, n_layer, n_embd // 64, n_embd, dropout=0.0, bias=False)
+    config = nanogpt.GPTConfig(T, vocab_size, n_layer, n_embd // 64, n_embd, dropout=0.0, bias=False)
     with redirect_stdout(None):  # it counts its parameters aloud
         return nanogpt.GPT(config).to(device)
 
@@ -78,7 +78,7 @@ def report(section, what, value, target=None, at_least=False, **facts):
     met = None if target is None else bool(value >= target if at_least else value <= target)
     rows.append({"section": section, "what": what, "value": value, "target": target, "met": met, **facts})
     against = f"target {'≥' if at_least else '≤'} {target:g}{'' if met else '   MISSED'}" if target is not None else ""
-    detail = "   ".join(f"{name} {fact:.4g}" for name, fact in facts.items())
+    detail = "   ".join(f"{name} {short(fact)}" for name, fact in facts.items())
     print(f"{section:10} {what:58} {value:8.3f}   {against:22} {detail}".rstrip(), flush=True)
 
 
@@ -98,8 +98,10 @@ def spared(section, what):
 COLUMNS = ("section", "what", "value", "target", "met")
 
 
-def short(number):
-    return "" if number is None else f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
+def short(fact):
+    if fact is None or isinstance(fact, str):
+        return fact or ""
+    return f"{fact:,.0f}" if abs(fact) >= 1000 else f"{fact:.3g}"
 
 
 def markdown(title):
@@ -165,7 +167,7 @@ def kinds():
     """W2 next to standard attention."""
     n_layer, n_embd = (2, 64) if quick else (6, 384) if device.type == "cpu" else (12, 768)
     compiled = device.type == "cuda"
-    for T in (64, 128) if quick else (128, 512, 1024, 4096):
+    for T in (64, 128) if quick else (128, 256, 512, 1024, 4096):
         B = max(1, (2048 if device.type == "cpu" else 16384) // T)
         settings = [{}, {"attention": "w2"}, {"attention": "w2", "sigma": "diagonal"}]
         trainers = [Trainer(gpt(n_layer, n_embd, T, **s), B, default_precision, compiled) for s in settings]
@@ -329,38 +331,117 @@ def size_124m():
 
 
 class Attending:
-    """Causal attention to values 64 wide, forward and backward, timed as a Trainer is."""
+    """Causal attention to values 64 wide, padded to `v_width`, forward and backward, timed as a Trainer is."""
 
-    def __init__(self, heads, T, width, pad=0, plain=False):
+    def __init__(self, heads, T, width, v_width=64, attend=None):
         shapes = [(1, heads, T, size) for size in (width, width, 64)]
         like = {"device": device, "dtype": default_precision, "requires_grad": True}
         self.inputs = [torch.randn(shape, **like) for shape in shapes]
-        self.pad, self.plain = pad, plain
+        self.pad, self.attend = v_width - 64, attend or partial(F.scaled_dot_product_attention, is_causal=True, scale=1)
+
+    def step(self):
+        q, k, v = self.inputs
+        y = self.attend(q / q.size(-1), k, F.pad(v, (0, self.pad)))[..., :64]
+        torch.autograd.grad(y, self.inputs, torch.ones_like(y))
 
     def timed_step(self):
         began = time.perf_counter()
-        q, k, v = self.inputs
-        with sdpa_kernel(SDPBackend.MATH) if self.plain else nullcontext():
-            v = F.pad(v, (0, self.pad))
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=q.size(-1) ** -0.5)[..., :64]
-        torch.autograd.grad(y, self.inputs, torch.ones_like(y))
+        self.step()
         synchronize(device)
         return time.perf_counter() - began
 
+    def kernel(self):
+        """Return the name of what takes the longest on the GPU."""
+        if device.type == "cpu":
+            return "none"
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            self.step()
+            synchronize(device)
+        return max(profile.key_averages(), key=lambda event: event.device_time_total).key[:60]
 
-def padding():
-    """What model.py's attention_layout decides on a GPU: values as wide as scores of up to 256, and no wider beyond."""
-    for width in (72, 128) if quick else (72, 192, 256, 384, 768):  # 72: W2's
+
+def kernels():
+    """What attention_layout chooses between: how wide the values are made beside scores of a width, or plain products."""
+    by_products = candidates.attend_by_products
+    if not quick:
+        by_products = torch.compile(by_products, dynamic=False)
+    for width in (72, 128) if quick else (64, 72, 128, 136, 192, 256, 384, 768):  # 72: W2's, 136: with diagonal σ
         for T in (64,) if quick else (256, 1024):
             heads = 2 if quick else 12 * 16384 // T
-            with spared("padding", f"scores {width} wide, T = {T}"):
-                each = [Attending(heads, T, width), Attending(heads, T, width, pad=width - 64)]
-                each.append(Attending(heads, T, width, plain=True))
-                unpadded, padded, plain = in_turns(each)
-                milliseconds = 1e3 * statistics.median(unpadded)
-                what = f"v padded / not, scores {width} wide, T = {T}: time"
-                facts = {"plain_products": ratio(plain, unpadded), "not_padded_ms": milliseconds}
-                report("padding", what, ratio(padded, unpadded), 1, width > 256, **facts)
+            with spared("kernels", f"scores {width} wide, T = {T}"):
+                v_widths = sorted({64, width} | ({128} if 64 < width <= 192 else set()))
+                forms = {f"values {v_width} wide": Attending(heads, T, width, v_width) for v_width in v_widths}
+                forms["plain products"] = Attending(heads, T, width, attend=by_products)
+                for (name, form), seconds in zip(forms.items(), in_turns(list(forms.values()), budget=1)):
+                    what = f"scores {width} wide, {name}, T = {T}: ms"
+                    report("kernels", what, 1e3 * statistics.median(seconds), kernel=form.kernel())
+
+
+def over(section, base, others, B, target=None, micro_steps=1):
+    """Report the time and the memory of models over the first one's, compiled unless quick, a model at a time in memory.
+
+    `base` and `others` are {name: () -> model}.
+    """
+    seconds, memory = {}, {}
+    for name, make in (base | others).items():
+        torch.compiler.reset()
+        with spared(section, name):
+            trainer = Trainer(make(), B, default_precision, compiled=not quick, micro_steps=micro_steps)
+            (seconds[name],) = in_turns([trainer])
+            memory[name] = trainer.memory()
+            facts = {"ms": 1e3 * statistics.median(seconds[name]), "GB": memory[name] / 1e9}
+            if name in base:
+                report(section, f"{name}: ms", facts["ms"], GB=facts["GB"])
+            elif next(iter(base)) in seconds:
+                relative = facts["ms"] / 1e3 / statistics.median(seconds[next(iter(base))])
+                report(section, f"{name} / {next(iter(base))}: time", relative, target, **facts)
+            del trainer
+
+
+def wide():
+    """Other forms of summed QKᵀ, whose scores are wider than what fused kernels take, at GPT-2's size."""
+    size = (2, 64, 64) if quick else (12, 768, 1024)
+    summed = partial(gpt, *size, attention="summed_qk", vocab_size=65 if quick else 50304)
+    whole = candidates.compile_whole_blocks if not quick else lambda model: model
+
+    def accumulated():
+        return whole(candidates.remake(summed(), attention=candidates.AccumulatedQKAttention))
+
+    standard = {"standard": partial(gpt, *size, vocab_size=65 if quick else 50304)}
+    B = 2 if quick else 16
+    over("wide", standard, {"summed QK": summed, "summed QK, accumulated": accumulated}, B, 1.7)
+    with candidates.by_products():
+        forms = {"summed QK by products": summed, "the same, blocks compiled whole": lambda: whole(summed())}
+        over("wide", standard, forms, B, 1.7)
+
+
+def joined():
+    """q, k and v as one product, gate and up as one, beside each by itself and nanoGPT's model, at GPT-2's size."""
+    size = (2, 64, 64) if quick else (12, 768, 1024)
+    standard = partial(gpt, *size, vocab_size=65 if quick else 50304)
+    forms = {
+        "gate and up joined": lambda: candidates.remake(standard(), mlp=candidates.JoinedMLP),
+        "q, k, v joined": lambda: candidates.remake(standard(), attention=candidates.JoinedAttention),
+        "both": lambda: candidates.remake(standard(), candidates.JoinedAttention, candidates.JoinedMLP),
+    }
+    if nanogpt:
+        forms["nanoGPT"] = lambda: nano_gpt(*size, vocab_size=65 if quick else 50304)
+    forms["standard again"] = standard  # how far two measurements of one thing lie apart
+    over("joined", {"standard": standard}, forms, 2 if quick else 16, 0.97, micro_steps=4)
+
+
+def graphs():
+    """A micro-step and an update as CUDA graphs, at train.py's default size: time, and whether the losses are the same."""
+    shape = (2, 64, 64) if quick else (3, 128, 128)
+    for name, method in {"standard": {}, "Method 1": {"residual": "m1"}, "W2": {"attention": "w2"}}.items():
+        trainers, losses = [], []
+        for kind in (Trainer, candidates.GraphedTrainer):
+            torch.manual_seed(0)
+            trainers.append(kind(gpt(*shape, n_head=4, **method), 16, default_precision, compiled=not quick))
+            losses.append([trainers[-1].step().item() for _ in range(20)])
+        apart = max(abs(a - b) for a, b in zip(*losses))
+        plain, graphed = in_turns(trainers)
+        report("graphs", f"{name}, as graphs / as it is: time", ratio(graphed, plain), 1 / 3, losses_apart=apart)
 
 
 def shakespeare():
@@ -410,10 +491,10 @@ def growth():
 
 SECTIONS = {
     "step": against_nanogpt, "naive": against_naive, "kinds": kinds, "summed": summed, "methods": methods,
-    "replays": replays, "124m": size_124m, "padding": padding, "compile": compilation, "generate": generation,
-    "race": race, "train": shakespeare, "growth": growth,
+    "replays": replays, "124m": size_124m, "kernels": kernels, "wide": wide, "joined": joined, "graphs": graphs,
+    "compile": compilation, "generate": generation, "race": race, "train": shakespeare, "growth": growth,
 }  # fmt: skip
-EVERYTHING = "124m,padding,replays,generate,train"  # what a GPU is for
+EVERYTHING = "124m,kernels,wide,joined,graphs,replays,generate,train"  # what a GPU is for
 
 if __name__ == "__main__":
     install_excepthook()
@@ -423,7 +504,7 @@ if __name__ == "__main__":
     parser.add_argument("--naive", action="store_true", help="time the explicit T x T form too")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; no figure counts")
     parser.add_argument("--only", default="", help=f"sections, separated by commas: {', '.join(SECTIONS)}")
-    parser.add_argument("--everything", action="store_true", help="what a GPU is for, five minutes on one")
+    parser.add_argument("--everything", action="store_true", help="what a GPU is for, ten minutes on one")
     parser.add_argument("--out", type=Path, help="where the figures go; out/speed.json, with --everything out/gpu.json")
     args = parser.parse_args()
     args.out = args.out or Path("out/gpu.json" if args.everything else "out/speed.json")
@@ -448,11 +529,15 @@ if __name__ == "__main__":
         spec.loader.exec_module(nanogpt)
     impossible = set() if nanogpt else {"step", "race"}
     impossible |= set() if args.naive else {"naive"}
-    impossible |= {"race"} if device.type == "cuda" else set() if args.everything else {"124m", "padding", "train"}
+    impossible |= {"race"} if device.type == "cuda" else {"graphs"}
+    impossible |= set() if args.everything or device.type == "cuda" else {"124m", "kernels", "wide", "joined", "train"}
     impossible |= {"compile"} if quick else set()
 
     torch.manual_seed(0)
     machine = f"{machine_name(device)}, {name_of(default_precision)}, commit {commit()}"
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        machine += f", capability {major}.{minor}, cuDNN {torch.backends.cudnn.version()}"
     print(machine, flush=True)
     for name in chosen:
         if name not in impossible:
