@@ -13,10 +13,10 @@ import pytest
 from conftest import TINY, log_of
 
 ROOT = Path(__file__).resolve().parents[1]
-README, OF_TESTS, OF_BENCH = (
-    (ROOT / folder / "README.md").read_text(encoding="utf-8") for folder in ("", "tests", "tests/bench")
-)
 BENCH = ROOT / "tests" / "bench"
+PAGES = [ROOT / "README.md", *(ROOT / "tests").glob("**/*.md")]
+TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PAGES}
+README, OF_TESTS = TEXTS["README.md"], TEXTS["tests/README.md"]
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -63,18 +63,17 @@ def test_a_run_is_shared_as_model_and_checkpoint(repo, tmp_path, dataset):
     assert text.startswith("the") and len(text) > 100
 
 
-@pytest.mark.parametrize("text", [README, OF_TESTS, OF_BENCH], ids=["root", "tests", "bench"])
-def test_files_they_name_exist(text):
-    for name in re.findall(r"(?:config|data|tests)/\w+(?:/\w+)?\.(?:py|txt)\b", text):
+@pytest.mark.parametrize("page", TEXTS)
+def test_files_they_name_exist(page):
+    for name in re.findall(r"(?:config|data|tests)/\w+(?:/\w+)?\.(?:py|txt)\b", TEXTS[page]):
         assert (ROOT / name).exists(), name
 
 
-@pytest.mark.parametrize("folder", ["", "tests", "tests/bench"])
-def test_links_resolve(folder):
-    text = (ROOT / folder / "README.md").read_text(encoding="utf-8")
-    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("https://")]
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_resolve(page):
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", TEXTS[page])]
     for link in links:
-        assert (ROOT / folder / link).exists(), link
+        assert link.startswith("https://") or (ROOT / page).parent.joinpath(link).exists(), link
 
 
 def test_its_runs_do_not_get_in_each_others_way():
@@ -98,7 +97,8 @@ def test_tables_of_tasks_are_those_of_the_results(name, monkeypatch, capsys):
     tasks.experiment(name, experiment.trial, experiment.main, "", add_arguments)
     shown = capsys.readouterr().out
     rows = [line for line in shown.splitlines() if re.search(r"±|\d, \d|\d\.\d{3} \|", line)]
-    assert rows and all(row in OF_BENCH for row in rows) and "NOTE" not in shown
+    page = TEXTS[f"tests/bench/studies/{name.removesuffix('_why')}.md"]
+    assert rows and all(row in page for row in rows) and "NOTE" not in shown
 
 
 @pytest.mark.parametrize("name", ["methods", "depth"])
@@ -108,14 +108,15 @@ def test_tables_of_studies_are_those_of_the_results(name, monkeypatch, capsys, t
     importlib.import_module("compare").main([name, "--show"])
     shown = capsys.readouterr().out
     rows = [line for line in shown.splitlines() if "±" in line and line.startswith("|")]
-    assert len(rows) > 20 and [row for row in rows if row not in OF_BENCH] == [] and "missing" not in shown
+    page = TEXTS[f"tests/bench/studies/{name}.md"]
+    assert len(rows) > 20 and [row for row in rows if row not in page] == [] and "missing" not in shown
 
 
 def test_the_first_page_has_the_tables_figures():
     """Of its table at 8 layers, each number in and before brackets stands in the row of the bench page's tables."""
-    tables = {}
+    tables, page = {}, TEXTS["tests/bench/studies/depth.md"]
     for width in ("64", "256"):
-        part = OF_BENCH[OF_BENCH.index(f"\n8 layers of width {width}, ") :].split("\n\n")[1]
+        part = page[page.index(f"\n8 layers of width {width}, ") :].split("\n\n")[1]
         tables[width] = {row.split("|")[1].strip(): row for row in part.splitlines()}
     rows = [line for line in README.splitlines() if re.match(r"\| (Method|W2)", line)]
     assert len(rows) == 6
