@@ -85,7 +85,9 @@ MUTANTS = {
         ("is_causal=T > 1", "is_causal=False", "test_model.py -k future"),
         # Wasserstein-2, and summed scores
         (".square().sum(-1, keepdim=True)", ".detach().square().sum(-1, keepdim=True)", REFERENCE),
-        ("-k.to(torch.promote_types(k.dtype, torch.float32))", "-k", "test_model.py -k bfloat16"),
+        ("-sum(part.to(exact).square()", "-sum(part.square()", "test_model.py -k bfloat16"),
+        ("q_scale.repeat_interleave(self.D)", "q_scale.repeat(self.D)", REFERENCE),
+        ("bias * of_row", "bias", REFERENCE),
         ('"5.2": return d**0.5 * m**0.5', '"5.2": return d**0.5 * m', REFERENCE),
         # recomputing
         ("mlp_branch(x + attn)", "mlp_branch(attn)", REFERENCE),
@@ -159,6 +161,7 @@ MUTANTS = {
         ("(math.log(times) / math.log(longest))", "(times / longest)", COMPARE),
         ("math.ceil(max(costs) - 1e-3)", "math.floor(max(costs))", COMPARE),
         ("grid[0] / 2)", "grid[0] / 8)", COMPARE),
+        ('{"loss": found["best_loss"]}', "{}", COMPARE),
     ],
     "tests/bench/stats.py": [
         ("by_students_t(value, math.sqrt(total)", "by_students_t(value, math.sqrt(total) / 2", COMPARE),
@@ -173,6 +176,7 @@ MUTANTS = {
     ],
     "tests/bench/runs.py": [
         ('"--init_from=auto"', '"--init_from=scratch"', COMPARE),
+        ("while run in self.running or not", "while not", COMPARE),
         ("if value != DEFAULTS[name] and name not in NO_MATTER", "if value != DEFAULTS[name]", COMPARE),
     ],
 }

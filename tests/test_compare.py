@@ -20,6 +20,7 @@ sys.path.insert(0, str(BENCH))
 import compare
 import plan
 import report
+import runs
 import stats
 from report import write_figure
 from runs import DEFAULTS, Workers
@@ -31,7 +32,7 @@ DATA = {"vocab_size": 65, "sha256": {"train": "t", "val": "v"}}
 
 
 def write_log(run, loss):
-    """What train.py writes of a run that comes to `loss`, or diverges for None."""
+    """What train.py writes of a run that comes to `loss`, or to the last of a list, or diverges for None."""
     candidate, settings = run.candidate, DEFAULTS | run.settings()
     start = {"event": "start", "step": 0, "settings": settings, "parameters": candidate.parameters}
     start |= {"flops_per_token": candidate.flops_per_token, "machine": "a machine", "code": {"commit": "c"}}
@@ -40,10 +41,10 @@ def write_log(run, loss):
     if loss is None:
         lines.append({"event": "diverged", "step": run.steps})
     else:
-        lines += [
-            {"event": "eval", "step": run.steps, "val_loss": loss},
-            {"event": "end", "step": run.steps, "seconds": 1.0},
-        ]
+        losses = loss if isinstance(loss, list) else [loss]
+        for i, val_loss in enumerate(losses, start=1):
+            lines.append({"event": "eval", "step": run.steps * i // len(losses), "val_loss": val_loss})
+        lines.append({"event": "end", "step": run.steps, "seconds": 1.0})
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -200,6 +201,15 @@ def test_a_candidate_that_costs_the_same(study):
     assert "± 0.000" in study(CANDIDATES[0], "seed: --dropout=0.2", "--rates=none", "--ladder=none")
 
 
+def test_the_lowest_loss_counts_if_asked(study):
+    study.loss = lambda run: [2.0 - GAINS.get(run.candidate.name, 0.0), 2.5]
+    arguments = [*CANDIDATES[:2], "--rates=none", "--ladder=none", "--eval_interval=400"]
+    assert cells_of(study(*arguments), "good")[3].startswith("+0.000")
+    said = study(*arguments, "--best")
+    assert cells_of(said, "good")[3].startswith("+0.300")
+    assert "good: lowest after 400, 400, 400 of 800 steps" in said
+
+
 def test_one_seed_has_no_intervals(study):
     said = study(*CANDIDATES[:2], "--rates=none", "--seeds=1")
     assert "nan" not in said and "NOTE one seed" in said and cells_of(said, "good")[7] == "undecided"
@@ -277,6 +287,7 @@ def test_a_budget_is_kept(study, budget):
     (["a: --residual=m1", "b:", "--rates=0"], "rates = '0'"),
     (["a: --residual=m1", "b:", "--seeds="], "seeds = ''"),
     (["a: --residual=m1", "b:", "--workers=-1"], "workers = -1"),
+    (["a: --residual=m1", "b:", "--best"], "--eval_interval=100"),
     (["a: --residual=m1", "b: --learning_rate=0"], "learning_rate = 0"),
 ])  # fmt: skip
 def test_mistakes_are_named(study, arguments, named):
@@ -445,6 +456,16 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
     workers.offer(failing)
     with pytest.raises(ValueError, match=r"a run: TypeError: no \(all that it printed: .*output.txt\)"):
         workers.wait()
+
+
+def test_a_process_that_is_slow_to_end_is_waited_for(tmp_path, monkeypatch):
+    """Its log has ended before."""
+    workers = Workers(1, compare.pick_device("cpu"))
+    monkeypatch.setattr(runs, "result_of", lambda folder: workers.asked_for)
+    wait = workers.wait
+    workers.asked_for, workers.wait = [], lambda: workers.asked_for.append("a result") or wait(seconds=0.2)
+    workers.train(Printing(tmp_path, "a line"))
+    assert not workers.running and workers.places == [0]
 
 
 # -- with train.py itself ------------------------------------------------------------------------------------
