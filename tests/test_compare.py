@@ -458,13 +458,18 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
         workers.wait()
 
 
+class Slow(Printing):
+    def command(self, device):
+        return [sys.executable, "-c", "import time; time.sleep(1)"]
+
+
 def test_a_process_that_is_slow_to_end_is_waited_for(tmp_path, monkeypatch):
     """Its log has ended before."""
     workers = Workers(1, compare.pick_device("cpu"))
     monkeypatch.setattr(runs, "result_of", lambda folder: workers.asked_for)
     wait = workers.wait
     workers.asked_for, workers.wait = [], lambda: workers.asked_for.append("a result") or wait(seconds=0.2)
-    workers.train(Printing(tmp_path, "a line"))
+    workers.train(Slow(tmp_path, ""))
     assert not workers.running and workers.places == [0]
 
 
