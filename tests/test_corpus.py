@@ -266,9 +266,10 @@ def test_nothing_goes_on_when_the_program_is_ended(repo, tmp_path, number):
     command = [sys.executable, "data/text/prepare.py", tmp_path / "text.txt", "--name=plays", "--workers=2"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, **pipes, start_new_session=True, preexec_fn=hear_signals)
-    while not Path("data/plays/train.bin.tmp").exists():
+    while not Path("data/plays/val.bin.tmp").exists():  # the last file to be opened
         assert process.poll() is None
         time.sleep(0.001)
+    time.sleep(0.3)  # so that it is not between opening and noting to remove: the text takes some seconds from here
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # as a terminal does
         assert process.communicate(timeout=120)[1] == b"" and process.returncode == 130

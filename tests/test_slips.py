@@ -1,7 +1,6 @@
 """Slips in model.py, which people edit: each shows its file and line, whatever the type of its error."""
 
 import sys
-from unittest.mock import patch
 
 import pytest
 
@@ -21,6 +20,12 @@ SLIPS = {
 }
 
 
+def take_our_modules():
+    """Remove what has been imported of this repository, and nothing of PyTorch's, which cannot be imported twice."""
+    names = [name for name in sys.modules if name.split(".")[0] in ("model", "config", "data")]
+    return {name: sys.modules.pop(name) for name in names}
+
+
 @pytest.mark.parametrize("slip", SLIPS)
 def test_a_slip_shows_its_line(repo, monkeypatch, capsys, slip):
     stands, put, program = SLIPS[slip]
@@ -32,11 +37,11 @@ def test_a_slip_shows_its_line(repo, monkeypatch, capsys, slip):
     lines[number] = lines[number].replace(stands, put)
     path.write_text("".join(lines))
     monkeypatch.syspath_prepend(repo.folder)
-    with patch.dict(sys.modules):  # as it is now, again afterwards
-        for name in [name for name in sys.modules if name.split(".")[0] in ("model", "config", "data")]:
-            del sys.modules[name]  # the programs import those of this folder
-        with pytest.raises((SystemExit, ImportError)) as end:  # imports come before install_excepthook
-            repo(program)
+    ours = take_our_modules()  # the programs import those of this folder
+    with pytest.raises((SystemExit, ImportError)) as end:  # imports come before install_excepthook
+        repo(program)
+    take_our_modules()
+    sys.modules.update(ours)
     error = capsys.readouterr().err
     assert getattr(end.value, "code", 1) == 1
     assert error.startswith("Traceback") and f'{path}", line {number + 1}, in' in error, error
