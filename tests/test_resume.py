@@ -26,7 +26,9 @@ fcntl = pytest.importorskip("fcntl")  # and the signals of Unix
 WHOLE, RESUMED = Path("out/whole"), Path("out/resumed")
 RUN = f"train.py {TINY} --max_iters=6 --dropout=0.2 --grad_accum_steps=2 --checkpoint_interval=1"
 RESUME = f"{RUN} --out_dir={RESUMED} --init_from=resume"
-METHODS = [(kind, residual) for kind in model.ATTENTIONS for residual in model.RESIDUALS]
+# every kind, every method, and two of both; test_model.py has all of them together
+METHODS = [(kind, "standard") for kind in model.ATTENTIONS] + [("w2", "m1"), ("summed_qk", "m3.2")]
+METHODS += [("standard", residual) for residual in model.RESIDUALS if residual != "standard"]
 
 
 @pytest.fixture
@@ -34,14 +36,15 @@ def run(repo, monkeypatch):
     """Return `repo`, which keeps every ckpt.pt of out/whole as steps/<iter_num>.pt."""
     save = torch.save
 
-    def save_twice(state, file):
+    def save_and_keep(state, file):
         save(state, file)
         path = Path(file.name)
         if path.parent == WHOLE and path.name.startswith("ckpt.pt"):
-            save(state, f"steps/{state['iter_num']}.pt")
+            file.flush()
+            shutil.copy(path, f"steps/{state['iter_num']}.pt")
 
     Path("steps").mkdir()
-    monkeypatch.setattr(torch, "save", save_twice)
+    monkeypatch.setattr(torch, "save", save_and_keep)
     return repo
 
 
@@ -66,8 +69,8 @@ def assert_same_run():
 
 @pytest.mark.parametrize("kind, residual", METHODS)
 def test_every_method_resumes_exactly(run, kind, residual):
-    method = f"--n_layer=5 --n_kv_head=1 --attention={kind} --residual={residual} --qk_scale=5.6"
-    run(f"{RUN} {method} --out_dir={WHOLE}")
+    method = f"--n_layer=4 --n_kv_head=1 --attention={kind} --residual={residual} --qk_scale=5.6"
+    run(f"{RUN} {method} --checkpoint_interval=3 --out_dir={WHOLE}")
     kill_after(3)
     run(f"{RESUME} {method}")
     assert_same_run()
@@ -89,12 +92,12 @@ def test_resumes_exactly_after_any_step_and_with_other_intervals(run, optimizer)
 def test_scale_of_float16_is_resumed(run, monkeypatch, optimizer):
     # so high that gradients overflow at first, whereupon the step is skipped and the scale halved
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**40))
-    method = f"--dtype=float16 --max_iters=30 --optimizer={optimizer}"
+    method = f"--dtype=float16 --max_iters=24 --optimizer={optimizer}"
     run(f"{RUN} {method} --out_dir={WHOLE}")
-    before, after = load("steps/2.pt"), load("steps/29.pt")
+    before, after = load("steps/2.pt"), load("steps/23.pt")
     assert before["optimizer"] == {} and after["optimizer"] != {}  # the first has learned nothing yet
     assert before["scaler"]["scale"] == 2.0**38 and after["scaler"]["scale"] > 1
-    for step in (2, 29):
+    for step in (2, 23):
         kill_after(step)
         run(f"{RESUME} {method}")
         assert_same_run()
@@ -384,18 +387,27 @@ def heard():
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_saves_and_says_how_to_go_on(run, heard, monkeypatch, capsys, number, code):
-    run(f"{RUN} --out_dir={WHOLE}")
+def send_in_step_3(monkeypatch, number, look=lambda: None):
+    """Make a signal come in the third step, as the program hears it, and look at what it has done."""
     batch = Dataset.batch
 
     def batch_and_signal(self, seed, step, micro_step, *rest):
         if (step, micro_step) == (2, 0):
-            signal.getsignal(number)(number, None)  # as if it had come
+            signal.getsignal(number)(number, None)
+            look()
         return batch(self, seed, step, micro_step, *rest)
 
+    monkeypatch.setattr(Dataset, "batch", batch_and_signal)
+
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+
+@pytest.mark.parametrize("number, code", CODES.items())
+def test_a_signal_saves_and_says_how_to_go_on(run, heard, monkeypatch, capsys, number, code):
+    run(f"{RUN} --out_dir={WHOLE}")
     with monkeypatch.context() as until_here, pytest.raises(SystemExit) as end:
-        until_here.setattr(Dataset, "batch", batch_and_signal)
+        send_in_step_3(until_here, number)
         run(f"{RUN} --checkpoint_interval=9 --out_dir={RESUMED}")
     assert end.value.code == code
     shown = capsys.readouterr().out.splitlines()[-1]
@@ -404,28 +416,21 @@ def test_a_signal_saves_and_says_how_to_go_on(run, heard, monkeypatch, capsys, n
     assert_same_run()
 
 
-def start(*settings):
-    """Start a training process that shows its log lines, and wait for the first."""
-    command = [sys.executable, *RUN.split(), *settings, f"--out_dir={RESUMED}"]
+def test_a_second_signal_ends_the_program_at_once(run, heard, monkeypatch):
+    """The program hears none after the first."""
+    handlers = []
+    send_in_step_3(monkeypatch, signal.SIGTERM, lambda: handlers.extend(map(signal.getsignal, CODES)))
+    with pytest.raises(SystemExit):
+        run(f"{RUN} --out_dir={RESUMED}")
+    assert handlers == [signal.SIG_DFL] * 3
+
+
+def test_a_run_outlives_its_terminal(run):
+    command = [sys.executable, *RUN.split(), "--max_iters=3000", f"--out_dir={RESUMED}"]  # minutes, if nothing ends it
     pipe = dict(stdout=subprocess.PIPE, text=True, encoding="utf-8")
     process = subprocess.Popen(command, **pipe, preexec_fn=hear_signals)
     while not process.stdout.readline().startswith("step 1/"):
         assert process.poll() is None
-    return process
-
-
-def test_a_second_signal_ends_the_program_at_once(run):
-    process = start("--max_iters=2", "--grad_accum_steps=120")  # steps of a second or more
-    process.send_signal(signal.SIGTERM)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.5)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(10) == -signal.SIGINT
-    process.stdout.close()
-
-
-def test_a_run_outlives_its_terminal(run):
-    process = start("--max_iters=30")
     process.stdout.close()
     process.send_signal(signal.SIGHUP)
     assert process.wait(60) == 128 + signal.SIGHUP
