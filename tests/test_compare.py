@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from conftest import ROOT, copy_repository
+from conftest import ROOT, STOPPING, copy_repository
+from data import preprocess
 
 BENCH = ROOT / "tests" / "bench"
 sys.path.insert(0, str(BENCH))
@@ -23,7 +23,7 @@ import report
 import runs
 import stats
 from report import write_figure
-from runs import DEFAULTS, Workers
+from runs import DEFAULTS, Workers, read_log
 
 DATA = {"vocab_size": 65, "sha256": {"train": "t", "val": "v"}}
 
@@ -157,14 +157,14 @@ def test_it_goes_on_where_it_was(study, limit):
 
 def test_a_plan_leads_to_the_same_runs(study):
     commands = []
-    while lines := study(*CANDIDATES, "--plan").splitlines():
+    while lines := study(*CANDIDATES[:2], "--plan").splitlines():
         commands += lines
-        for run in plan_of(study, CANDIDATES).missing():
+        for run in plan_of(study, CANDIDATES[:2]).missing():
             write_log(run, study.loss(run))
     assert all(" --init_from=auto" in command and "--out_dir=" in command for command in commands)
-    planned = plan_of(study, CANDIDATES).planned()
+    planned = plan_of(study, CANDIDATES[:2]).planned()
     assert len(commands) == len(set(commands)) == len(planned)
-    study(*CANDIDATES)
+    study(*CANDIDATES[:2])
     assert study.done == []
 
 
@@ -478,50 +478,63 @@ def test_a_process_that_is_slow_to_end_is_waited_for(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    folder = copy_repository(tmp_path_factory.mktemp("check out"))  # a space, which a plan must quote
-    shutil.copytree(BENCH, folder / "tests" / "bench", ignore=shutil.ignore_patterns("__pycache__", "results"))
-    return folder
+    return copy_repository(tmp_path_factory.mktemp("check out"))  # a space, which a plan must quote
 
 
-WORDS = [
-    "config/standard_shakespeare.py",
-    "config/m1_shakespeare.py --keep_input",
-    "--quick",
-    "--seeds=1",
-    "--rates=none",
-]
+@pytest.fixture
+def in_checkout(checkout, monkeypatch, capsys):
+    """A function that runs compare.py here, on runs by the checkout's train.py. It returns what was printed."""
+    monkeypatch.setattr(preprocess, "DATA", checkout / "data")
+    monkeypatch.setattr(runs, "TRAIN", checkout / "train.py")
+    monkeypatch.setattr(report, "write_figure", lambda *_: None)
+    monkeypatch.setattr(Workers, "train", lambda workers, run: write_log(run, 9.0))  # only measures what a step takes
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+
+    def run(*arguments):
+        compare.main([*arguments, *TINY_RUNS, f"--out={checkout / 'out'}"])
+        return capsys.readouterr().out
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
-def command(checkout, *arguments):
-    return [sys.executable, str(checkout / "tests/bench/compare.py"), *WORDS, *arguments, f"--out={checkout / 'out'}"]
+TINY_RUNS = "--quick", "--rates=none", "--ladder=none", "--workers=1"
 
 
-def test_its_plan_runs_anywhere(checkout):
+def test_its_plan_runs_anywhere(in_checkout):
     """The commands, two at a time, by xargs: then nothing is left to do, and the table is there."""
-    lines = subprocess.check_output(command(checkout, "--plan", "--ladder=none"), text=True)
+    candidates = "config/standard_shakespeare.py", "config/m1_shakespeare.py --keep_input", "--seeds=1"
+    lines = in_checkout(*candidates, "--plan")
     assert len(lines.splitlines()) == 2
     xargs = ["xargs", "-0", "-P", "2", "-I", "{}", "sh", "-c", "{}"]
     subprocess.run(xargs, input=lines.replace("\n", "\0"), text=True, check=True, cwd="/")
-    said = subprocess.check_output(command(checkout, "--show", "--ladder=none"), text=True)
+    said = in_checkout(*candidates, "--show")
     assert said.count("m1_shakespeare, keep_input") >= 1 and "missing" not in said
 
 
-def test_a_signal_leaves_nothing_behind_and_it_goes_on(checkout):
-    arguments = "--ladder=none", "--max_iters=400", "--workers=1", "--seeds=2"
-    process = subprocess.Popen(command(checkout, *arguments), stdout=subprocess.PIPE, text=True)
-    begun, logs = time.time(), []
-    while not (logs and '"loss"' in logs[0].read_text()) and time.time() < begun + 100:
-        logs = list((checkout / "out").glob("*/standard*seed2*/log.jsonl"))
-        time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM and "stopped" in said
-    folder = logs[0].parent
-    assert (folder / "ckpt.pt").exists()
-    assert 0 < json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["step"] < 400
-    assert subprocess.run(["pgrep", "-f", str(folder)], capture_output=True).stdout == b""
+def test_a_signal_leaves_nothing_behind_and_it_goes_on(in_checkout, monkeypatch, capsys):
+    arguments = "long: --max_iters=400", "short: --residual=m1", "--seeds=2"
+    wait, stopped = Workers.wait, []
 
-    said = subprocess.check_output(command(checkout, *arguments), text=True)
-    events = [json.loads(line)["event"] for line in (folder / "log.jsonl").read_text().splitlines()]
-    assert "measuring" in said and events.count("resume") == 1 and events[-1] == "end"
-    assert not (folder / "ckpt.pt").exists()
+    def wait_and_send(workers):
+        ((run, (process, *_)),) = workers.running.items()
+        stopped.append((run, process))
+        while not any(line["event"] == "step" for line in read_log(run.folder)):
+            assert process.poll() is None
+            time.sleep(0.05)
+        signal.raise_signal(signal.SIGTERM)
+        return wait(workers)
+
+    with monkeypatch.context() as until_here, pytest.raises(SystemExit) as end:
+        until_here.setattr(Workers, "wait", wait_and_send)
+        in_checkout(*arguments)
+    assert end.value.code == 128 + signal.SIGTERM and "stopped" in capsys.readouterr().out
+    ((run, process),) = stopped
+    assert process.returncode == 128 + signal.SIGTERM
+    assert (run.folder / "ckpt.pt").exists() and 0 < read_log(run.folder)[-1]["step"] < 400
+
+    in_checkout(*arguments)
+    events = [line["event"] for line in read_log(run.folder)]
+    assert events.count("resume") == 1 and events[-1] == "end"
+    assert not (run.folder / "ckpt.pt").exists()
