@@ -5,38 +5,51 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing import ProcessExitedException
 
 from config.runtime.common import exit_program
 from config.runtime.distributed import full_tensor, parallelize_model
-from conftest import TINY, differences, load, log_of, refused
+from conftest import TINY, differences, load, log_of, refused, run_program
+from data import preprocess
 from model import RESIDUALS, GPT, GPTConfig
 from reference import GRID, perturb, settings
 
 RUN = f"{TINY} --grad_accum_steps=4 --dropout=0.1 --lr_decay=none --seed=5"
 
 
-def torchrun(folder, arguments, options=(), before=None):
-    """Start train.py in `folder` with two processes; `before` is called in the new process, for it and its children."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *options, "train.py"]
-    pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return subprocess.Popen([*command, *arguments.split()], cwd=folder, preexec_fn=before, **pipe)
+# of a process that has imported PyTorch already, which takes seconds
+two_processes = partial(torch.multiprocessing.start_processes, nprocs=2, start_method="forkserver")
+torch.multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"])
 
 
-def finished(process, good=True):
-    """Return what the processes have printed in all."""
-    output, _ = process.communicate(timeout=120)
-    assert (process.returncode == 0) == good, output
-    return output
+def train_together(folder, arguments, before=None):
+    """Run train.py in `folder` by two processes, as torchrun starts them. Each calls `before`, if given, at first."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    two_processes(train, (folder, arguments, port, before))
+
+
+def train(rank, folder, arguments, port, before):
+    """Be one of two processes that train. What it prints goes to a file."""
+    os.chdir(folder)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    sys.stdout = sys.stderr = open(f"printed{rank}.txt", "w", encoding="utf-8")
+    if before:
+        before()
+    preprocess.DATA = folder / "data"
+    run_program("train.py", *arguments.split())
 
 
 # -- gradients -----------------------------------------------------------------------------------------------
@@ -57,8 +70,8 @@ def compare_gradients(rank):
     wrong = []
     for kind, method in GRID:
         # to DDP a parameter is as good as any other; FSDP shards them, except single numbers, and meets recomputing
-        every_kind = ("fsdp",) if method in ("m1", "m4.2+input") else ()
-        for parallel in {"standard": ("ddp", "fsdp"), "w2-scalar": ("fsdp",)}.get(kind, every_kind):
+        plain, recomputed = kind == "standard", method in ("m1", "m4.2+input")
+        for parallel in ["ddp"] * (plain and recomputed) + ["fsdp"] * (plain or recomputed):
             torch.manual_seed(0)
             one = perturb(GPT(GPTConfig(**settings(kind, method, n_layer=3)))).double()
             model = copy.deepcopy(one)
@@ -89,7 +102,8 @@ def compare_types(rank):
     layer's gradients are summed in is up to PyTorch: bfloat16 up to 2.14, float32 from 2.15 on.
     """
     wrong = []
-    for kind, method in product(("standard", "w2-diagonal", "summed-5.4"), ("standard", "m1", "m2+input", "m4.2")):
+    standard = [("standard", method) for method in ("standard", "m1", "m2+input", "m4.2")]
+    for kind, method in [*standard, ("w2-diagonal", "m1"), ("summed-5.4", "m4.2")]:
         one = perturb(GPT(GPTConfig(**settings(kind, method, n_layer=3, bias=True))))
         inputs = [torch.randint(19, (1, 12), generator=torch.Generator().manual_seed(i)) for i in range(2)]
         exact = copy.deepcopy(one).double()
@@ -122,7 +136,7 @@ def compare_types(rank):
 
 
 def test_gradients_of_every_method(tmp_path):
-    torch.multiprocessing.spawn(compare, (tmp_path,), nprocs=2)
+    two_processes(compare, (tmp_path,))
     assert [json.loads((tmp_path / f"wrong{rank}.json").read_text()) for rank in range(2)] == [[], []]
 
 
@@ -167,6 +181,13 @@ def numbers(out, event, *names):
     return [line[name] for line in log_of(out, event) for name in names]
 
 
+def torchrun(folder, arguments, *options):
+    """Start train.py in `folder` with two processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *options, "train.py"]
+    pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen([*command, *arguments.split()], cwd=folder, **pipe)
+
+
 def kill_one_of(torchrun):
     """Send SIGKILL to the second of the processes that a torchrun of ours has started."""
     children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
@@ -177,18 +198,19 @@ def kill_one_of(torchrun):
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_two_processes_are_one_and_a_kill_changes_nothing(repo):
     run = f"{RUN} --grad_accum_steps=2 --parallel=fsdp --residual=m4.2 --attention=summed_qk --qk_scale=5.4"
-    run += " --optimizer=muon --max_iters=12 --checkpoint_interval=2 --eval_interval=6 --init_from=auto"
+    run += " --optimizer=muon --max_iters=8 --checkpoint_interval=2 --eval_interval=4 --init_from=auto"
     repo(f"train.py {run} --max_iters=4 --out_dir=one")
-    finished(torchrun(repo.folder, f"{run} --out_dir=whole"))
+    train_together(repo.folder, f"{run} --out_dir=whole")
     assert numbers("whole", "step", "loss")[:4] == pytest.approx(numbers("one", "step", "loss"), abs=5e-3)  # Muon's bfloat16
     assert numbers("whole", "step", "grad_norm")[:4] == pytest.approx(numbers("one", "step", "grad_norm"), rel=0.1)
 
-    process = torchrun(repo.folder, f"{run} --out_dir=killed", ["--max_restarts=1"])
+    process = torchrun(repo.folder, f"{run} --out_dir=killed", "--max_restarts=1")
     while not Path("killed/ckpt.pt").exists():
-        assert process.poll() is None, finished(process)
+        assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     kill_one_of(process)
-    output = finished(process)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
     (line,) = re.findall(r"^train.py: error.*", output, re.MULTILINE)
     assert line.endswith("another process of this run has ended; --init_from=auto goes on from the last checkpoint")
     assert [len(log_of("killed", event)) for event in ("start", "resume", "end")] == [1, 1, 1]
@@ -202,10 +224,10 @@ def test_a_run_moves_between_numbers_of_processes(repo):
     run = f"{RUN} --residual=m3.2 --attention=w2 --dtype=float32"
     repo(f"train.py {run} --max_iters=6 --out_dir=one")
     moved = f"{run} --out_dir=moved"
-    finished(torchrun(repo.folder, f"{moved} --max_iters=2 --parallel=ddp"))
+    train_together(repo.folder, f"{moved} --max_iters=2 --parallel=ddp")
     repo(f"train.py {moved} --max_iters=4 --init_from=resume")
-    output = finished(torchrun(repo.folder, f"{moved} --max_iters=6 --init_from=resume --parallel=fsdp"))
-    assert "NOTE    so far it ran on cpu" in output
+    train_together(repo.folder, f"{moved} --max_iters=6 --init_from=resume --parallel=fsdp")
+    assert "NOTE    so far it ran on cpu" in Path("printed0.txt").read_text()
     for event, names in {"step": ["loss"], "eval": ["val_loss", "train_loss"]}.items():
         assert numbers("moved", event, *names) == pytest.approx(numbers("one", event, *names), abs=1e-5)
     one, moved = load("one/ckpt.pt"), load("moved/ckpt.pt")
@@ -217,9 +239,12 @@ def test_without_room_all_processes_go_on(repo):
     resource = pytest.importorskip("resource")  # Windows has no limits on the size of files
     run = f"{RUN} --learning_rate=0.3 --max_iters=20 --out_dir=run --parallel=fsdp"
     too_little = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
-    output = finished(torchrun(repo.folder, run, before=too_little), good=False)
-    assert output.count("NOT SAVED") > 2 and "step 20 could not be saved" in output, output
-    assert "Traceback (most recent" not in output.split("could not be saved")[0]
+    with pytest.raises(ProcessExitedException) as end:
+        train_together(repo.folder, run, before=too_little)
+    printed = [Path(f"printed{rank}.txt").read_text() for rank in range(2)]
+    assert end.value.exit_code == 2, printed
+    assert printed[0].count("NOT SAVED") > 2 and "step 20 could not be saved" in printed[0]
+    assert "Traceback" not in printed[0] + printed[1]
 
 
 def test_steps_that_cannot_be_shared_out_are_refused(repo, monkeypatch, capsys):
