@@ -13,8 +13,9 @@ if sys.platform != "linux":
 import faults
 
 
-def test_killed_it_is_the_undisturbed_run(tmp_path):
+def test_killed_it_is_the_undisturbed_run(tmp_path, monkeypatch):
     random.seed(1)
-    repository, settings = copy_repository(tmp_path / "repository"), faults.METHODS["w2, m1"]
+    monkeypatch.setattr(faults, "STEPS", 60)
+    repository, settings = copy_repository(tmp_path / "repository"), f"{faults.METHODS['w2, m1']} --max_iters=60"
     whole = faults.train_undisturbed(repository, settings, tmp_path / "w2, m1")
     faults.try_kills(repository, settings, whole, kills=1)

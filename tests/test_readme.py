@@ -105,7 +105,9 @@ def test_tables_of_tasks_are_those_of_the_results(name, monkeypatch, capsys):
 def test_tables_of_studies_are_those_of_the_results(name, monkeypatch, capsys, tmp_path):
     monkeypatch.syspath_prepend(BENCH)
     monkeypatch.chdir(tmp_path)
-    importlib.import_module("compare").main([name, "--show"])
+    compare, report = (importlib.import_module(module) for module in ("compare", "report"))
+    monkeypatch.setattr(report, "write_figure", lambda *_: None)
+    compare.main([name, "--show"])
     shown = capsys.readouterr().out
     rows = [line for line in shown.splitlines() if "±" in line and line.startswith("|")]
     page = TEXTS[f"tests/bench/studies/{name}.md"]

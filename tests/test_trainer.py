@@ -13,7 +13,7 @@ from data.preprocess import prepare
 
 OUT = Path("out/x")
 # enough tokens to walk the validation split to its end, which comes in the middle of a window
-RUN = f"train.py {TINY} --dataset=text --out_dir={OUT} --dtype=float32 --max_iters=6 --eval_tokens=400"
+RUN = f"train.py {TINY} --dataset=text --out_dir={OUT} --dtype=float32 --max_iters=6 --eval_interval=4 --eval_tokens=400"
 # characters take more bytes towards the end, where the validation split is
 TEXT = "the quick brown fox jumps over the lazy dog.\n" * 40 + "Zwölf Boxkämpfer jagen Viktor quer über Sylt.\n" * 5
 
