@@ -11,7 +11,7 @@ from data.console import UserError
 from data.dataset import load_dataset
 from data.files import atomic_write, sha256
 from data.preprocess import ensure_prepared
-from runs import Candidate, Run, folder_name, read_candidate, result_of
+from runs import Candidate, Run, folder_name, make_candidate, read_words, result_of
 from timing import Timing
 
 QUICK = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=2", "--max_iters=6"]
@@ -37,12 +37,13 @@ class Comparison:
     def __init__(self, title, words, common, options, device, committed=None, times=None):
         self.title, self.options, self.device, self.quick = title, options, device, options["quick"]
         common = QUICK * self.quick + common
-        datasets = {read_candidate(text, common, vocab_size=1).settings["dataset"] for text in words}
+        read = [read_words(text, common) for text in words]
+        datasets = {settings["dataset"] for _, settings in read}
         if len(datasets) > 1:
             raise UserError(f"datasets {' and '.join(sorted(datasets))}: losses compare on one and the same only")
         none = {"vocab_size": 1, "sha256": ""}  # results have what they cost; the data may not be here
         data = none if committed else load_dataset(ensure_prepared(*datasets)).meta
-        self.candidates = [read_candidate(text, common, data["vocab_size"]) for text in words]
+        self.candidates = [make_candidate(name, settings, data["vocab_size"]) for name, settings in read]
         names = [candidate.name for candidate in self.candidates]
         for name in names:
             if names.count(name) > 1:

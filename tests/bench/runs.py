@@ -53,8 +53,8 @@ class Candidate:
         return self.settings["batch_size"] * self.settings["grad_accum_steps"] * self.settings["block_size"]
 
 
-def read_candidate(words, common, vocab_size) -> Candidate:
-    """Return the candidate of such words as "config/m1_shakespeare.py --keep_input", or "name: " and such words.
+def read_words(words, common):
+    """Return the name and the settings in such words as "config/m1_shakespeare.py --keep_input", or "name: " and such.
 
     Config files come first, then the `common` options, then its own. Raises UserError for settings that cannot work.
     """
@@ -75,7 +75,10 @@ def read_candidate(words, common, vocab_size) -> Candidate:
     taken = [setting for setting in OURS if setting in given]
     if taken:
         raise UserError(f"{name}: {taken[0]} is for the comparison to set: leave it out")
-    settings = DEFAULTS | given
+    return name, DEFAULTS | given
+
+
+def make_candidate(name, settings, vocab_size) -> Candidate:
     with torch.device("meta"):  # only counted
         model = GPT(GPTConfig(**of_model(settings), vocab_size=vocab_size))
     return Candidate(name, settings, model.get_num_params(), model.flops_per_token())
