@@ -199,13 +199,9 @@ class Attention(nn.Module):
         per_group = self.q_proj.weight.unflatten(0, (self.G, -1, self.D))
         per_group.copy_(self.k_proj.weight.unflatten(0, (self.G, 1, self.D)))
 
-    def project(self, x, rope, q_scale=None):
-        """Project x (B, T, C) to q (B, H, T, D), times q_scale (H,), and k (B, G, T, D), rotated."""
-        weight, bias = self.q_proj.weight, self.q_proj.bias
-        if q_scale is not None:  # the weights are smaller than q
-            of_row = q_scale.repeat_interleave(self.D)
-            weight, bias = weight * of_row.unsqueeze(-1), None if bias is None else bias * of_row
-        q = rearrange(F.linear(x, weight, bias), "B T (H D) -> B H T D", D=self.D)
+    def project(self, x, rope):
+        """Project x (B, T, C) to q (B, H, T, D) and k (B, G, T, D), rotated."""
+        q = rearrange(self.q_proj(x), "B T (H D) -> B H T D", D=self.D)
         k = rearrange(self.k_proj(x), "B T (G D) -> B G T D", D=self.D)
         return apply_rope(q, rope), apply_rope(k, rope)
 
@@ -265,10 +261,10 @@ class W2Attention(Attention):
         return math.log(2 * self.D**0.5) + 0.1 * self.tau_shift
 
     def score_vectors(self, x, rope, earlier):
-        scale = 2 / (self.log_tau.exp() + 1e-6)
-        mu_q, mu_k = self.project(x, rope, scale)
-        sigma = F.softplus(rearrange(self.sigma(x), "B T (H K) -> B H T K", K=self.K)).type_as(mu_k)
+        mu_q, mu_k = self.project(x, rope)
+        sigma = F.softplus(rearrange(self.sigma(x), "B T (H K) -> B H T K", K=self.K)).type_as(mu_q)
         sigma_q, sigma_k = sigma.split((self.H, self.G), dim=1)
+        scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1)
 
         # A key's bias is large beside what tells keys apart. In one bfloat16 number it would cost several
         # times standard attention's error, so it enters as its bfloat16 value and the remainder. It is cut
@@ -279,12 +275,11 @@ class W2Attention(Attention):
         coarse = (bias.detach() / step).trunc() * step
 
         # a GPU's fused kernels want multiples of 8, the CPU's is fastest without padding
-        pad = 0 if x.device.type == "cpu" else -self.score_width() % 8
-        scale = scale.view(-1, 1, 1)
-        ones = F.pad(scale.expand(*mu_q.shape[:-1], 2), (0, pad))
-        biases = F.pad(torch.cat((coarse, bias - coarse), dim=-1), (0, pad))
-        q_hat = torch.cat((mu_q, (sigma_q * scale).type_as(mu_q), ones.type_as(mu_q)), dim=-1)
-        return q_hat, torch.cat((mu_k, sigma_k, biases.type_as(mu_k)), dim=-1), None
+        pad = (0, 0 if x.device.type == "cpu" else -self.score_width() % 8)
+        ones = F.pad(mu_q.new_ones(*mu_q.shape[:-1], 2), pad)
+        biases = F.pad(torch.cat((coarse, bias - coarse), dim=-1), pad).type_as(mu_k)
+        q_hat = (torch.cat((mu_q, sigma_q, ones), dim=-1) * scale).type_as(mu_q)
+        return q_hat, torch.cat((mu_k, sigma_k, biases), dim=-1), None
 
     def score_width(self):
         return self.D + self.K + 2

@@ -58,7 +58,6 @@ def test_joined_products(bias):
 def test_blocks_compiled_whole(monkeypatch):
     compile = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **options: compile(function, backend="aot_eager", **options))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     model, other = (make("summed-5.2", n_layer=3) for _ in range(2))
     assert_same(model, candidates.compile_whole_blocks(other))
 

@@ -114,8 +114,10 @@ def remake(model, attention=None, mlp=None):
 
 
 def compile_whole_blocks(model):
-    """Compile each block as one, also where layers differ in shape: a compilation for each of them. Return the model."""
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    """Compile each block as one, also where layers differ in shape: a compilation for each of them. Return the model.
+
+    Of more than eight layers PyTorch compiles the rest only under a higher torch._dynamo.config.recompile_limit.
+    """
     for block in model.blocks:
         block.forward = torch.compile(block.forward, dynamic=False)
     model.loss = torch.compile(model.loss)

@@ -409,8 +409,9 @@ def wide():
 
     standard = {"standard": partial(gpt, *size, vocab_size=65 if quick else 50304)}
     B = 2 if quick else 16
-    over("wide", standard, {"summed QK": summed, "summed QK, accumulated": accumulated}, B, 1.7)
-    with candidates.by_products():
+    with torch._dynamo.config.patch(recompile_limit=64):
+        over("wide", standard, {"summed QK": summed, "summed QK, accumulated": accumulated}, B, 1.7)
+    with candidates.by_products(), torch._dynamo.config.patch(recompile_limit=64):
         forms = {"summed QK by products": summed, "the same, blocks compiled whole": lambda: whole(summed())}
         over("wide", standard, forms, B, 1.7)
 
