@@ -175,6 +175,7 @@ MUTANTS = {
     "tests/bench/runs.py": [
         ('"--init_from=auto"', '"--init_from=scratch"', COMPARE),
         ("while run in self.running or not", "while not", COMPARE),
+        ("        if self.signal.number:  #", "        if self.signal.number and not ended:  #", COMPARE),
         ("if value != DEFAULTS[name] and name not in NO_MATTER", "if value != DEFAULTS[name]", COMPARE),
     ],
 }

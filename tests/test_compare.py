@@ -458,6 +458,15 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
         workers.wait()
 
 
+def test_a_process_that_a_signal_ends_has_not_failed(tmp_path, monkeypatch):
+    workers = Workers(1, compare.pick_device("cpu"))
+    workers.offer(Printing(tmp_path, ""))
+    ((process, *_),) = workers.running.values()
+    monkeypatch.setattr(runs.time, "sleep", lambda seconds: setattr(workers.signal, "number", 15) or process.wait())
+    with pytest.raises(runs.Stopped):
+        workers.wait()
+
+
 class Slow(Printing):
     def command(self, device):
         return [sys.executable, "-c", "import time; time.sleep(1)"]

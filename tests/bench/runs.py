@@ -249,11 +249,11 @@ class Workers:
         Raises Stopped after a signal, and UserError where a run has failed, except by diverging.
         """
         ended, until = [], time.time() + seconds
-        while not ended and time.time() < until:
-            if self.signal.number:
-                raise Stopped(self.signal.number)
+        while not ended and not self.signal.number and time.time() < until:
             time.sleep(0.1)
             ended = [run for run, (process, *_) in self.running.items() if process.poll() is not None]
+        if self.signal.number:  # it may have ended a process that had hardly begun, which is no failure
+            raise Stopped(self.signal.number)
         for run in list(ended):
             _, place, begin = self.running.pop(run)
             self.places.append(place)

@@ -26,6 +26,7 @@ COMPARISONS = {
         "--eval_tokens=50000",
         "--best",
         "--rates=none",
-        "--ladder=0.5,2,4",
+        "--seeds=1,2",
+        "--ladder=0.5,2",
     ],
 }
