@@ -303,14 +303,14 @@ def test_the_ladder_reaches_the_dearest_candidate(study, n_layer, lengths):
 
 
 def test_longer_runs_take_their_own_rate(study):
-    """Where the best rate halves from 1 to 4 times the steps, it is 1/√2 at twice the steps."""
+    """Where the best rate falls as 1/√steps, it is 1/√2 at twice the steps and 1/√8 at eight times."""
 
     def loss(run):
         best = 0.008 * run.times**-0.5 if run.times > 1 else 0.008
         return 2 - 0.2 * math.log2(run.times) + 0.1 * math.log2(run.rate / best) ** 2
 
     study.loss = loss
-    study(*CANDIDATES[:2], "--n_layer=4", "--seeds=1")
+    study(*CANDIDATES[:2], "--ladder=0.5,2,8", "--seeds=1")
     rates = {
         label.split(", ")[3]: label.split(", ")[1]
         for label in study.done
@@ -320,7 +320,7 @@ def test_longer_runs_take_their_own_rate(study):
         "800 steps": "rate 0.008",
         "400 steps": "rate 0.008",
         "1,600 steps": "rate 0.0057",
-        "3,200 steps": "rate 0.004",
+        "6,400 steps": "rate 0.0028",
     }
 
 
