@@ -458,7 +458,7 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
         workers.wait()
 
 
-def test_a_process_that_a_signal_ends_has_not_failed(tmp_path, monkeypatch):
+def test_a_process_that_is_asked_to_end_has_not_failed(tmp_path, monkeypatch):
     workers = Workers(1, compare.pick_device("cpu"))
     workers.offer(Printing(tmp_path, ""))
     ((process, *_),) = workers.running.values()

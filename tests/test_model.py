@@ -500,7 +500,7 @@ def test_w2_scores_of_a_head_by_hand(sigma):
 # initial values
 
 def test_initial_values_and_shapes():
-    L, H, KV, d = 3, 4, 2, 8
+    H, KV, d = 4, 2, 8
     for name, k in (("w2-scalar", 1), ("w2-diagonal", d)):
         for block in build(name, moved=False, n_kv_head=KV).blocks:
             assert block.attn.log_tau.shape == (H,)

@@ -178,16 +178,15 @@ class Report:
 
     def csv(self):
         """Return all runs, a line each: stage, candidate, the settings that are not defaults, and what came of it."""
-        results = [self.comparison.result(plan.run) for plan in self.done]
-        names = sorted(
-            {name for result in results for name in result["settings"]} - {"out_dir", "init_from", *NO_MATTER}
-        )
+        given = [plan.run.settings() for plan in self.done]  # as planned, so that `read_committed` finds the run
+        names = sorted({name for settings in given for name in settings} - set(NO_MATTER))
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["stage", "candidate", *names, *FACTS])
-        for plan, result in zip(self.done, results):
-            settings = [result["settings"].get(name, DEFAULTS[name]) for name in names]
-            writer.writerow([plan.stage, plan.candidate.name, *settings, *(result[fact] for fact in FACTS)])
+        for plan, settings in zip(self.done, given):
+            values = [settings.get(name, DEFAULTS[name]) for name in names]
+            result = self.comparison.result(plan.run)
+            writer.writerow([plan.stage, plan.candidate.name, *values, *(result[fact] for fact in FACTS)])
         return text.getvalue()
 
     @file_errors()

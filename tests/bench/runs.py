@@ -164,7 +164,6 @@ def result_of(folder) -> dict | None:
         "seconds": last.get("seconds"),
         "machine": start["machine"],
         "commit": start["code"]["commit"],
-        "settings": {name: value for name, value in settings.items() if value != DEFAULTS.get(name)},
         "rate": settings["learning_rate"],
         "seed": settings["seed"],
         "steps": steps,
@@ -190,7 +189,6 @@ def read_committed(path):
             facts |= {"best_step": int(row["best_step"]) if row["best_step"] else None}
             facts |= {"parameters": int(row["parameters"]), "machine": row["machine"], "commit": row["commit"]}
             facts |= {
-                "settings": settings,
                 "rate": settings["learning_rate"],
                 "seed": settings["seed"],
                 "steps": settings["max_iters"],

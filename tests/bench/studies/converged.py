@@ -25,6 +25,7 @@ COMPARISONS = {
         "--eval_interval=50",
         "--eval_tokens=50000",
         "--best",
+        "--compile=false",
         "--rates=none",
         "--seeds=1,2",
         "--ladder=0.5,2",
