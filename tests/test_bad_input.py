@@ -7,7 +7,9 @@ a checkpoint sees the parts as variables. tests/test_settings.py has more of the
 tests/test_preprocess.py of prepare.py, tests/test_dataset.py of data folders, tests/test_finetune.py of Llamas.
 """
 
+import os
 import re
+import shutil
 import struct
 import zipfile
 from pathlib import Path
@@ -19,6 +21,7 @@ from hypothesis import given, settings, strategies as st
 from config.runtime.checkpoint import build_model, load_checkpoint
 from conftest import TINY, contents, refused
 from data.console import UserError
+from model import GPT, GPTConfig
 
 TRAIN, LATEST = f"train.py {TINY}", Path("out/run/ckpt.pt")
 RESUME = f"{TRAIN} --out_dir=out/run --init_from=resume --max_iters=6"
