@@ -377,58 +377,57 @@ def kernels():
                     report("kernels", what, 1e3 * statistics.median(seconds), kernel=form.kernel())
 
 
-def over(section, base, others, B, target=None, micro_steps=1):
-    """Report the time and the memory of models over the first one's, compiled unless quick, a model at a time in memory.
+def of_gpt2_size(make=gpt, **settings):
+    """A model of 12 layers, width 768 and context 1,024, or a tiny one if quick."""
+    return make(*((2, 64, 64) if quick else (12, 768, 1024)), vocab_size=65 if quick else 50304, **settings)
 
-    `base` and `others` are {name: () -> model}.
-    """
-    seconds, memory = {}, {}
-    for name, make in (base | others).items():
+
+def over_standard(section, others, target, micro_steps=1):
+    """Report the time of models, {name: () -> model}, over the standard one's. Only one is in memory at a time."""
+    standard = None
+    for name, make in ({"standard": of_gpt2_size} | others).items():
         torch.compiler.reset()
         with spared(section, name):
-            trainer = Trainer(make(), B, default_precision, compiled=not quick, micro_steps=micro_steps)
-            (seconds[name],) = in_turns([trainer])
-            memory[name] = trainer.memory()
-            facts = {"ms": 1e3 * statistics.median(seconds[name]), "GB": memory[name] / 1e9}
-            if name in base:
-                report(section, f"{name}: ms", facts["ms"], GB=facts["GB"])
-            elif next(iter(base)) in seconds:
-                relative = facts["ms"] / 1e3 / statistics.median(seconds[next(iter(base))])
-                report(section, f"{name} / {next(iter(base))}: time", relative, target, **facts)
+            trainer = Trainer(make(), 2 if quick else 16, default_precision, not quick, micro_steps=micro_steps)
+            milliseconds = 1e3 * statistics.median(in_turns([trainer])[0])
+            GB = trainer.memory() / 1e9
+            if name == "standard":
+                standard = milliseconds
+                report(section, "standard: ms", standard, GB=GB)
+            elif standard:
+                report(section, f"{name} / standard: time", milliseconds / standard, target, ms=milliseconds, GB=GB)
             del trainer
 
 
 def wide():
-    """Other forms of summed QKᵀ, whose scores are wider than what fused kernels take, at GPT-2's size."""
-    size = (2, 64, 64) if quick else (12, 768, 1024)
-    summed = partial(gpt, *size, attention="summed_qk", vocab_size=65 if quick else 50304)
+    """Other forms of summed QKᵀ, whose scores are wider than what fused kernels take."""
     whole = candidates.compile_whole_blocks if not quick else lambda model: model
+
+    def summed():
+        return of_gpt2_size(attention="summed_qk")
 
     def accumulated():
         return whole(candidates.remake(summed(), attention=candidates.AccumulatedQKAttention))
 
-    standard = {"standard": partial(gpt, *size, vocab_size=65 if quick else 50304)}
-    B = 2 if quick else 16
     with torch._dynamo.config.patch(recompile_limit=64):
-        over("wide", standard, {"summed QK": summed, "summed QK, accumulated": accumulated}, B, 1.7)
-    with candidates.by_products(), torch._dynamo.config.patch(recompile_limit=64):
-        forms = {"summed QK by products": summed, "the same, blocks compiled whole": lambda: whole(summed())}
-        over("wide", standard, forms, B, 1.7)
+        over_standard("wide", {"summed QK": summed, "summed QK, accumulated": accumulated}, 1.7)
+        with candidates.by_products():
+            forms = {"summed QK by products": summed, "the same, blocks compiled whole": lambda: whole(summed())}
+            over_standard("wide", forms, 1.7)
 
 
 def joined():
-    """q, k and v as one product, gate and up as one, beside each by itself and nanoGPT's model, at GPT-2's size."""
-    size = (2, 64, 64) if quick else (12, 768, 1024)
-    standard = partial(gpt, *size, vocab_size=65 if quick else 50304)
+    """q, k and v as one product, gate and up as one, beside each by itself and nanoGPT's model."""
+    attention, mlp = candidates.JoinedAttention, candidates.JoinedMLP
     forms = {
-        "gate and up joined": lambda: candidates.remake(standard(), mlp=candidates.JoinedMLP),
-        "q, k, v joined": lambda: candidates.remake(standard(), attention=candidates.JoinedAttention),
-        "both": lambda: candidates.remake(standard(), candidates.JoinedAttention, candidates.JoinedMLP),
+        "gate and up joined": lambda: candidates.remake(of_gpt2_size(), mlp=mlp),
+        "q, k, v joined": lambda: candidates.remake(of_gpt2_size(), attention),
+        "both": lambda: candidates.remake(of_gpt2_size(), attention, mlp),
     }
     if nanogpt:
-        forms["nanoGPT"] = lambda: nano_gpt(*size, vocab_size=65 if quick else 50304)
-    forms["standard again"] = standard  # how far two measurements of one thing lie apart
-    over("joined", {"standard": standard}, forms, 2 if quick else 16, 0.97, micro_steps=4)
+        forms["nanoGPT"] = lambda: of_gpt2_size(nano_gpt)
+    forms["standard again"] = of_gpt2_size  # how far two measurements of one thing lie apart
+    over_standard("joined", forms, 0.97, micro_steps=4)
 
 
 def graphs():
