@@ -6,6 +6,7 @@ import runpy
 import shutil
 import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests are parallel enough
@@ -25,7 +26,7 @@ from data.preprocess import prepare
 
 TINY = "--n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=2"
 TINY += " --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
-STOPPING = signal.valid_signals() & {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)}
+HANDLED = {getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE")} & signal.valid_signals()
 TEXT = "the quick brown fox jumps over the lazy dog.\nand again, the dog sleeps!\n" * 40
 
 # no example is too slow on a busy machine, and examples share their test's fixtures
@@ -53,8 +54,7 @@ def copy_repository(folder, text=TEXT):
 def run_program(program, *arguments):
     """Run a program as a process of its own would, in this one. Raise SystemExit if it ends in an error."""
     locked, file_lock = [], metrics.file_lock
-    handlers = {number: signal.getsignal(number) for number in STOPPING}
-    with pytest.MonkeyPatch.context() as patch:  # what is set here is as before at the end
+    with pytest.MonkeyPatch.context() as patch, kept_handlers():  # what is set here is as before at the end
         patch.setattr(sys, "argv", [program, *arguments])
         patch.setattr(sys, "path", sys.path[:])
         patch.setattr(sys, "excepthook", sys.excepthook)
@@ -70,9 +70,18 @@ def run_program(program, *arguments):
         finally:  # what the end of a process undoes
             for file in locked:
                 file.close()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
             use_plain_attention(False)
+
+
+@contextmanager
+def kept_handlers():
+    """Give every signal its handler back: a program's is for a process of its own."""
+    handlers = {number: signal.getsignal(number) for number in HANDLED}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def hear_signals():

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from conftest import ROOT, STOPPING, copy_repository
+from conftest import ROOT, copy_repository, kept_handlers
 from data import preprocess
 
 BENCH = ROOT / "tests" / "bench"
@@ -497,15 +497,13 @@ def in_checkout(checkout, monkeypatch, capsys):
     monkeypatch.setattr(runs, "TRAIN", checkout / "train.py")
     monkeypatch.setattr(report, "write_figure", lambda *_: None)
     monkeypatch.setattr(Workers, "train", lambda workers, run: write_log(run, 9.0))  # only measures what a step takes
-    handlers = {number: signal.getsignal(number) for number in STOPPING}
 
     def run(*arguments):
         compare.main([*arguments, *TINY_RUNS, f"--out={checkout / 'out'}"])
         return capsys.readouterr().out
 
-    yield run
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    with kept_handlers():
+        yield run
 
 
 TINY_RUNS = "--quick", "--rates=none", "--ladder=none", "--workers=1"
