@@ -666,7 +666,7 @@ def sample_next_token(logits, temperature, top_k, top_p, generator):
     if top_k is not None:
         least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
         logits = logits.masked_fill(logits < least, -math.inf)
-    if top_p is not None:
+    if top_p is not None and top_p < 1:  # sorting a large vocabulary takes time
         ordered, order = logits.sort(descending=True)
         p = ordered.softmax(dim=-1)
         beyond = p.cumsum(dim=-1) - p >= top_p

@@ -65,7 +65,7 @@ if export:
 # what to continue
 if start == "-":
     start = sys.stdin.read()
-if start.startswith("FILE:"):
+elif start.startswith("FILE:"):
     start = read_text(start.removeprefix("FILE:"))
 tokens = tokenizer.encode(start) or first_tokens(tokenizer)
 idx = torch.tensor([tokens], device=device)

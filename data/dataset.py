@@ -76,8 +76,8 @@ class Dataset:
 
         A pure function: the same arguments give the same windows, whatever was drawn before. So a resumed run goes
         on as if it had never stopped. `shard` is one of the `shards` parts of a step (of processes and their
-        micro-steps). An epoch visits each of its windows once, in an order of its own. They lie side by side, from a
-        first place that is its own too. Nothing is kept for that: the memory is that of the batch.
+        micro-steps). An epoch cuts the split into windows side by side, from an offset of its own, and visits each
+        once, in an order of its own. Nothing is kept for that: the memory is that of the batch.
         """
         self.check_block_size(block_size)
         assert 0 <= shard < shards

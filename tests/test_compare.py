@@ -1,5 +1,6 @@
 """compare.py: which runs it makes, what it says of them, and that it goes on where it was."""
 
+import csv
 import json
 import math
 import signal
@@ -22,6 +23,7 @@ import plan
 import report
 import runs
 import stats
+import timing
 from report import write_figure
 from runs import DEFAULTS, Workers, read_log
 
@@ -60,7 +62,7 @@ def study(monkeypatch, tmp_path, capsys):
     def study(*arguments, figure=False):
         FakeWorkers.study = study
         monkeypatch.setattr(report, "write_figure", write_figure if figure else lambda *_: None)
-        compare.main([*arguments, f"--out={tmp_path}", "--device=cpu"])
+        compare.main(["--device=cpu", *arguments, f"--out={tmp_path}"])
         return capsys.readouterr().out
 
     study.code, study.done, study.limit, study.folder = "a" * 64, [], math.inf, tmp_path
@@ -70,7 +72,7 @@ def study(monkeypatch, tmp_path, capsys):
 
 class FakeWorkers:
     def __init__(self, number, device, keep):
-        self.running, self.free = [], number
+        self.running, self.free, self.threads = [], number, 1
 
     def offer(self, run):
         if len(self.running) < self.free and run not in self.running:
@@ -155,6 +157,22 @@ def test_it_goes_on_where_it_was(study, limit):
     assert study(*CANDIDATES, "--show") == said[said.index("\n| candidate") :] and study.done == done
 
 
+def test_each_comparison_measures_in_a_folder_of_its_own(study, monkeypatch):
+    """Two in one folder may measure at a time, and each removes what it has measured in."""
+    folders, train = [], FakeWorkers.train
+    monkeypatch.setattr(FakeWorkers, "train", lambda self, run: folders.append(run.folder.parent) or train(self, run))
+    for more in ([], ["--dropout=0.1"]):
+        study(*CANDIDATES[:2], "--rates=none", "--ladder=none", *more)
+    assert len(set(folders)) == 2 and not any(folder.exists() for folder in folders)
+
+
+@pytest.mark.parametrize("threads, compiled", [(1, "true"), (10**9, "false")])
+def test_a_step_is_measured_compiled_where_the_run_will_be(study, threads, compiled):
+    comparison = plan_of(study, [*CANDIDATES[:2], "--max_iters=1000000"])
+    run = comparison.timing.short_run(comparison.baseline, 0, study.folder, threads)
+    assert run.settings()["compile"] == compiled
+
+
 def test_a_plan_leads_to_the_same_runs(study):
     commands = []
     while lines := study(*CANDIDATES[:2], "--plan").splitlines():
@@ -208,6 +226,8 @@ def test_the_lowest_loss_counts_if_asked(study):
     said = study(*arguments, "--best")
     assert cells_of(said, "good")[3].startswith("+0.300")
     assert "good: lowest after 400, 400, 400 of 800 steps" in said
+    rows = list(csv.DictReader((study.folder / "runs.csv").open()))
+    assert [(row["loss"], row["best_loss"]) for row in rows if row["candidate"] == "good"] == [("2.5", "1.7")] * 3
 
 
 def test_one_seed_has_no_intervals(study):
@@ -235,6 +255,18 @@ def test_what_is_missing_does_not_replace_what_was_there(study):
     assert "6 of 6 runs are missing; 6 have been done with another model.py" in said
     assert (study.folder / "table.md").read_text() == before
     assert "was of another command" in study(*CANDIDATES[:2], "--rates=none", "--ladder=none", "--seeds=4")
+
+
+def test_a_ladder_of_shorter_runs_only(study):
+    """The rate of the longest is not looked for."""
+    said = study(*CANDIDATES[:2], "--ladder=0.5")
+    assert cells_of(said, "good")[7] == "ladder too short"
+    assert {label.split(", ")[3] for label in study.done} == {"400 steps", "800 steps"}
+
+
+def test_rates_are_chosen_by_a_seed_that_no_result_has(study):
+    comparison = plan_of(study, [*CANDIDATES[:2], "--seeds=1,2", "--ladder_seeds=0,3"])
+    assert comparison.tuning_seed == 4
 
 
 def test_options(study):
@@ -268,6 +300,17 @@ def test_a_budget_is_kept(study, budget):
     assert len(study.done) == done  # the same max_iters again
 
 
+def test_a_budget_that_was_interrupted_keeps_its_length(study, monkeypatch):
+    study.limit = 8
+    arguments = *CANDIDATES[:2], "--budget=10m", "--workers=1", "--ladder=none"
+    with pytest.raises(SystemExit):
+        study(*arguments)
+    study.limit = math.inf
+    monkeypatch.setattr(timing, "STEPS", 12)  # so that what a step takes comes out otherwise
+    study(*arguments)
+    assert len({label.split(", ")[3] for label in study.done}) == 1
+
+
 @pytest.mark.parametrize("arguments, named", [
     (["config/m1_shakespeare.py"], "config/m1_shakespeare.py: a candidate is needed beside it"),
     (["dept"], "depth, methods"),
@@ -287,6 +330,7 @@ def test_a_budget_is_kept(study, budget):
     (["a: --residual=m1", "b:", "--rates=0"], "rates = '0'"),
     (["a: --residual=m1", "b:", "--seeds="], "seeds = ''"),
     (["a: --residual=m1", "b:", "--workers=-1"], "workers = -1"),
+    (["a: --residual=m1", "b:", "--device=cuda:1"], "CUDA_VISIBLE_DEVICES=1 and --device=cuda"),
     (["a: --residual=m1", "b:", "--best"], "--eval_interval=100"),
     (["a: --residual=m1", "b: --learning_rate=0"], "learning_rate = 0"),
 ])  # fmt: skip
@@ -342,7 +386,7 @@ def test_vertex(losses, expected):
 # -- the statistics, on simulated runs -----------------------------------------------------------------------
 
 
-def simulated(rng, cost=3.0, effect=0.0, seeds=3, noise=0.01, of_seed=0.0, of_candidate=1.0):
+def simulated(rng, cost=3.0, effect=0.0, seeds=3, noise=0.01, of_seed=0.0, of_candidate=1.0, steps=1000):
     """Fit runs of a baseline, a line over log cost, and of a candidate that lies `effect` off it at its cost."""
     offsets = rng.normal(0, of_seed, seeds)
 
@@ -351,7 +395,7 @@ def simulated(rng, cost=3.0, effect=0.0, seeds=3, noise=0.01, of_seed=0.0, of_ca
         return [{"steps": steps, "seed": s, "flops": flops, "loss": float(loss)} for s, loss in enumerate(losses)]
 
     ladder = [run for times in (0.5, 1, 2, 4) for run in runs(1000 * times, times, 2 - 0.2 * math.log2(times), noise)]
-    return stats.CostCurve(ladder, runs(1000, cost, 2 - 0.2 * math.log2(cost) + effect, noise * of_candidate))
+    return stats.CostCurve(ladder, runs(steps, cost, 2 - 0.2 * math.log2(cost) + effect, noise * of_candidate))
 
 
 def share(count, predicate, **settings):
@@ -371,8 +415,9 @@ def test_intervals_of_95_percent_cover_95_percent(settings):
     assert 0.925 < share(400, lambda fit: covers(fit, 1.0, -0.2 * math.log2(cost)), **settings) < 0.985
 
 
-def test_a_candidate_of_three_times_the_noise_seldom_seems_to_pay():
-    settings = {"of_candidate": 3.0, "of_seed": 0.01}
+@pytest.mark.parametrize("steps", [1000, 700])  # as many as a length of the ladder, or not
+def test_a_candidate_of_three_times_the_noise_seldom_seems_to_pay(steps):
+    settings = {"of_candidate": 3.0, "of_seed": 0.01, "steps": steps}
     assert share(400, lambda fit: covers(fit, fit.flops, 0.0), **settings) > 0.85
     assert share(400, lambda fit: fit.estimate(fit.flops)[0] + fit.estimate(fit.flops)[2] < 0, **settings) < 0.075
 

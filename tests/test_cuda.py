@@ -172,7 +172,7 @@ def test_the_memory_of_a_model_is_its_own():
     def trainer():
         model = GPT(GPTConfig(**settings("standard", "standard", block_size=64, n_embd=128))).to(device)
         made = Trainer(model, 4, torch.float32)
-        made.timed_step()
+        made.step()
         return made
 
     device = torch.device("cuda", torch.cuda.device_count() - 1)

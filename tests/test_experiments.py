@@ -138,7 +138,8 @@ def test_published_recipe_is_plain_adamw():
     models = [tasks.GPT(tasks.GPTConfig(8, 5, 1, 2, n_embd=8)) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     idx = torch.randint(5, (3, 8))
-    tasks.fit({"steps": 3, "recipe": "published", "learning_rate": 0.1}, models[0], lambda step: (idx, idx))
+    run = {"steps": 3, "recipe": "published", "learning_rate": 0.1}
+    tasks.fit(run, models[0], lambda step: (idx, idx), lambda model, x, y: model(x, y)[1])
     optimizer = torch.optim.AdamW(models[1].parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
@@ -359,6 +360,7 @@ def test_a_difference_in_words():
     texts = stats.compare(groups)
     assert texts["standard"] == "" and texts["lost"] == "diverged"
     assert texts["worse"].startswith("+1.003 ± ") and texts["worse"].endswith(" worse")
+    assert stats.compare({"standard": groups["lost"], "other": groups["worse"]}) == {"standard": "diverged", "other": ""}
     assert stats.in_words(0.1, 0.2, 0.3) == "+0.100 ± 0.200"
     assert stats.in_words(0.2, 0.1, 0.01, higher_is_better=True) == "+0.200 ± 0.100 better"
 
@@ -376,7 +378,7 @@ def test_log_rank():
 def study(tmp_path, monkeypatch):
     """Return a Sweep whose runs come to study.loss(run) at once."""
     monkeypatch.setattr(sys, "argv", ["x", f"--out={tmp_path}", "--device=cpu"])
-    study = tasks.Sweep("study", None, "", lambda parser: None)
+    study = tasks.Sweep("study", None, "")
     study.pool.shutdown()
 
     class Pool:

@@ -93,8 +93,7 @@ def test_tables_of_tasks_are_those_of_the_results(name, monkeypatch, capsys):
     experiment, tasks = (importlib.import_module(module) for module in (name.removeprefix("recall_"), "tasks"))
     monkeypatch.setattr(sys, "argv", [name, "--show", f"--out={BENCH / 'results'}"])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which the experiment sets
-    add_arguments = getattr(experiment, "add_arguments", lambda parser: None)
-    tasks.experiment(name, experiment.trial, experiment.main, "", add_arguments)
+    tasks.experiment(name, experiment.trial, experiment.main, "")
     shown = capsys.readouterr().out
     rows = [line for line in shown.splitlines() if re.search(r"±|\d, \d|\d\.\d{3} \|", line)]
     page = TEXTS[f"tests/bench/studies/{name.removesuffix('_why')}.md"]

@@ -151,12 +151,13 @@ def pick_dtype(dtype, device) -> torch.dtype:
     return getattr(torch, dtype)
 
 
-def pick_compile(device, flops) -> bool:
+def pick_compile(device, flops, threads=None) -> bool:
     """Say whether compiling pays for so many floating-point operations: on a GPU, and on a CPU from ten minutes up.
 
     A core computes some 50 GFLOP/s. Compiling takes some 40 seconds there, and makes steps 1.2 to 1.4 times as fast.
+    `threads` are a CPU's; None: those of this process.
     """
-    return device.type == "cuda" or device.type == "cpu" and flops > 600 * 50e9 * torch.get_num_threads()
+    return device.type == "cuda" or device.type == "cpu" and flops > 600 * 50e9 * (threads or torch.get_num_threads())
 
 
 def pick_attention_kernel(model, device, dtype):

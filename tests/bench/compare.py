@@ -86,7 +86,11 @@ def read_comparisons(argv):
                 "a baseline and a candidate are needed: config/standard_shakespeare.py config/m1_shakespeare.py"
             )
         options["out"] = top / re.sub(r"\W+", "-", title) if title else top
-        device = pick_device(options["device"])
+        name, _, index = options["device"].partition(":")
+        if index:
+            cure = f"CUDA_VISIBLE_DEVICES={index} and --device={name} keep them on that one"
+            raise UserError(f"device = {options['device']!r} does not work: runs take all GPUs in turn; {cure}")
+        device = pick_device(name)
         with redirect_stdout(sys.stderr):  # what preparing a text prints is no part of a plan
             comparisons.append(Comparison(title, words, common, options, device, committed, times.get(title)))
     return comparisons, top
@@ -176,22 +180,15 @@ def show_end(comparison, run, number):
     planned, timing = comparison.planned(), comparison.timing
     todo = [plan for plan in planned if not comparison.is_done(plan)]
     result = comparison.result(run)
-    came = (
-        "is under way elsewhere"
-        if not result
-        else "diverged"
-        if result["loss"] is None
-        else f"loss {result['loss']:.4f}"
-    )
-    ended = [
-        (comparison.result(plan.run)["seconds"], timing.seconds(plan)) for plan in planned if comparison.is_done(plan)
-    ]
-    longer = (
-        sum(seconds or 0 for seconds, _ in ended) / sum(expected - timing.start for _, expected in ended)
-        if ended
-        else 1
-    )
-    left = clock(sum(timing.seconds(plan) for plan in todo) / number * max(longer, 0.5))
+    if not result:
+        came = "is under way elsewhere"
+    else:
+        came = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
+    done = [plan for plan in planned if comparison.is_done(plan)]
+    took = sum(comparison.result(plan.run)["seconds"] or 0 for plan in done)
+    expected = sum(timing.seconds(plan) - timing.start for plan in done)
+    longer = max(took / expected, 0.5) if done else 1
+    left = clock(sum(timing.seconds(plan) for plan in todo) / number * longer)
     print(f"\r[{len(planned) - len(todo)}/{len(planned)}] {run.label()}: {came}; {left} left", flush=True)
 
 

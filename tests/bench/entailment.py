@@ -5,7 +5,7 @@ The hierarchy task of the W2 document. A random tree (up to 4 children a node, 6
 nodes); the input is a node and a candidate, and two classes are read from the last position: is the candidate an
 ancestor of the node? The original measures on the pairs that it trains on, where it is enough to remember them. Here a
 tenth of all pairs is held out. Both sides as published, then with equal widths, parameters and choice of learning
-rates; and both with candidates of any kind, mostly nobody's ancestors, and with candidates for which the
+rates. Each is done with candidates of any kind, most of which are nobody's ancestors, and with candidates for which the
 answer is yes as often as no, so that the candidate by itself tells nothing.
 """
 

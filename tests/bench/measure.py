@@ -53,12 +53,6 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
 
-    def timed_step(self):
-        began = time.perf_counter()
-        self.step()
-        synchronize(self.device)
-        return time.perf_counter() - began
-
     def memory(self):
         """Peak bytes of a step: parameters and optimizer, gradients, and what is kept for the backward pass.
 
@@ -93,17 +87,25 @@ def synchronize(device):
         torch.cuda.synchronize(device)
 
 
+def timed_step(trainer):
+    """Return the seconds of a step, the GPU's part included."""
+    began = time.perf_counter()
+    trainer.step()
+    synchronize(trainer.device)
+    return time.perf_counter() - began
+
+
 def in_turns(trainers, budget=5, turns=5):
     """Seconds per step of each trainer, one step of each in turn: `turns` of them, and on for `budget` seconds."""
     torch.compiler.reset()  # or the variants of earlier comparisons would count towards its limit
     for trainer in trainers:  # compiles, allocates
-        trainer.first_seconds = trainer.timed_step()
-        trainer.timed_step()
+        trainer.first_seconds = timed_step(trainer)
+        timed_step(trainer)
     seconds = [[] for _ in trainers]
     began = time.time()
     while len(seconds[0]) < turns or time.time() - began < budget:
         for trainer, list_of_seconds in zip(trainers, seconds):
-            list_of_seconds.append(trainer.timed_step())
+            list_of_seconds.append(timed_step(trainer))
     return seconds
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import count
 from typing import NamedTuple
 
 from config.runtime.metrics import code_version
@@ -11,7 +12,7 @@ from data.console import UserError
 from data.dataset import load_dataset
 from data.files import atomic_write, sha256
 from data.preprocess import ensure_prepared
-from runs import Candidate, Run, folder_name, make_candidate, read_words, result_of
+from runs import Candidate, Run, make_candidate, read_words, result_of
 from timing import Timing
 
 QUICK = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=2", "--max_iters=6"]
@@ -56,7 +57,7 @@ class Comparison:
             in_seconds(options["budget"])
         self.seeds = numbers(options, "seeds", int)
         self.ladder_seeds = numbers(options, "ladder_seeds", int) or self.seeds
-        self.tuning_seed = next(seed for seed in range(len(self.seeds) + 1) if seed not in self.seeds)
+        self.tuning_seed = next(seed for seed in count() if seed not in self.seeds + self.ladder_seeds)
         self.rates = numbers(options, "rates", float)
         tokens = sha256(json.dumps(data["sha256"], sort_keys=True).encode())[:8]
         out = options["out"].resolve()
@@ -64,6 +65,8 @@ class Comparison:
         self.others = [folder for folder in sorted(out.glob(f"????????-{tokens}")) if folder != self.folder]
         self.committed, self.results = committed or {}, {}
         self.timing = Timing(self, times)
+        asked = [options["budget"], *(candidate.settings for candidate in self.candidates)]
+        self.budget_file = self.folder / f"budget-{sha256(json.dumps(asked, sort_keys=True).encode())[:8]}.json"
         self.read_budget()
 
     @property
@@ -72,21 +75,22 @@ class Comparison:
 
     # -- the budget ------------------------------------------------------------------------------------------
 
-    def budget_file(self):
-        settings = [self.options["budget"], *(candidate.settings for candidate in self.candidates)]
-        return self.folder / f"budget-{sha256(json.dumps(settings, sort_keys=True).encode())[:8]}.json"
-
     def read_budget(self):
         """Take the max_iters that were chosen for this budget, if they have been."""
-        if self.options["budget"] and self.budget_file().exists():
-            self.set_max_iters(json.loads(self.budget_file().read_text()))
+        if self.options["budget"] and self.budget_file.exists():
+            self.set_max_iters(json.loads(self.budget_file.read_text()))
         elif self.options["budget"] and (self.options["plan"] or self.options["show"]):
             raise UserError(
                 "--budget is measured where the runs are done: give --max_iters to plan or show without them"
             )
 
     def choose_max_iters(self, workers):
-        """Choose max_iters such that all runs fit into the budget, and one more learning rate for each candidate."""
+        """Choose max_iters such that all runs fit into the budget, and one more learning rate for each candidate.
+
+        What has been chosen before stays, so that the runs done since count.
+        """
+        if self.budget_file.exists():
+            return
         seconds, timing = in_seconds(self.options["budget"]), self.timing
         planned = self.planned() + [Planned("rates", candidate, 1.0, None) for candidate in self.candidates]
         per_iter = sum(plan.times * timing.steps[plan.candidate.name] for plan in planned) / workers
@@ -94,10 +98,9 @@ class Comparison:
         if max_iters < 20:
             least = (20 * per_iter + len(planned) * timing.start / workers) / 60
             raise UserError(f"budget = {self.options['budget']!r} is too short: {least:.0f}m would be 20 steps")
-        file = self.budget_file()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(file) as written:
-            written.write(json.dumps(max_iters - max_iters % 10).encode())
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(self.budget_file) as file:
+            file.write(json.dumps(max_iters - max_iters % 10).encode())
         self.read_budget()
 
     def set_max_iters(self, max_iters):
@@ -109,19 +112,23 @@ class Comparison:
     # -- runs ------------------------------------------------------------------------------------------------
 
     def run(self, candidate, rate, seed, times=1.0) -> Run:
-        run = Run(candidate, rate, seed, times, self.folder)
-        return replace(run, folder=self.folder / folder_name(run.settings()))
+        return Run(candidate, rate, seed, times, self.folder)
 
     def result(self, run):
-        """Return what came of a run, or None if it has not ended."""
+        """Return what came of a run, or None if it has not ended. With --best its loss is its lowest."""
+        found = self.last_result(run)
+        if found and self.options["best"] and found["loss"] is not None:
+            return found | {"loss": found["best_loss"]}
+        return found
+
+    def last_result(self, run):
+        """Return the same with the loss at the run's end."""
         name = run.folder.name
         if name not in self.results:
             folders = [self.folder, *(self.others if self.options["reuse"] else [])]
             found = next(filter(None, (result_of(folder / name) for folder in folders)), self.committed.get(name))
             if not found:
                 return None
-            if self.options["best"] and found["loss"] is not None:
-                found = found | {"loss": found["best_loss"]}
             self.results[name] = found
         return self.results[name]
 
@@ -145,9 +152,9 @@ class Comparison:
         for seed in self.seeds:  # in turns, so that a machine that slows down slows all of them
             plan += [self.plan_run("main", candidate, 1.0, seed) for candidate in self.candidates]
         lengths = self.lengths()
-        if lengths and self.is_searching():
+        if lengths and lengths[-1] > 1 and self.is_searching():
             known = self.rate(self.baseline) is not None
-            runs = self.tuning(self.baseline, lengths[-1])[1] if known and lengths[-1] > 1 else [None, None]
+            runs = self.tuning(self.baseline, lengths[-1])[1] if known else [None, None]
             plan += [Planned("ladder's rate", self.baseline, lengths[-1], run) for run in runs]
         for times in reversed(lengths):
             plan += [self.plan_run("ladder", self.baseline, times, seed) for seed in self.ladder_seeds]
@@ -256,7 +263,8 @@ def numbers(options, name, kind):
         values = [kind(part) for part in text.split(",")]
     except ValueError:
         values = []
-    least = 0 if kind is int else 1e-12
+    least, least_in_words = (0, "0 or more") if kind is int else (1e-12, "above 0")
     if not values or len(set(values)) < len(values) or not all(least <= value < math.inf for value in values):
-        raise UserError(f"{name} = {text!r} does not work: it must be different numbers above 0, such as 1,2,3")
+        needed = f"different numbers, {least_in_words}, such as 1,2,3"
+        raise UserError(f"{name} = {text!r} does not work: it must be {needed}")
     return values

@@ -38,10 +38,10 @@ def copies(run, step):
 
 
 def queries(run, step):
-    """Sequences of MQAR, as x and y (B, T), y being -1 but where a key is asked for.
+    """Sequences of MQAR, as x and y (B, T), y being -1 except where a key is asked for.
 
     Keys are of the vocabulary's first half, values of its second. Each key is asked for once, mostly soon after the
-    pairs: the probability of a place falls as its distance to the power of -0.99. All else is random.
+    pairs: the probability of a place is proportional to its distance to the power of -0.99. All else is random.
     """
     random, B, T, pairs = random_numbers(run["seed"], step), run["batch_size"], run["model"]["block_size"], run["pairs"]
     half = run["model"]["vocab_size"] // 2
@@ -127,14 +127,11 @@ def main(sweep):
     show(f"MQAR, T = {mqar_T}, {pairs} pairs, width {mqar_width}, equal parameters", results)
 
 
-def add_arguments(parser):
-    parser.add_argument("--why", action="store_true", help="why W2 is slow to learn MQAR, in the place of all else")
-
-
 if __name__ == "__main__":
     if "--why" in sys.argv:  # an experiment with results of its own, on the sequences above
         import why
 
-        experiment("recall_why", why.trial, why.main, why.__doc__, add_arguments)
+        sys.argv.remove("--why")
+        experiment("recall_why", why.trial, why.main, why.__doc__)
     else:
-        experiment("recall", trial, main, __doc__, add_arguments)
+        experiment("recall", trial, main, __doc__)

@@ -11,7 +11,7 @@ import numpy as np
 from data.console import file_errors
 from data.files import atomic_write
 from runs import DEFAULTS, NO_MATTER
-from stats import CostCurve, holm
+from stats import CostCurve, has_diverged, holm
 
 TIE = 0.02  # nats: a candidate whose whole interval is nearer to 0 ties with the baseline
 HEADER = ["candidate", "parameters", "rate", "loss", "lowers it by", "× operations", "× time", "must lower it by"]
@@ -33,21 +33,18 @@ class Report:
         self.ladder = [
             r for r in self.main[self.base] + self.results("ladder", comparison.baseline) if r["loss"] is not None
         ]
-        self.fits = {name: self.fit(name) for name in self.others}
-        self.worth = {name: self.worth_of(fit) for name, fit in self.fits.items() if fit}
-        p = {name: fit.estimate(self.unit)[3] for name, fit in self.fits.items() if fit}
-        self.p = holm(p)  # at equal steps
+        whole = [name for name in self.others if self.is_whole(name)] if self.is_whole(self.base) else []
+        self.fits = {name: CostCurve(self.ladder, self.main[name]) for name in whole}
+        # the cost that brings the baseline to a candidate's loss, over the baseline's own: low, worth, high
+        self.worth = {name: [flops / self.unit for flops in fit.worth()] for name, fit in self.fits.items()}
+        self.p = holm({name: fit.estimate(self.unit)[3] for name, fit in self.fits.items()})  # at equal steps
 
     def results(self, stage, candidate):
         plans = [plan for plan in self.done if plan.stage == stage and plan.candidate is candidate]
         return [self.comparison.result(plan.run) for plan in plans]
 
-    def fit(self, name):
-        """Return the candidate beside the ladder, or None where either has no runs yet, or one that diverged."""
-        return CostCurve(self.ladder, self.main[name]) if self.is_whole(name) and self.is_whole(self.base) else None
-
     def is_whole(self, name):
-        return bool(self.main[name]) and all(result["loss"] is not None for result in self.main[name])
+        return bool(self.main[name]) and not has_diverged(self.main[name])
 
     def cost(self, name):
         """Return the floating-point operations of a candidate's whole training, or None if none has come to its end."""
@@ -73,7 +70,10 @@ class Report:
         return cells + [decimal(fit.gain(fit.flops, self.unit)), verdict(fit), self.worth_in_words(name)]
 
     def lowered(self, name):
-        """Return by how much the loss is lower than the baseline's after its steps: ± half an interval of 95 %."""
+        """Return by how much the loss is lower than the baseline's after its steps: ± half an interval of 95 %.
+
+        It is positive where the candidate is better.
+        """
         difference, _, half, _ = self.fits[name].estimate(self.unit)
         word = "" if not self.p[name] < 0.05 else " better" if difference < 0 else " worse"
         return decimal(-difference, "+") + plus_minus(half) + word
@@ -81,10 +81,6 @@ class Report:
     def times(self, name):
         steps = self.comparison.timing.steps
         return f"{steps[name] / steps[self.base]:.2f}" if steps else ""
-
-    def worth_of(self, fit):
-        """Return what cost of the baseline a candidate's loss is worth, over the baseline's own: low, worth, high."""
-        return [flops / self.unit for flops in fit.worth()]
 
     def worth_in_words(self, name):
         low, worth, high = map(self.bounded, self.worth[name])
@@ -99,7 +95,7 @@ class Report:
 
     def sentence(self, name):
         """Return what the table says of a candidate, or "" where nothing can be said."""
-        fit = self.fits[name]
+        fit = self.fits.get(name)
         if not fit or not fit.estimate(fit.flops) or len(fit.lengths) == 1:
             return ""
         difference, _, half, _ = fit.estimate(self.unit)
@@ -185,7 +181,7 @@ class Report:
         writer.writerow(["stage", "candidate", *names, *FACTS])
         for plan, settings in zip(self.done, given):
             values = [settings.get(name, DEFAULTS[name]) for name in names]
-            result = self.comparison.result(plan.run)
+            result = self.comparison.last_result(plan.run)
             writer.writerow([plan.stage, plan.candidate.name, *values, *(result[fact] for fact in FACTS)])
         return text.getvalue()
 
@@ -245,7 +241,7 @@ def as_table(header, rows):
 
 def write_figure(reports, path):
     """Draw cost and worth of the candidates of all reports, or a single candidate beside the ladder."""
-    known = [(report, name) for report in reports for name in report.others if report.fits[name]]
+    known = [(report, name) for report in reports for name in report.fits]
     known = [(report, name) for report, name in known if report.row(name)[-1]]
     if not known:
         return

@@ -1,13 +1,14 @@
 """
 All benchmarks: python tests/bench/run.py {compare,recall,entailment,micro,speed} [--quick] [...]
 
-    compare      does it pay? any candidates on any text, or a study: methods, depth
+    compare      does it pay? any candidates on any text, or a study: methods, depth, converged
     recall       associative recall: the copy task, and MQAR; with --why, what makes W2 slow to learn it
     entailment   which node of a tree is above which
     micro        W2 and standard: loss, time and memory of three small models
     speed        what steps, tokens and compiling cost
 
-Each takes --help. An experiment that was interrupted goes on where it was; its results are in out/bench.
+Each takes --help. An interrupted comparison or experiment goes on where it was. Results go to out/compare (or to
+out/<the study>), to out/bench and to out/speed.json.
 """
 
 import subprocess

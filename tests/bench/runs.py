@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +96,11 @@ class Run:
     rate: float
     seed: int
     times: float  # its steps, over those of the candidate
-    folder: Path
+    parent: Path
+
+    @cached_property
+    def folder(self):
+        return self.parent / folder_name(self.settings())
 
     @property
     def steps(self):
@@ -188,11 +193,7 @@ def read_committed(path):
             }
             facts |= {"best_step": int(row["best_step"]) if row["best_step"] else None}
             facts |= {"parameters": int(row["parameters"]), "machine": row["machine"], "commit": row["commit"]}
-            facts |= {
-                "rate": settings["learning_rate"],
-                "seed": settings["seed"],
-                "steps": settings["max_iters"],
-            }
+            facts |= {"rate": settings["learning_rate"], "seed": settings["seed"], "steps": settings["max_iters"]}
             results[folder_name(settings)] = facts
     return results
 
@@ -212,9 +213,8 @@ class Workers:
 
     def __init__(self, number, device, keep=False):
         self.places, self.device, self.keep = list(range(number)), device, keep
-        self.environment = dict(os.environ)
-        if device.type == "cpu" and number > 1:
-            self.environment["OMP_NUM_THREADS"] = "1"
+        self.threads = 1 if device.type == "cpu" and number > 1 else torch.get_num_threads()
+        self.environment = os.environ | ({"OMP_NUM_THREADS": "1"} if self.threads == 1 else {})
         self.running = {}  # {run: (process, place, where its output begins)}
         self.elsewhere = {}  # {run that another comparison is at: when to look again}
         self.asked = set()  # processes that have been asked to end: a second time would end them at once

@@ -34,6 +34,7 @@ import measure
 import naive
 from cli import ArgumentParser
 from config.runtime.common import install_excepthook, machine_name, pick_device, pick_dtype
+from config.runtime.metrics import code_version
 from data.console import UserError
 from data.dataset import load_dataset
 from data.files import atomic_write
@@ -54,6 +55,12 @@ print(time.time() - began)  # which waits for a GPU to have compiled, if not for
 """
 
 VOCABULARY = 65
+METHODS = {
+    "W2": {"attention": "w2"},
+    "summed QK": {"attention": "summed_qk"},
+    "Method 1": {"residual": "m1"},
+    "Method 2": {"residual": "m2"},
+}
 
 
 def gpt(n_layer, n_embd, T, **settings):
@@ -115,14 +122,6 @@ def markdown(title):
     return "\n".join(lines) + "\n"
 
 
-def commit():
-    """The commit that is measured, as far as there is a git to ask."""
-    if not shutil.which("git"):
-        return "unknown"
-    command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
-
-
 def name_of(precision):
     return str(precision).removeprefix("torch.")
 
@@ -154,7 +153,7 @@ def against_nanogpt():
 def against_naive():
     """The fused forms next to the explicit one."""
     n_layer, n_embd, T, B = (2, 64, 64, 2) if quick else (6, 384, 512, 2)
-    for method in ({}, {"attention": "w2"}, {"attention": "summed_qk"}, {"residual": "m1"}, {"residual": "m2"}):
+    for method in ({}, *METHODS.values()):
         model = gpt(n_layer, n_embd, T, **method)
         trainers = [Trainer(model, B, default_precision, loss=loss) for loss in (None, naive.loss)]
         a, b = in_turns(trainers)
@@ -247,8 +246,7 @@ def generation():
         synchronize(device)
         return new / (time.time() - began)
 
-    settings = [{}, {"attention": "w2"}, {"attention": "summed_qk"}, {"residual": "m1"}, {"residual": "m2"}]
-    settings += [{"attention": "summed_qk", "residual": "m1"}]
+    settings = [{}, *METHODS.values(), {"attention": "summed_qk", "residual": "m1"}]
     speeds = {", ".join(s.values()) or "standard": speed(gpt(n_layer, n_embd, T, **s)) for s in settings}
     theirs = speed(nano_gpt(n_layer, n_embd, T)) if nanogpt else None
     for name, tokens in speeds.items():
@@ -336,19 +334,13 @@ class Attending:
     def __init__(self, heads, T, width, v_width=64, attend=None):
         shapes = [(1, heads, T, size) for size in (width, width, 64)]
         like = {"device": device, "dtype": default_precision, "requires_grad": True}
-        self.inputs = [torch.randn(shape, **like) for shape in shapes]
+        self.device, self.inputs = device, [torch.randn(shape, **like) for shape in shapes]
         self.pad, self.attend = v_width - 64, attend or partial(F.scaled_dot_product_attention, is_causal=True, scale=1)
 
     def step(self):
         q, k, v = self.inputs
         y = self.attend(q / q.size(-1), k, F.pad(v, (0, self.pad)))[..., :64]
         torch.autograd.grad(y, self.inputs, torch.ones_like(y))
-
-    def timed_step(self):
-        began = time.perf_counter()
-        self.step()
-        synchronize(device)
-        return time.perf_counter() - began
 
     def kernel(self):
         """Return the name of what takes the longest on the GPU."""
@@ -454,13 +446,6 @@ def shakespeare():
 
 # -- how cost grows ------------------------------------------------------------------------------------------
 
-METHODS = {
-    "W2": {"attention": "w2"},
-    "summed QK": {"attention": "summed_qk"},
-    "Method 1": {"residual": "m1"},
-    "Method 2": {"residual": "m2"},
-}
-
 
 def growth():
     """Step time and memory over the standard model's, against depth, context and width, eager."""
@@ -534,7 +519,7 @@ if __name__ == "__main__":
     impossible |= {"compile"} if quick else set()
 
     torch.manual_seed(0)
-    machine = f"{machine_name(device)}, {name_of(default_precision)}, commit {commit()}"
+    machine = f"{machine_name(device)}, {name_of(default_precision)}, commit {code_version()['commit'] or 'unknown'}"
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability()
         machine += f", capability {major}.{minor}, cuDNN {torch.backends.cudnn.version()}"

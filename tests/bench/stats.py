@@ -43,7 +43,7 @@ def by_students_t(value, error, freedom):
 
 
 def holm(p):
-    """Holm's corrected p-values, by name: taking what is below 0.05, all of it is true with 95 %."""
+    """Return p-values with Holm's correction, by name: with 95 % none that is below 0.05 is there by chance."""
     by_name, largest = {}, 0.0
     for rank, name in enumerate(sorted(p, key=p.get)):
         largest = max(largest, min(1.0, (len(p) - rank) * p[name]))
@@ -51,29 +51,27 @@ def holm(p):
     return by_name
 
 
-def observations(groups, name="loss"):
-    """(group, result, value) of all results, by the group's name; groups with a run that diverged are left out."""
-    finite = {group: results for group, results in groups.items() if all(r[name] is not None for r in results)}
-    seen = [(group, result, result[name]) for group, results in finite.items() for result in results]
-    assert len({id(result) for _, result, _ in seen}) == len(seen), "a run counts once"
-    return seen
-
-
 def differences(groups, name="loss"):
     """Return each group's `name` less the first one's, {group: (difference, half its interval's width, corrected p)}.
 
-    `name` = its group's + its seed's + noise, which is as large for all. Groups with a run that diverged are left out.
+    `name` = its group's + its seed's + noise, which is as large for all. Groups with a run that diverged are left out,
+    and if the first is one of them there is nothing to compare with.
     """
-    seen = observations(groups, name)
-    model = LinearModel(
-        [{group: 1, f"seed {r['run']['seed']}": 1} for group, r, _ in seen], [value for *_, value in seen]
-    )
-    first = next(iter(groups))
-    estimates = {
-        group: model.estimate({group: 1, first: -1}) for group in groups if group != first and group in model.names
-    }
+    first, *others = groups
+    if has_diverged(groups[first], name):
+        return {}
+    finite = {group: results for group, results in groups.items() if not has_diverged(results, name)}
+    seen = [(group, result) for group, results in finite.items() for result in results]
+    assert len({id(result) for _, result in seen}) == len(seen), "a run counts once"
+    rows = [{group: 1, f"seed {result['run']['seed']}": 1} for group, result in seen]
+    model = LinearModel(rows, [result[name] for _, result in seen])
+    estimates = {group: model.estimate({group: 1, first: -1}) for group in others if group in finite}
     p = holm({group: estimate[3] for group, estimate in estimates.items()})
     return {group: (estimate[0], estimate[2], p[group]) for group, estimate in estimates.items()}
+
+
+def has_diverged(results, name="loss"):
+    return any(result[name] is None for result in results)
 
 
 class CostCurve:
@@ -96,12 +94,16 @@ class CostCurve:
         self.model = LinearModel(rows, [result["loss"] for result in ladder + runs])
         self.noise = self.split_noise(np.arange(len(rows)) >= len(ladder))
 
+    def shares_seeds(self, steps):
+        """Say whether runs of so many steps share their seeds' offsets with others: a rung's with the candidate's."""
+        return self.shared or steps == self.steps and steps in self.lengths.values()
+
     def seed_of(self, result):
-        return {f"seed {result['seed']}": 1} if self.shared or result["steps"] == self.steps else {}
+        return {f"seed {result['seed']}": 1} if self.shares_seeds(result["steps"]) else {}
 
     def mean(self, group, steps, weight=1.0):
         """Return the row of a group's mean loss, over the seeds where it shares theirs."""
-        share = weight / len(self.seeds) if self.shared or steps == self.steps else 0.0
+        share = weight / len(self.seeds) if self.shares_seeds(steps) else 0.0
         return {group: weight} | {f"seed {seed}": share for seed in self.seeds}
 
     def baseline(self, flops, weight=1.0):
@@ -233,5 +235,5 @@ def in_words(difference, half, p, higher_is_better=False, digits=3):
 def compare(groups, name="loss"):
     """Return the differences to the first of `groups` in words, by the group's name: nothing for the first itself."""
     found = differences(groups, name)
-    texts = {group: in_words(*found[group], "accuracy" in name) if group in found else "diverged" for group in groups}
-    return texts | {next(iter(groups)): ""}
+    texts = {group: "diverged" if has_diverged(results, name) else "" for group, results in groups.items()}
+    return texts | {group: in_words(*difference, "accuracy" in name) for group, difference in found.items()}

@@ -68,8 +68,8 @@ def published_cells(task, size, sides):
 
 
 def make_orthogonal(model):
-    """The initialisation that the W2 document names, of all matrices. A copy is learned sooner from its small
-    embeddings, which the attention's output is not lost beside."""
+    """Start all matrices as the W2 document names. Its embeddings are small, so that the attention's output is not
+    lost beside them, and a copy is learned sooner."""
     for p in model.parameters():
         if p.dim() == 2:
             torch.nn.init.orthogonal_(p)
@@ -86,16 +86,12 @@ def start_worker(device):
 
 
 def autocast(run, device):
-    """The type that a run computes in on `device`: run["dtype"], where auto is what train.py would take."""
+    """Return the autocast context of a run on `device`: of run["dtype"], where auto is what train.py would take."""
     precision = pick_dtype(run.get("dtype", "float32"), device)
     return torch.autocast(device.type, precision) if precision != torch.float32 else nullcontext()
 
 
-def mean_loss(model, x, y):
-    return model(x, y)[1]
-
-
-def fit(run, model, batch, loss=mean_loss):
+def fit(run, model, batch, loss):
     """Trains `model` where it is, on batch(step) -> (x, y) for run["steps"] steps, by run["recipe"]: fair or published.
 
     Returns the number of parameters, the floating-point operations (`flops_per_token`, for full contexts), the
@@ -144,14 +140,13 @@ class Lacking(UserError):
 class Sweep:
     """The runs of one experiment, and its command line."""
 
-    def __init__(self, name, trial, description, add_arguments):
+    def __init__(self, name, trial, description):
         parser = ArgumentParser(description=description)
         parser.add_argument("--quick", action="store_true", help="tiny runs, to see that it works; no figure counts")
         parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
         parser.add_argument("--workers", type=int, default=min(os.cpu_count(), 8), help="runs at a time")
         parser.add_argument("--out", type=Path, default=ROOT / "out" / "bench", help="folder of the results")
         parser.add_argument("--show", action="store_true", help="show the results that are there; run nothing")
-        add_arguments(parser)
         self.args = args = parser.parse_args()
         if args.workers < 1:
             raise UserError(f"--workers={args.workers}: at least one is needed")
@@ -228,9 +223,9 @@ def key(run):
 
 def name_of(run):
     """The settings that tell a run from its neighbours, for people."""
-    shown = ("attention", "qk_scale", "sigma", "residual", "keep_input", "n_embd")
+    shown = ("attention", "sigma", "n_embd")
     model = [f"{name}={value}" for name, value in run.get("model", {}).items() if name in shown]
-    facts = [f"{run[name]}" for name in ("task", "setting", "data", "candidates", "recipe", "scores") if name in run]
+    facts = [f"{run[name]}" for name in ("task", "setting", "candidates", "recipe", "scores") if name in run]
     numbers = ("tau_rate", "tau_start", "key_size", "learning_rate", "seed")
     return " ".join([*facts, *model, *(f"{name}={run[name]:g}" for name in numbers if name in run)])
 
@@ -284,10 +279,10 @@ def table(title, header, rows):
     print(flush=True)
 
 
-def experiment(name, trial, main, description, add_arguments=lambda parser: None):
-    """Runs main(sweep) as a program, whose own arguments sweep.args has too."""
+def experiment(name, trial, main, description):
+    """Runs main(sweep) as a program."""
     install_excepthook()
-    sweep = Sweep(name, trial, description, add_arguments)
+    sweep = Sweep(name, trial, description)
     try:
         main(sweep)
     finally:

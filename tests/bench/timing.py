@@ -3,12 +3,14 @@
 import json
 import shutil
 import statistics
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from config.runtime.common import machine_name, pick_compile
 from data.files import atomic_write, sha256
-from runs import Run, folder_name, read_log
+from runs import Run, read_log
 
 STEPS, LOOK = 24, 8  # steps of a run, and between its log lines
 
@@ -31,29 +33,32 @@ class Timing:
             return
         seconds = {candidate.name: [] for candidate in self.comparison.candidates}
         starts = []
-        for turn in range(1 if self.comparison.quick else 2):
-            for candidate in self.comparison.candidates:
-                began = time.time()
-                run = self.short_run(candidate, turn)
-                workers.train(run)
-                lines = [line for line in read_log(run.folder) if line["event"] == "step"][1:]  # the first is a warm-up
-                seconds[candidate.name] += [candidate.tokens_per_step / line["tokens_per_second"] for line in lines]
-                starts.append(time.time() - began - STEPS * statistics.median(seconds[candidate.name]))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        parent = Path(tempfile.mkdtemp(prefix="timing-", dir=self.path.parent))  # another comparison may measure too
+        try:
+            for turn in range(1 if self.comparison.quick else 2):
+                for candidate in self.comparison.candidates:
+                    began = time.time()
+                    run = self.short_run(candidate, turn, parent, workers.threads)
+                    workers.train(run)
+                    lines = [line for line in read_log(run.folder) if line["event"] == "step"]
+                    per_second = [line["tokens_per_second"] for line in lines[1:]]  # the first is a warm-up
+                    seconds[candidate.name] += [candidate.tokens_per_step / tokens for tokens in per_second]
+                    starts.append(time.time() - began - STEPS * statistics.median(seconds[candidate.name]))
+        finally:
+            workers.stop()
+            shutil.rmtree(parent, ignore_errors=True)
         self.steps = {name: statistics.median(of_one) for name, of_one in seconds.items()}
         self.start = max(0.0, statistics.median(starts))
-        shutil.rmtree(self.comparison.folder / "timing", ignore_errors=True)
         with atomic_write(self.path) as file:
             file.write(json.dumps([self.steps, self.start]).encode())
 
-    def short_run(self, candidate, turn):
-        device = self.comparison.device
+    def short_run(self, candidate, turn, parent, threads):
         settings = dict(candidate.settings)
         if settings["compile"] == "auto":  # as the whole run will choose
-            settings["compile"] = str(pick_compile(device, candidate.flops)).lower()
+            settings["compile"] = str(pick_compile(self.comparison.device, candidate.flops, threads)).lower()
         settings |= {"max_iters": STEPS, "log_interval": LOOK, "eval_tokens": 1, "warmup_iters": 0, "eval_interval": 0}
-        short = replace(candidate, settings=settings)
-        run = Run(short, settings["learning_rate"], turn, 1.0, self.path)
-        return replace(run, folder=self.comparison.folder / "timing" / folder_name(run.settings()))
+        return Run(replace(candidate, settings=settings), settings["learning_rate"], turn, 1.0, parent)
 
     def seconds(self, planned):
         """Return the seconds that a planned run takes."""
