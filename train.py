@@ -229,7 +229,7 @@ parameters = raw_model.get_num_params()
 size = f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {parameters:,} parameters"
 counts = f"{tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on"
 epochs = max_iters * tokens_per_iter / tokens["train"]
-print0(f"model   {config.attention}{kind} attention, {config.residual}{kept} residual: {size}; {init_from}")
+print0(f"model   {config.attention}{kind} attention, {config.residual}{kept} residual: {size}, from {init_from}")
 print0(f"data    {data.meta['source']} (data/{dataset}): {counts}")
 print0(f"steps   {iter_num:,} to {max_iters:,} of {tokens_per_iter:,} tokens, {epochs:.3g} epochs in all, {optimizer}")
 print0(f"device  {machine}, {settings['dtype']}{compiled}; run in {out}")

@@ -33,12 +33,16 @@ def read_settings(program, argv=None) -> dict:
 def given_settings(program, argv=None) -> dict:
     """Return only those that are given, by config files in their order, then by options.
 
-    A bare `--name` turns a bool on. `--help` prints the declarations as they stand in the program, and exits.
+    A bare `--name` turns a bool on. `--help` prints what the program says of itself, and the declarations as they stand
+    in it, and exits.
     """
     argv = sys.argv[1:] if argv is None else argv
     defaults, lines = declared(program)
     if "--help" in argv or "-h" in argv:
-        print(f"usage: python {Path(program).name} [config.py ...] [--name=value ...]\n\n{lines}")
+        from config.runtime.common import quiet_pipe  # which imports PyTorch
+
+        quiet_pipe()
+        print(lines)
         raise SystemExit(0)
     files, options = {}, {}
     for argument in argv:
@@ -50,10 +54,13 @@ def given_settings(program, argv=None) -> dict:
 
 
 def declared(program):
-    """Return the settings of `program`, {name: default}, and their lines, up to the call that reads them."""
+    """Return the settings of `program`, {name: default}, and their lines, up to the call that reads them.
+
+    The program's docstring comes before these lines.
+    """
     source = Path(program).read_text(encoding="utf-8")
-    defaults, lines, first = {}, source.splitlines(), 0
-    for statement in ast.parse(source).body:
+    defaults, lines, first, tree = {}, source.splitlines(), 0, ast.parse(source)
+    for statement in tree.body:
         if "_settings(__file__" in ast.unparse(statement):
             break
         match statement:
@@ -65,7 +72,7 @@ def declared(program):
         if not defaults:
             first = statement.end_lineno
     block = [line for line in lines[first : statement.lineno - 1] if not line.startswith("# ---")]
-    return defaults, "\n".join(block).strip()
+    return defaults, f"{ast.get_docstring(tree) or ''}\n\n" + "\n".join(block).strip()
 
 
 def read_option(argument, defaults) -> dict:

@@ -1,9 +1,10 @@
-"""The size of GPT-2 small: 12 layers, width 768, about half a million tokens a step."""
+"""The size of GPT-2 small: 124 million parameters with its tokens, about half a million tokens a step."""
 
 n_layer = 12
 n_head = 12
 n_embd = 768
 block_size = 1024
+tie_weights = True
 
 batch_size = 16
 grad_accum_steps = 30  # 16 * 30 * 1024 = 491,520 tokens

@@ -71,7 +71,7 @@ class CharTokenizer(Tokenizer):
         if ids.min(initial=0) < 0:
             strange = list(dict.fromkeys(map(chr, codes[ids < 0])))
             some = ", ".join(map(repr, strange[:5])) + (" ..." if len(strange) > 5 else "")
-            raise TokenizerError(f"the model does not know the character{'s' * (len(strange) > 1)} {some}")
+            raise TokenizerError(f"the model knows the characters of its own text only, which has no {some}")
         return ids
 
     def decode(self, ids) -> str:

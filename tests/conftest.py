@@ -73,6 +73,12 @@ def run_program(program, *arguments):
             use_plain_attention(False)
 
 
+@pytest.fixture(autouse=True)
+def handlers_of_the_tests():
+    with kept_handlers():
+        yield
+
+
 @contextmanager
 def kept_handlers():
     """Give every signal its handler back: a program's is for a process of its own."""

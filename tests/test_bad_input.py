@@ -148,7 +148,7 @@ SAMPLE_ARGUMENTS = {
     "--out_dit=x": "--out_dit: .*did you mean out_dir",
     "--out_dir=out/nowhere": "out/nowhere/best.pt: No such file",
     "--checkpoint=worst": "checkpoint = 'worst' .*best or latest",
-    "--start=é☃": "does not know the characters 'é', '☃'",
+    "--start=é☃": "of its own text only, which has no 'é', '☃'",
     "--start=FILE:missing.txt": "missing.txt: No such file",
     "--start=FILE:data": "data: Is a directory",
     "--start=FILE:out/run/ckpt.pt": "out/run/ckpt.pt: not UTF-8 text at byte",

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from conftest import ROOT, copy_repository, kept_handlers
+from conftest import ROOT, copy_repository
 from data import preprocess
 
 BENCH = ROOT / "tests" / "bench"
@@ -547,8 +547,7 @@ def in_checkout(checkout, monkeypatch, capsys):
         compare.main([*arguments, *TINY_RUNS, f"--out={checkout / 'out'}"])
         return capsys.readouterr().out
 
-    with kept_handlers():
-        yield run
+    return run
 
 
 TINY_RUNS = "--quick", "--rates=none", "--ladder=none", "--workers=1"

@@ -4,6 +4,8 @@ promised of a kind of attention and of a residual method: here at five layers, w
 """
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,17 +115,9 @@ def weights_tempered(q, k, h, extras, **_):  # step 2
     return causal_softmax(torch.exp(extras["t"][h, 0, 0]) * standard_scores(q, k))
 
 
-class Cosine(Tempered):
-    """softmax(exp(t_h) cos(q, k)) V: normed vectors."""
-
-    def score_vectors(self, x, rope, earlier):
-        q, k = (F.normalize(z, dim=-1) for z in self.project(x, rope))
-        return (q * self.t.exp()).type_as(k), k, None
-
-
 def weights_cosine(q, k, h, extras, **_):
     cosines = [[q_m @ k_n / (q_m.norm() * k_n.norm()) for k_n in k] for q_m in q]
-    return causal_softmax(torch.exp(extras["t"][h, 0, 0]) * torch.stack([torch.stack(row) for row in cosines]))
+    return causal_softmax(torch.exp(extras["log_scale"][h, 0, 0]) * torch.stack([torch.stack(row) for row in cosines]))
 
 
 class ALiBi(Attention):
@@ -214,9 +208,12 @@ def weights_windowed(q, k, **_):
     return e / e.sum(dim=-1, keepdim=True)
 
 
+PAGE = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+names = dict(vars(model))
+exec(re.search(r"```python\n(class CosineAttention.*?)```", PAGE, re.DOTALL)[1], names)  # as if it stood in model.py
 KINDS_OF_OWN = {
     "tempered": (Tempered, weights_tempered),
-    "cosine": (Cosine, weights_cosine),
+    "cosine": (names["CosineAttention"], weights_cosine),
     "alibi": (ALiBi, weights_alibi),
     "sink": (Sink, weights_sink),
     "differential": (Differential, weights_differential),

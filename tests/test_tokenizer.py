@@ -104,7 +104,7 @@ def test_broken_utf8_decodes_to_replacement_characters():
 
 
 @pytest.mark.parametrize(
-    "text, named", [("é", "'é'"), ("ab☃é☃", "characters '☃', 'é'"), ("\n", r"'\n'"), ("\ud800", r"'\ud800'")]
+    "text, named", [("é", "'é'"), ("ab☃é☃", "'☃', 'é'"), ("\n", r"'\n'"), ("\ud800", r"'\ud800'")]
 )
 def test_unknown_characters_are_named(text, named):
     with pytest.raises(ValueError, match=re.escape(named)):

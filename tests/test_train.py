@@ -327,7 +327,7 @@ def test_texts_that_a_run_cannot_score(repo, tmp_path, capsys):
     text.write_text(TEXT + "é☃", encoding="utf-8")
     command = ["data/text/prepare.py", str(text)]
     error = refused(repo, [*command, "--tokenizer=run:out/x"], capsys)
-    assert "other.txt: the model does not know the characters 'é', '☃'" in error
+    assert "other.txt: the model knows the characters of its own text only, which has no 'é', '☃'" in error
     error = refused(repo, [*command, "--tokenizer=run:out/nowhere"], capsys)
     assert "out/nowhere/best.pt: No such file" in error
     error = refused(repo, [*command, "--tokenizer=run:out/x", "--vocab_size=300"], capsys)

@@ -42,7 +42,7 @@ budget = ""  # 45m or 2h: choose max_iters such that the whole fits into it
 workers = 0  # runs at a time; 0: one for each thread of the CPU, or each GPU
 device = "auto"  # auto, cpu, cuda, mps
 plan = False  # print the commands of the runs that can be done now, a line each, and do none
-show = False  # show what has been run, and do nothing
+show = False  # show what has been run, and run nothing
 best = False  # take a run's lowest validation loss, of those every --eval_interval steps, and not its last
 reuse = False  # take runs of other code (model.py, train.py) as they are
 keep = False  # keep the checkpoints of runs that have ended
@@ -141,7 +141,7 @@ def do(comparison, again):
             for run in comparison.stale():
                 print(f"of another model.py or train.py, so done again (--reuse takes it): {run.label()}")
             show_plan(comparison, number)
-        while todo := comparison.missing():
+        while (todo := comparison.missing()) or workers.running:
             for run in todo:
                 workers.offer(run)
             ended = workers.wait()

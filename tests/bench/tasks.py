@@ -27,7 +27,7 @@ import torch
 
 from cli import ArgumentParser
 from config.runtime.common import clock, install_excepthook
-from config.runtime.common import pick_attention_kernel, pick_device, pick_dtype
+from config.runtime.common import pick_attention_kernel, pick_device, pick_dtype, quiet_pipe
 from data.console import UserError
 from data.encode import end_with_parent
 from data.files import atomic_write
@@ -283,6 +283,8 @@ def experiment(name, trial, main, description):
     """Runs main(sweep) as a program."""
     install_excepthook()
     sweep = Sweep(name, trial, description)
+    if sweep.showing:
+        quiet_pipe()
     try:
         main(sweep)
     finally:
