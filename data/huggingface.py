@@ -146,7 +146,7 @@ def save_pretrained(model, folder, tokenizer=None):
     The tokenizer comes along. The folder is whole or not there at all. Raises UserError for one that is there already,
     and where the files cannot be written.
     """
-    folder = Path(folder)
+    folder = Path(folder).absolute()
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already: name a new folder")
     import_transformers()

@@ -33,11 +33,12 @@ DATA = {"vocab_size": 65, "sha256": {"train": "t", "val": "v"}}
 # -- runs that end at once, with losses that are known -------------------------------------------------------
 
 
-def write_log(run, loss):
+def write_log(run, loss, code=None):
     """What train.py writes of a run that comes to `loss`, or to the last of a list, or diverges for None."""
     candidate, settings = run.candidate, DEFAULTS | run.settings()
     start = {"event": "start", "step": 0, "settings": settings, "parameters": candidate.parameters}
-    start |= {"flops_per_token": candidate.flops_per_token, "machine": "a machine", "code": {"commit": "c"}}
+    start |= {"flops_per_token": candidate.flops_per_token, "machine": "a machine", "data": DATA}
+    start["code"] = {"commit": "c", "sha256": code or run.parent.name}
     speed = candidate.tokens_per_step / (1e-9 * candidate.flops_per_token)
     lines = [start] + [{"event": "step", "step": 8 * i, "tokens_per_second": speed} for i in (1, 2, 3)]
     if loss is None:
@@ -63,7 +64,9 @@ def study(monkeypatch, tmp_path, capsys):
         FakeWorkers.study = study
         monkeypatch.setattr(report, "write_figure", write_figure if figure else lambda *_: None)
         compare.main(["--device=cpu", *arguments, f"--out={tmp_path}"])
-        return capsys.readouterr().out
+        printed = capsys.readouterr()
+        study.error = printed.err
+        return printed.out
 
     study.code, study.done, study.limit, study.folder = "a" * 64, [], math.inf, tmp_path
     study.loss = line
@@ -200,6 +203,39 @@ def test_runs_of_other_code_are_named_and_done_again(study):
     assert study.done == before * 2
 
 
+def test_code_that_is_changed_meanwhile_is_seen(study):
+    study.limit = 2
+    with pytest.raises(SystemExit):
+        study(*CANDIDATES[:2], "--ladder=none")
+    run = plan_of(study, CANDIDATES[:2]).missing()[0]
+    write_log(run, 2.0, code="b" * 64)
+    with pytest.raises(ValueError, match="were changed before it began: remove it"):
+        study(*CANDIDATES[:2], "--ladder=none")
+
+
+def test_a_candidate_of_another_name_is_measured_anew(study):
+    study(*CANDIDATES[:2], "--rates=none", "--ladder=none")
+    said = study("standard: config/standard_shakespeare.py", CANDIDATES[1], "--rates=none", "--ladder=none", "--show")
+    assert cells_of(said, "good")[5] == ""
+
+
+def test_a_candidate_that_never_trains(study, monkeypatch):
+    monkeypatch.setattr(FakeWorkers, "train", lambda self, run: write_log_of_nothing(run))
+    with pytest.raises(ValueError, match="good: has diverged before step 24"):
+        study(*CANDIDATES[1:3])
+
+
+def write_log_of_nothing(run):
+    write_log(run, None)
+    log = run.folder / "log.jsonl"
+    log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if '"step", ' not in line))
+
+
+def test_settings_without_effect_are_named(study):
+    study("a: --residual=m1", "b: --sigma=diagonal", "--rates=none", "--ladder=none")
+    assert "NOTE b: sigma = 'diagonal' has no effect" in study.error
+
+
 def test_a_run_that_diverges(study):
     study.loss = lambda run: None if run.rate > 0.002 and run.candidate.name == "good" or run.seed == 2 else line(run)
     said = study(*CANDIDATES[:2], "--ladder=none")
@@ -328,6 +364,8 @@ def test_a_budget_that_was_interrupted_keeps_its_length(study, monkeypatch):
     (["a: --residual=m1", "b: 'x"], "quotation"),
     (["a: --residual=m1", "b: --help"], "is no setting"),
     (["a: --residual=m1", "b:", "--rates=0"], "rates = '0'"),
+    (["a: --residual=m1", "b:", "--max_iters=-5"], "max_iters = -5"),
+    (["a: --residual=m1", "b: --optimizer=adam"], "did you mean adamw"),
     (["a: --residual=m1", "b:", "--seeds="], "seeds = ''"),
     (["a: --residual=m1", "b:", "--workers=-1"], "workers = -1"),
     (["a: --residual=m1", "b:", "--device=cuda:1"], "CUDA_VISIBLE_DEVICES=1 and --device=cuda"),

@@ -425,6 +425,15 @@ def test_a_second_signal_ends_the_program_at_once(run, heard, monkeypatch):
     assert handlers == [signal.SIG_DFL] * 3
 
 
+@pytest.mark.parametrize("how", ["scratch", "auto"])
+def test_a_log_without_its_checkpoints_is_kept(repo, capsys, how):
+    repo(f"train.py {TINY} --out_dir=run")
+    for path in Path("run").glob("*.pt"):
+        path.unlink()
+    assert "no checkpoint of it: --overwrite=true" in refused(repo, f"train.py {TINY} --out_dir=run --init_from={how}", capsys)
+    repo(f"train.py {TINY} --out_dir=run --overwrite")
+
+
 def test_a_run_outlives_its_terminal(run):
     command = [sys.executable, *RUN.split(), "--max_iters=3000", f"--out_dir={RESUMED}"]  # minutes, if nothing ends it
     pipe = dict(stdout=subprocess.PIPE, text=True, encoding="utf-8")

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from config.runtime.checks import SHAPE, starts_from_a_model
 from config.runtime.common import resource_errors
 from config.runtime.distributed import dist_max
+from config.runtime.metrics import has_ended
 from data.console import UserError, print0
 from data.files import CHECKPOINT_VERSION, atomic_write, find_checkpoint, load_checkpoint
 from data.huggingface import from_pretrained
@@ -82,9 +83,12 @@ def check_folder(out, settings):
         if settings["init_from"] == "scratch":
             cure = "add --init_from=resume, and the run's config or --out_dir"
             raise UserError(f"eval_only = True needs a trained model: {cure}")
-    elif find_checkpoint(out).exists() and not settings["overwrite"]:
-        ways = "--init_from=resume goes on with it, --overwrite=true replaces it, --out_dir=FOLDER leaves it alone"
-        raise UserError(f"{out} already holds a run: {ways}")
+    elif not settings["overwrite"]:
+        ways = "--overwrite=true replaces it, --out_dir=FOLDER leaves it alone"
+        if find_checkpoint(out).exists():
+            raise UserError(f"{out} already holds a run: --init_from=resume goes on with it, {ways}")
+        if has_ended(out):
+            raise UserError(f"{out} holds the log of a run that has ended, and no checkpoint of it: {ways}")
 
 
 def of_model(settings) -> dict:

@@ -121,7 +121,7 @@ def draw_maps(model, tokens, tokenizer, path):
     figure.supylabel("query", fontsize=8)
     figure.supxlabel("key; white: 0, darkest: 1, by the square root of the weight", fontsize=8)
     figure.tight_layout()
-    kind = path.suffix.removeprefix(".") or "png"
+    kind = path.suffix.removeprefix(".").lower() or "png"
     if kind not in figure.canvas.get_supported_filetypes():
         raise UserError(f"{path}: matplotlib writes no .{kind}: name a .png, .pdf or .svg")
     with file_errors(), atomic_write(path) as file:

@@ -61,6 +61,13 @@ class MetricLogger:
 
 
 @file_errors()
+def has_ended(folder):
+    """Say whether a folder has the log of a run that came to its end."""
+    path = folder / "log.jsonl"
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return bool(lines) and lines[-1].startswith(b'{"event": "end"')
+
+
 def code_version() -> dict:
     """Return what tells a run's code: the SHA-256 of model.py and train.py, and the git commit, or None."""
     commit = None

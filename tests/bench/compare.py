@@ -72,6 +72,8 @@ def read_comparisons(argv):
     options, words, _ = read_arguments(argv)
     study = words[0] if len(words) == 1 else ""
     top = Path(options["out"] or f"out/{study or 'compare'}")
+    if top.exists() and not top.is_dir():
+        raise UserError(f"out = {options['out']!r} does not work: it is a file, and must be a folder")
     rest = [word for word in argv if not study or word != study]
     committed, times = None, {}
     results = BENCH / "results" / f"{study}.csv"

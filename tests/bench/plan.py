@@ -12,7 +12,7 @@ from data.console import UserError
 from data.dataset import load_dataset
 from data.files import atomic_write, sha256
 from data.preprocess import ensure_prepared
-from runs import Candidate, Run, make_candidate, read_words, result_of
+from runs import Candidate, Run, make_candidate, origin, read_words, result_of
 from timing import Timing
 
 QUICK = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=2", "--max_iters=6"]
@@ -59,10 +59,9 @@ class Comparison:
         self.ladder_seeds = numbers(options, "ladder_seeds", int) or self.seeds
         self.tuning_seed = next(seed for seed in count() if seed not in self.seeds + self.ladder_seeds)
         self.rates = numbers(options, "rates", float)
-        tokens = sha256(json.dumps(data["sha256"], sort_keys=True).encode())[:8]
-        out = options["out"].resolve()
-        self.folder = out / f"{code_version()['sha256'][:8]}-{tokens}"
-        self.others = [folder for folder in sorted(out.glob(f"????????-{tokens}")) if folder != self.folder]
+        out, name = options["out"].resolve(), origin(code_version(), data)
+        self.folder = out / name
+        self.others = [folder for folder in sorted(out.glob(f"????????-{name[9:]}")) if folder.name != name]
         self.committed, self.results = committed or {}, {}
         self.timing = Timing(self, times)
         asked = [options["budget"], *(candidate.settings for candidate in self.candidates)]
@@ -97,7 +96,7 @@ class Comparison:
         max_iters = math.floor((seconds - len(planned) * timing.start / workers) / per_iter)
         if max_iters < 20:
             least = (20 * per_iter + len(planned) * timing.start / workers) / 60
-            raise UserError(f"budget = {self.options['budget']!r} is too short: {least:.0f}m would be 20 steps")
+            raise UserError(f"budget = {self.options['budget']!r} is too short: {math.ceil(least)}m would be 20 steps")
         self.folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(self.budget_file) as file:
             file.write(json.dumps(max_iters - max_iters % 10).encode())
@@ -129,6 +128,9 @@ class Comparison:
             found = next(filter(None, (result_of(folder / name) for folder in folders)), self.committed.get(name))
             if not found:
                 return None
+            if "origin" in found and found["origin"] not in [folder.name for folder in folders]:
+                cure = "remove it, and give the command again"
+                raise UserError(f"{run.folder}: model.py, train.py or the data were changed before it began: {cure}")
             self.results[name] = found
         return self.results[name]
 

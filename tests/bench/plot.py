@@ -216,7 +216,8 @@ def draw(runs, x, train, path):
     axis.grid(axis="y", color="0.9")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    figure.savefig(path, dpi=120, format=path.suffix.removeprefix(".") or "png", bbox_inches="tight")
+    with file_errors():
+        figure.savefig(path, dpi=120, format=path.suffix.removeprefix(".") or "png", bbox_inches="tight")
     print(f"picture: {path}")
 
 

@@ -20,6 +20,7 @@ import torch
 
 from config import convert, given_settings, read_settings
 from config.runtime.checkpoint import of_model
+from config.runtime.checks import check_settings, ineffective_settings
 from config.runtime.common import StopSignal
 from data.console import UserError, file_errors
 from data.files import sha256
@@ -76,7 +77,11 @@ def read_words(words, common):
     taken = [setting for setting in OURS if setting in given]
     if taken:
         raise UserError(f"{name}: {taken[0]} is for the comparison to set: leave it out")
-    return name, DEFAULTS | given
+    settings = DEFAULTS | given
+    check_settings(settings, world_size=1)
+    for note in ineffective_settings(settings, given, DEFAULTS):
+        print(f"NOTE {name}: {note}")
+    return name, settings
 
 
 def make_candidate(name, settings, vocab_size) -> Candidate:
@@ -143,7 +148,7 @@ def read_log(folder) -> list[dict]:
         lines = [
             json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"
         ]
-        if lines and not {"settings", "parameters", "flops_per_token", "machine", "code"} <= lines[0].keys():
+        if lines and not {"settings", "parameters", "flops_per_token", "machine", "code", "data"} <= lines[0].keys():
             raise ValueError
         return [line for line in lines if line["event"] and line["step"] >= 0]
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -169,10 +174,16 @@ def result_of(folder) -> dict | None:
         "seconds": last.get("seconds"),
         "machine": start["machine"],
         "commit": start["code"]["commit"],
+        "origin": origin(start["code"], start["data"]),
         "rate": settings["learning_rate"],
         "seed": settings["seed"],
         "steps": steps,
     }
+
+
+def origin(code, data):
+    """Return what tells runs of the same model.py, train.py and tokens: the name of the folder that they are in."""
+    return f"{code['sha256'][:8]}-{sha256(json.dumps(data['sha256'], sort_keys=True).encode())[:8]}"
 
 
 def remove_checkpoints(folder):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from config.runtime.common import machine_name, pick_compile
+from data.console import UserError
 from data.files import atomic_write, sha256
 from runs import Run, read_log
 
@@ -21,7 +22,7 @@ class Timing:
     def __init__(self, comparison, steps=None):
         """Take what has been measured here before, or `steps`."""
         self.comparison = comparison
-        of = [machine_name(comparison.device), *(candidate.settings for candidate in comparison.candidates)]
+        of = [machine_name(comparison.device), *((c.name, c.settings) for c in comparison.candidates)]
         self.path = comparison.folder / f"timing-{sha256(json.dumps(of, sort_keys=True).encode())[:8]}.json"
         self.steps, self.start = steps, 0.0
         if self.path.exists():
@@ -42,6 +43,8 @@ class Timing:
                     run = self.short_run(candidate, turn, parent, workers.threads)
                     workers.train(run)
                     lines = [line for line in read_log(run.folder) if line["event"] == "step"]
+                    if len(lines) < 2:
+                        raise UserError(f"{candidate.name}: has diverged before step {STEPS}, at learning rate 0")
                     per_second = [line["tokens_per_second"] for line in lines[1:]]  # the first is a warm-up
                     seconds[candidate.name] += [candidate.tokens_per_step / tokens for tokens in per_second]
                     starts.append(time.time() - began - STEPS * statistics.median(seconds[candidate.name]))
@@ -58,7 +61,7 @@ class Timing:
         if settings["compile"] == "auto":  # as the whole run will choose
             settings["compile"] = str(pick_compile(self.comparison.device, candidate.flops, threads)).lower()
         settings |= {"max_iters": STEPS, "log_interval": LOOK, "eval_tokens": 1, "warmup_iters": 0, "eval_interval": 0}
-        return Run(replace(candidate, settings=settings), settings["learning_rate"], turn, 1.0, parent)
+        return Run(replace(candidate, settings=settings), 0.0, turn, 1.0, parent)  # at no rate does it diverge
 
     def seconds(self, planned):
         """Return the seconds that a planned run takes."""
