@@ -135,6 +135,7 @@ MUTANTS = {
     "config/runtime/metrics.py": [
         ('["step"] > iter_num', '["step"] >= iter_num', "test_resume.py"),
         ("        self.file.truncate(self.end_of(iter_num))\n", "", "test_resume.py"),
+        ("bool(lines) and lines[-1]", "False and lines[-1]", "test_resume.py -k log_without"),
     ],
     "config/runtime/distributed.py": [
         ("p.register_hook(lambda grad:", "(lambda grad:", "test_parallel.py -k gradients"),
@@ -160,6 +161,9 @@ MUTANTS = {
         ("math.ceil(max(costs) - 1e-3)", "math.floor(max(costs))", COMPARE),
         ("grid[0] / 2)", "grid[0] / 8)", COMPARE),
         ('{"loss": found["best_loss"]}', "{}", COMPARE),
+        ("if self.budget_file.exists():", "if False:", COMPARE),
+        ("if seed not in self.seeds + self.ladder_seeds", "if seed not in self.seeds", COMPARE),
+        ('if "origin" in found and', "if False and", COMPARE),
     ],
     "tests/bench/stats.py": [
         ("by_students_t(value, math.sqrt(total)", "by_students_t(value, math.sqrt(total) / 2", COMPARE),
@@ -167,6 +171,7 @@ MUTANTS = {
         ("weight * (1 - place + below)", "weight * (place - below)", COMPARE),
         ("self.baseline(flops, weight=-1))", "self.baseline(flops))", COMPARE),
         ("gained, shared.freedom) < 0.05", "gained, shared.freedom) < 2", COMPARE),
+        ("steps == self.steps and steps in self.lengths.values()", "steps == self.steps", COMPARE),
     ],
     "tests/bench/report.py": [
         ("if difference + half < 0:", "if difference < 0:", COMPARE),

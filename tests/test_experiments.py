@@ -81,19 +81,13 @@ def test_an_interrupted_experiment_goes_on(tmp_path, here):
     assert all({**new, "seconds": 0} == {**old, "seconds": 0} for new, old in zip(again, results))
 
 
-def test_why_w2_is_slow_to_recall_goes_on_too(tmp_path, here):
+def test_why_w2_is_slow_to_recall(tmp_path, here):
     arguments = "--why", "--quick", "--device=cpu", f"--out={tmp_path}"
     first = here("recall", *arguments)
     file = tmp_path / "recall_why_quick.json"
     results = json.loads(file.read_text())
     assert len(tables_of(first)) == 2 + 14 and len(results) == 2 * 14
     assert not (tmp_path / "recall_quick.json").exists()
-    file.write_text(json.dumps(results[:-1]))
-    second = here("recall", *arguments)
-    assert second.count(" left\n") == 1 and tables_of(second) == tables_of(first)
-    again = json.loads(file.read_text())
-    assert all({**new, "seconds": 0} == {**old, "seconds": 0} for new, old in zip(again, results))
-
     file.write_text(json.dumps(results[:2] + results[4:]))  # without what the others are compared with
     shown = tables_of(here("recall", *arguments, "--show"))
     assert len(shown) == 2 + 13 and shown[2] == tables_of(first)[2].replace("| 1.000 |", "|  |")
