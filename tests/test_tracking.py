@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from config.runtime import metrics
 from conftest import ROOT, TINY, log_of, refused, run_program
+from data.console import UserError
 from model import GPTConfig
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there
@@ -202,3 +204,9 @@ def test_a_picture_that_was_asked_for_without_matplotlib(plot, monkeypatch):
     write_log("a", 2.0)
     code, output, error = plot("a", "--out=a.png")
     assert code == 2 and "2.0000" in output and "a picture needs matplotlib: pip install matplotlib" in error
+
+
+def test_code_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "ROOT", tmp_path)
+    with pytest.raises(UserError, match="model.py: No such file"):
+        metrics.code_version()

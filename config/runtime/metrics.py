@@ -68,6 +68,7 @@ def has_ended(folder):
     return bool(lines) and lines[-1].startswith(b'{"event": "end"')
 
 
+@file_errors()
 def code_version() -> dict:
     """Return what tells a run's code: the SHA-256 of model.py and train.py, and the git commit, or None."""
     commit = None

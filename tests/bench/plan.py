@@ -61,7 +61,8 @@ class Comparison:
         self.rates = numbers(options, "rates", float)
         out, name = options["out"].resolve(), origin(code_version(), data)
         self.folder = out / name
-        self.others = [folder for folder in sorted(out.glob(f"????????-{name[9:]}")) if folder.name != name]
+        tokens = name.partition("-")[2]
+        self.others = [folder for folder in sorted(out.glob(f"????????-{tokens}")) if folder.name != name]
         self.committed, self.results = committed or {}, {}
         self.timing = Timing(self, times)
         asked = [options["budget"], *(candidate.settings for candidate in self.candidates)]
