@@ -91,9 +91,8 @@ class GPTConfig:
     activation_checkpointing: bool = False  # m1 to m4: less memory, for recomputing once more in the backward pass
 
     def __post_init__(self):
-        tables = {"attention": ATTENTIONS, "qk_scale": QK_SCALES, "sigma": SIGMAS, "residual": RESIDUALS}
-        for field, table in tables.items():
-            self.check(field, getattr(self, field) in table, "one of " + ", ".join(table))
+        for field, choices in CHOICES.items():
+            self.check(field, getattr(self, field) in choices, "one of " + ", ".join(choices))
         self.n_kv_head = self.n_kv_head or self.n_head
         self.n_inner = self.n_inner or 64 * math.ceil(8 * self.n_embd / (3 * 64))
         self.check("n_head", self.n_head > 0 and self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
@@ -107,6 +106,13 @@ class GPTConfig:
     @property
     def head_dim(self):
         return self.n_embd // self.n_head
+
+    @property
+    def label(self):
+        """The method in words, such as "w2 attention (sigma=scalar), m1 residual with input"."""
+        options = ", ".join(f"{name}={getattr(self, name)}" for name in ATTENTIONS[self.attention].options)
+        kept = " with input" if self.keep_input and self.residual != "standard" else ""
+        return f"{self.attention} attention{options and f' ({options})'}, {self.residual} residual{kept}"
 
 
 # -----------------------------------------------------------------------------
@@ -181,6 +187,8 @@ class RMSNorm(nn.RMSNorm):
 class Attention(nn.Module):
     """softmax(q kᵀ/√d_k) V: the standard kind, and the base of the others."""
 
+    options = ()  # the fields of GPTConfig that only this kind reads
+
     def __init__(self, config, layer):
         super().__init__()
         self.H, self.G, self.D = config.n_head, config.n_kv_head, config.head_dim
@@ -246,6 +254,8 @@ class W2Attention(Attention):
     over the keys cancels the last term. σ is a number per head (scalar) or a vector (diagonal).
     """
 
+    options = ("sigma",)
+
     def __init__(self, config, layer):
         super().__init__(config, layer)
         self.K = 1 if config.sigma == "scalar" else self.D
@@ -291,11 +301,13 @@ QK_SCALES = ("5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "5.7")
 class SummedQKAttention(Attention):
     """softmax(Σ_i q_i k_iᵀ / d_i) V, the sum running over the layers i = 0..l (Method 5)."""
 
+    options = ("qk_scale",)
+
     def __init__(self, config, layer):
         super().__init__(config, layer)
         self.m, self.qk_scale = layer + 1, config.qk_scale
         match self.qk_scale:  # what is learned starts as 5.3 (5.4) or as 5.1 (the others)
-            case "5.4": self.a, self.b = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.tensor(1.0))
+            case "5.4": self.a, self.b = nn.Parameter(torch.full((1,), 0.5)), nn.Parameter(torch.ones(1))
             case "5.5": self.log_a = nn.Parameter(torch.zeros(self.m))
             case "5.6": self.log_a, self.b = nn.Parameter(torch.zeros(self.m)), nn.Parameter(torch.full((self.m,), 0.5))
             case "5.7": self.log_a = nn.Parameter(torch.full((self.m,), math.log(self.D) / 2))
@@ -326,6 +338,7 @@ class SummedQKAttention(Attention):
 
 
 ATTENTIONS = {"standard": Attention, "w2": W2Attention, "summed_qk": SummedQKAttention}
+CHOICES = {"attention": ATTENTIONS, "qk_scale": QK_SCALES, "sigma": SIGMAS, "residual": RESIDUALS}  # of GPTConfig
 
 # -----------------------------------------------------------------------------
 # Block and model
@@ -598,17 +611,14 @@ class GPT(nn.Module):
     def param_groups(self, weight_decay):
         """Return groups of parameters, by their role, for any optimizer.
 
-        First come the blocks' matrices, which Muon is for; then embedding and head; then, without weight decay,
-        vectors; last, without it too, single numbers, which FSDP cannot shard.
+        First come the blocks' matrices, which Muon is for; then embedding and head; then, without weight decay, vectors.
         """
         matrices = [module.weight for module in self.blocks.modules() if isinstance(module, nn.Linear)]
         tables = [self.embed.weight] if self.config.tie_weights else [self.embed.weight, self.head.weight]
         decayed = {*matrices, *tables}
-        others = [p for p in self.parameters() if p not in decayed]
-        vectors = [p for p in others if p.dim() > 0]
-        numbers = [p for p in others if p.dim() == 0]
-        groups = [{"params": params, "weight_decay": weight_decay} for params in (matrices, tables)]
-        return groups + [{"params": params, "weight_decay": 0.0} for params in (vectors, numbers) if params]
+        vectors = [p for p in self.parameters() if p not in decayed]
+        decays = ((matrices, weight_decay), (tables, weight_decay), (vectors, 0.0))
+        return [{"params": params, "weight_decay": decay} for params, decay in decays]
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
         """Return AdamW on `param_groups`, fused where device_type has it: "cuda", "cpu" and "mps"."""

@@ -14,10 +14,8 @@ import torch
 from config import read_settings
 from config.runtime.checkpoint import build_model, find_checkpoint, load_checkpoint, newest_run
 from config.runtime.checks import check_range
-from config.runtime.common import install_excepthook, pick_device, quiet_pipe
+from config.runtime.common import UserError, install_excepthook, pick_device, quiet_pipe, read_text
 from config.runtime.maps import draw_maps
-from data.console import UserError
-from data.files import read_text
 from data.huggingface import describe_export, save_pretrained
 from data.tokenizer import first_tokens, tokenizer_from_state
 

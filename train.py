@@ -23,13 +23,12 @@ from config.runtime.checkpoint import begin_from_llama, begin_from_run, begin_fr
 from config.runtime.checkpoint import find_checkpoint, load_checkpoint, reopen, restore_optimizers, resume_notes
 from config.runtime.checkpoint import resumed_model, save_checkpoint
 from config.runtime.checks import check_settings, ineffective_settings
-from config.runtime.common import StopSignal, clock, exit_program, install_excepthook, machine_name
+from config.runtime.common import StopSignal, UserError, clock, exit_program, install_excepthook, machine_name
 from config.runtime.common import peak_flops, pick_attention_kernel, pick_compile, pick_device, pick_dtype
-from config.runtime.common import resource_errors
+from config.runtime.common import print0, resource_errors
 from config.runtime.distributed import compile_or_eager, dist_max, dist_sum, full_tensor, init_distributed
 from config.runtime.distributed import parallelize_model
 from config.runtime.metrics import MetricLogger, code_version
-from data.console import UserError, print0
 from data.dataset import derive_seed, load_dataset
 from data.preprocess import ensure_prepared
 

@@ -20,7 +20,7 @@ from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 
-from data.console import UserError
+from config.runtime.common import UserError
 
 BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 

@@ -8,7 +8,5 @@
     shakespeare.py   the text that runs out of the box
     huggingface.py   Llama models, in and out; any run out
     modeling_gpt.py  what opens an exported run that is no Llama
-    files.py         files written whole or not at all, a run's checkpoints, locks
-    console.py       what a program says to whoever runs it
     <name>/          prepare.py and, once that has run, train.bin, val.bin and meta.json
 """

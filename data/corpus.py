@@ -13,7 +13,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from data.console import UserError, file_errors
+from config.runtime.common import UserError, file_errors
 
 PIECE = 4 * 2**20  # bytes of plain text read at a time
 

@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 
-from data.console import UserError
+from config.runtime.common import UserError
 
 
 def token_dtype(tokenizer):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from data.console import UserError
+from config.runtime.common import UserError
 from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer, first_tokens
 from model import GPT, GPTConfig
 

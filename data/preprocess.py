@@ -17,10 +17,10 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from data.console import UserError, file_errors, print0
+from config.runtime.common import UserError, atomic_write, file_errors, file_lock, find_checkpoint
+from config.runtime.common import folder_lock, load_checkpoint, print0, read_text, sha256
 from data.dataset import SPLITS, TOKENIZER_FILES, VERSION
 from data.encode import encode_all, token_dtype
-from data.files import atomic_write, file_lock, find_checkpoint, folder_lock, load_checkpoint, read_text, sha256
 from data.tokenizer import CharTokenizer, TokenizerError, gpt2_tokenizer, hf_tokenizer, tokenizer_from_state
 from data.tokenizer import train_bpe
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from config.runtime.checkpoint import build_model, load_checkpoint
 from conftest import TEXT, TINY, copy_repository, differences
 from data.dataset import SPLITS, load_dataset
-from data.files import sha256
+from config.runtime.common import sha256
 
 STEPS = 150
 RUN = f"{TINY} --max_iters={STEPS} --eval_interval=7 --init_from=auto"

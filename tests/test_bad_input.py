@@ -20,7 +20,7 @@ from hypothesis import given, settings, strategies as st
 
 from config.runtime.checkpoint import build_model, load_checkpoint
 from conftest import TINY, contents, refused
-from data.console import UserError
+from config.runtime.common import UserError
 from model import GPT, GPTConfig
 
 TRAIN, LATEST = f"train.py {TINY}", Path("out/run/ckpt.pt")

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from config.runtime.common import report_error, use_plain_attention
+from config.runtime.common import UserError, report_error, use_plain_attention
 from conftest import ROOT
-from data.console import UserError
 from model import GPT, GPTConfig
 from reference import GRID, perturb, settings
 

@@ -19,11 +19,10 @@ from hypothesis import given, strategies as st
 
 from conftest import hear_signals
 from data import corpus, preprocess
-from data.console import UserError
+from config.runtime.common import UserError, folder_lock
 from data.corpus import read_files, read_rows, text_files
 from data.dataset import load_dataset
 from data.encode import encode_all
-from data.files import folder_lock
 from data.preprocess import prepare
 from data.tokenizer import END, SPLIT, BPETokenizer, train_bpe
 

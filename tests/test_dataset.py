@@ -1,7 +1,6 @@
 """Reading what was prepared, batches and windows: data/dataset.py."""
 
 import json
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from data.console import UserError
-from data.dataset import Dataset, derive_seed, feistel_permutation, load_dataset
+from config.runtime.common import UserError
+from data.dataset import Dataset, derive_seed, load_dataset, shuffled
 from data.preprocess import prepare
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
@@ -134,37 +133,7 @@ def test_batches_reach_both_ends(tokens, block_size):
 def test_seeds_are_the_same_for_ever():
     """A run that is resumed must draw what it would have drawn."""
     assert derive_seed(1, 2, 3) == 3822189696
-    assert feistel_permutation(np.arange(9), 9, 1337, 0).tolist() == [5, 3, 4, 0, 6, 8, 7, 2, 1]
-
-
-@given(count=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
-def test_an_order_holds_every_number_once(count, key):
-    order = feistel_permutation(np.arange(count), count, key, 1)
-    assert sorted(order.tolist()) == list(range(count))
-
-
-def test_orders_are_random():
-    n = 20_000
-    order = feistel_permutation(np.arange(n), n, 3, 4)
-    for a, b, cells in ((np.arange(n), order, 20), (order[:-1] % 32, order[1:] % 32, 32)):
-        counts, expected = np.histogram2d(a, b, bins=cells)[0], n / cells**2
-        freedom = cells**2 - 1
-        assert abs(((counts - expected) ** 2 / expected).sum() - freedom) < 4 * (2 * freedom) ** 0.5
-    fixed = [(feistel_permutation(np.arange(100), 100, 5, epoch) == np.arange(100)).sum() for epoch in range(1000)]
-    assert 0.85 < np.mean(fixed) < 1.15 and 0.75 < np.var(fixed) < 1.3  # a random permutation has one on average
-
-
-def test_a_corpus_of_ten_billion_tokens_costs_no_memory(tmp_path):
-    tokens = 10**10
-    with open(tmp_path / "train.bin", "wb") as file:
-        file.truncate(2 * tokens)  # zeros that take no disk
-    train = np.memmap(tmp_path / "train.bin", dtype=np.uint16, mode="r")
-    huge = Dataset({"vocab_size": 1}, None, {"train": train, "val": train[:1000]}, tmp_path)
-    tracemalloc.start()
-    x, _ = huge.batch(0, 123_456, 0, 4, 64)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert x.shape == (4, 64) and peak < 1e6
+    assert shuffled(9, 1337, 0).tolist() == [8, 5, 6, 0, 2, 1, 4, 3, 7]
 
 
 def windows(words, *arguments):

@@ -12,9 +12,8 @@ import pytest
 import scipy.stats
 import torch
 
-from config.runtime.common import report_error, use_plain_attention
+from config.runtime.common import UserError, report_error, use_plain_attention
 from conftest import ROOT
-from data.console import UserError
 from model import rope_table
 from reference import set_log_tau
 

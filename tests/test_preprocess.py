@@ -1,4 +1,4 @@
-"""From texts to data folders: data/preprocess.py, data/files.py, data/shakespeare.py and the prepare.py scripts."""
+"""From texts to data folders: data/preprocess.py, data/shakespeare.py and the prepare.py scripts."""
 
 import os
 import re
@@ -13,9 +13,8 @@ import tiktoken.load
 import data.preprocess
 import data.shakespeare
 from conftest import ROOT, TINY
-from data.console import UserError
+from config.runtime.common import UserError, atomic_write, file_lock, read_text, sha256
 from data.dataset import load_dataset
-from data.files import atomic_write, file_lock, read_text, sha256
 from data.preprocess import ensure_prepared, prepare
 from data.shakespeare import tiny_shakespeare
 from data.tokenizer import tokenizer_from_state
@@ -231,7 +230,7 @@ def test_texts_with_names_lie_side_by_side(repo):
 def test_git_ignores_what_is_prepared():
     """It tracks the scripts."""
     ignored = ["data/plays/meta.json", "data/plays/train.bin", "data/text/meta.json", "data/text/train.bin.tmp", "data/text/input.txt"]
-    names = [*ignored, "data/text/prepare.py", "data/files.py", "data/README.md"]
+    names = [*ignored, "data/text/prepare.py", "data/dataset.py", "data/README.md"]
     if not (ROOT / ".git").exists():
         pytest.skip("not a git repository")
     result = subprocess.run(["git", "check-ignore", "--no-index", *names], cwd=ROOT, capture_output=True, text=True)
@@ -260,7 +259,7 @@ def test_git_ignores_what_is_prepared():
         ("text good.txt --name=shakespeare_char", "data/shakespeare_char has a prepare.py of its own"),
         ("text good.txt --name=../plays", "name = '../plays' does not work"),
         ("text good.txt --name=", "name = '' does not work"),
-        ("text good.txt --name=files.py", "data/files.py: File exists"),
+        ("text good.txt --name=dataset.py", "data/dataset.py: File exists"),
         ("text short.txt --name=plays", "short.txt: the text is too short"),
         ("shakespeare_char good.txt", "good.txt"),
         ("shakespeare_bpe --vocab_size=8", "vocab_size=8"),

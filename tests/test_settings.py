@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import config
 from config import convert, given_settings, read_settings
-from config.runtime.common import report_error, resource_errors
-from data.console import UserError, file_errors
+from config.runtime.common import UserError, file_errors, report_error, resource_errors
 from model import ConfigError
 
 PROGRAM = '''"""A program."""

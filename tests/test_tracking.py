@@ -11,7 +11,7 @@ import pytest
 
 from config.runtime import metrics
 from conftest import ROOT, TINY, log_of, refused, run_program
-from data.console import UserError
+from config.runtime.common import UserError
 from model import GPTConfig
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there

@@ -7,11 +7,10 @@ import torch
 import torch.distributed as dist
 
 from config.runtime.checks import SHAPE, starts_from_a_model
-from config.runtime.common import resource_errors
+from config.runtime.common import CHECKPOINT_VERSION, UserError, atomic_write, find_checkpoint
+from config.runtime.common import load_checkpoint, print0, resource_errors
 from config.runtime.distributed import dist_max
 from config.runtime.metrics import has_ended
-from data.console import UserError, print0
-from data.files import CHECKPOINT_VERSION, atomic_write, find_checkpoint, load_checkpoint
 from data.huggingface import from_pretrained
 from data.tokenizer import hf_tokenizer
 from model import GPT, GPTConfig

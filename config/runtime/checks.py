@@ -3,15 +3,12 @@
 import math
 from importlib.util import find_spec
 
-from config import did_you_mean
-from data.console import UserError
-from model import ATTENTIONS, QK_SCALES, RESIDUALS, SIGMAS
+import model
 
-CHOICES = {
-    "attention": ATTENTIONS,
-    "residual": RESIDUALS,
-    "qk_scale": QK_SCALES,
-    "sigma": SIGMAS,
+from config import did_you_mean
+from config.runtime.common import UserError
+
+CHOICES = model.CHOICES | {
     "init_from": ("scratch", "resume", "auto", "hf:NAME", "run:FOLDER"),
     "optimizer": ("adamw", "muon"),
     "lr_decay": ("cosine", "linear", "none"),

@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from config.runtime.common import install_excepthook, pick_device, resource_errors
-from data.console import UserError, print0
+from config.runtime.common import UserError, install_excepthook, pick_device, print0, resource_errors
 
 
 def init_distributed(device) -> torch.device:
@@ -35,8 +34,8 @@ def init_distributed(device) -> torch.device:
 def parallelize_model(model, parallel, device, dtype=None):
     """Return what to call in the place of `model`, as the processes train it together on `device`.
 
-    With `parallel` = "ddp" each process keeps a whole model. With "fsdp" it keeps a share of every parameter, except of
-    single numbers (a and b of 5.4). There the blocks' matrices are gathered in `dtype`, which is autocast's, or None.
+    With `parallel` = "ddp" each process keeps a whole model. With "fsdp" it keeps a share of every parameter. There the
+    blocks' matrices are gathered in `dtype`, which is autocast's, or None.
     """
     if not dist.is_initialized():
         return model.to(device)
@@ -46,14 +45,10 @@ def parallelize_model(model, parallel, device, dtype=None):
 
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing is written into these views
     mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
-    numbers = {p for p in model.parameters() if p.dim() == 0}
-    for p in numbers:
-        p.data = p.data.to(device)  # fully_shard moves the rest, block by block, since a device may not hold it whole
-        p.register_hook(lambda grad: dist_sum(grad) / dist.get_world_size())  # and averages the rest's gradients
     # Each block's group has its matrices only. They are gathered in `dtype`, which autocast would cast them to anyway,
     # and their gradients are averaged in their own. All else is in the model's group, which must be made first.
     matrices = set(model.param_groups(weight_decay=0.0)[0]["params"])
-    fully_shard(model, mesh=mesh, ignored_params=numbers | matrices)
+    fully_shard(model, mesh=mesh, ignored_params=matrices)
     policy = MixedPrecisionPolicy(dtype, reduce_dtype=model.embed.weight.dtype, cast_forward_inputs=False)
     for block in model.blocks:
         # A layer that later ones recompute stays gathered until the end of its backward pass, for all of them.

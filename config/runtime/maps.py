@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from data.console import UserError, file_errors
-from data.files import atomic_write
+from config.runtime.common import UserError, atomic_write, file_errors
 from model import SummedQKAttention
 
 LABELLED = 32  # tokens, at most, that have room for their text

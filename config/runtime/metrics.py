@@ -6,8 +6,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from data.console import UserError, file_errors, print0
-from data.files import file_lock, sha256
+from config.runtime.common import UserError, file_errors, file_lock, print0, sha256
 
 ROOT = Path(__file__).resolve().parents[2]
 

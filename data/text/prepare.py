@@ -18,8 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
 from config import read_settings
-from config.runtime.common import install_excepthook
-from data.console import UserError, print0
+from config.runtime.common import UserError, install_excepthook, print0
 from data.corpus import read_files, text_files
 from data.preprocess import prepare
 

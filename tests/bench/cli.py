@@ -2,7 +2,7 @@
 
 import argparse
 
-from data.console import UserError
+from config.runtime.common import UserError
 
 
 class ArgumentParser(argparse.ArgumentParser):

@@ -27,8 +27,7 @@ sys.path.insert(0, str(BENCH.parents[1]))
 import torch
 
 from config import declared, given_settings
-from config.runtime.common import clock, install_excepthook, pick_device, quiet_pipe
-from data.console import UserError
+from config.runtime.common import UserError, clock, install_excepthook, pick_device, quiet_pipe
 from plan import Comparison
 from runs import Stopped, Workers, read_committed, read_log, remove_checkpoints
 

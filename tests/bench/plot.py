@@ -19,8 +19,7 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from cli import ArgumentParser
 from config.runtime.checkpoint import MAY_CHANGE
-from config.runtime.common import install_excepthook
-from data.console import UserError, file_errors
+from config.runtime.common import UserError, file_errors, install_excepthook
 
 AXES = {"tokens": ("training tokens", 1), "flops": ("training FLOPs", 1), "time": ("minutes of training", 60)}
 COSTS = ["parameters", "tokens", "FLOPs", "tokens/s", "val loss", "bits/byte"]

@@ -8,8 +8,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from data.console import file_errors
-from data.files import atomic_write
+from config.runtime.common import atomic_write, file_errors
 from runs import DEFAULTS, NO_MATTER
 from stats import CostCurve, has_diverged, holm
 

@@ -21,9 +21,7 @@ import torch
 from config import convert, given_settings, read_settings
 from config.runtime.checkpoint import of_model
 from config.runtime.checks import check_settings, ineffective_settings
-from config.runtime.common import StopSignal
-from data.console import UserError, file_errors
-from data.files import sha256
+from config.runtime.common import StopSignal, UserError, file_errors, sha256
 from model import GPT, GPTConfig
 
 DEFAULTS = read_settings(TRAIN, [])

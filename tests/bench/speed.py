@@ -33,11 +33,10 @@ import candidates
 import measure
 import naive
 from cli import ArgumentParser
-from config.runtime.common import install_excepthook, machine_name, pick_device, pick_dtype
+from config.runtime.common import UserError, atomic_write, install_excepthook, machine_name, pick_device
+from config.runtime.common import pick_dtype
 from config.runtime.metrics import code_version
-from data.console import UserError
 from data.dataset import load_dataset
-from data.files import atomic_write
 from measure import Trainer, ratio, synchronize
 from model import GPT, GPTConfig
 

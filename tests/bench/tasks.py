@@ -26,11 +26,9 @@ import numpy as np
 import torch
 
 from cli import ArgumentParser
-from config.runtime.common import clock, install_excepthook
-from config.runtime.common import pick_attention_kernel, pick_device, pick_dtype, quiet_pipe
-from data.console import UserError
+from config.runtime.common import UserError, atomic_write, clock, install_excepthook, pick_attention_kernel
+from config.runtime.common import pick_device, pick_dtype, quiet_pipe
 from data.encode import end_with_parent
-from data.files import atomic_write
 from model import GPT, GPTConfig
 
 # -- one run -------------------------------------------------------------------------------------------------

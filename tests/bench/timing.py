@@ -8,9 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from config.runtime.common import machine_name, pick_compile
-from data.console import UserError
-from data.files import atomic_write, sha256
+from config.runtime.common import UserError, atomic_write, machine_name, pick_compile, sha256
 from runs import Run, read_log
 
 STEPS, LOOK = 24, 8  # steps of a run, and between its log lines
