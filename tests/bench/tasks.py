@@ -1,22 +1,19 @@
 """
-What the experiments that are no text share: a training loop, runs done side by side and remembered, and tables.
+The tasks of the W2 document: python tests/bench/tasks.py {recall,entailment,micro} [--show] [--quick]
 
-A run is a dict of settings from which everything else follows: a model, its batches, its learning rate, its seed.
-An experiment names one function, `trial`, that takes a run and a device and returns what came of it, and asks a Sweep
-for runs.
-What is done is kept in a JSON file, one run per line, so an interrupted experiment goes on where it was.
+    recall       copy random tokens, as in the document; and multi-query associative recall (MQAR)
+    entailment   is one node of a tree an ancestor of another?
+    micro        three small models: loss after 100 steps, time and memory of a training step
+
+Each compares W2 with standard attention: at the document's widths and rates, then at equal widths. Rerun an interrupted
+experiment to continue. --show prints the tables of what is in --out or, if nothing is, of the committed results.
 """
 
 import json
 import math
-import multiprocessing
-import os
-import signal
 import statistics
 import sys
-import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,26 +22,258 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 import torch
 
-from cli import ArgumentParser
-from config.runtime.common import UserError, atomic_write, clock, install_excepthook, pick_attention_kernel
-from config.runtime.common import pick_device, pick_dtype, quiet_pipe
-from data.encode import end_with_parent
+from config import read_settings
+from config.runtime.common import UserError, atomic_write, install_excepthook, machine_name, pick_attention_kernel
+from config.runtime.common import pick_device, pick_dtype
 from model import GPT, GPTConfig
+from speed import Trainer, alternate
+from stats import compare
 
-# -- one run -------------------------------------------------------------------------------------------------
+# -----------------------------------------------------------------------------
+show = False  # print the tables of finished runs; run nothing
+quick = False  # tiny runs, to see that it works; the results are meaningless
+device = "auto"  # auto, cpu, cuda, cuda:1
+out = "out/bench"  # folder of the results
+# -----------------------------------------------------------------------------
+
+W2_KINDS = {"W2, scalar σ": {"attention": "w2"}, "W2, diagonal σ": {"attention": "w2", "sigma": "diagonal"}}
+# What the document states, with learning rates. Its parameter counts are those of a diagonal σ. It does not give the
+# width of W2's MLP in entailment, which is taken to be four times the model's, as in the standard model.
+STANDARD = {"n_embd": 96, "n_head": 6, "n_inner": 384}, 1e-3
+W2 = {
+    "copy": ({"n_embd": 64, "n_head": 4, "n_inner": 256} | W2_KINDS["W2, diagonal σ"], 5e-3),
+    "entailment": ({"n_embd": 88, "n_head": 4, "n_inner": 352} | W2_KINDS["W2, diagonal σ"], 5e-4),
+}
+
+# -- data: x and y (B, T) for a step, y being -1 where nothing is asked --------------------------------------
+
+UNSEEN = 2**40  # a stream of random numbers that no training step uses
+TREE, SEEN, HELD_OUT = 2**40, 2**40 + 1, 2**40 + 2  # streams of entailment
 
 
 def random_numbers(seed, step):
-    """A stream of random numbers of its own for each seed and step."""
+    """Return an independent stream of random numbers for each seed and step."""
     return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, step, 0]))
 
 
-# the kinds of attention that the W2 document's experiments are about, besides the standard one
-W2_KINDS = {"W2, scalar σ": {"attention": "w2"}, "W2, diagonal σ": {"attention": "w2", "sigma": "diagonal"}}
+def copies(run, step):
+    """Return random tokens followed by the same tokens. All positions are asked; the first half cannot be predicted."""
+    half = (run["model"]["block_size"] + 1) // 2
+    first = random_numbers(run["seed"], step).integers(run["model"]["vocab_size"], size=(run["batch_size"], half))
+    tokens = torch.from_numpy(np.concatenate((first, first), axis=1))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def queries(run, step):
+    """Return sequences of MQAR: pairs of key and value, then each key once among random tokens, asking for its value.
+
+    Keys are from the first half of the vocabulary, values from the second. Most keys are asked soon after the pairs:
+    the probability of a position is proportional to its distance to the power of -0.99.
+    """
+    random, B, T, pairs = random_numbers(run["seed"], step), run["batch_size"], run["model"]["block_size"], run["pairs"]
+    half = run["model"]["vocab_size"] // 2
+    tokens = random.integers(2 * half, size=(B, T))
+    keys = random.random((B, half)).argpartition(pairs, axis=1)[:, :pairs]
+    values = half + random.integers(half, size=(B, pairs))
+    tokens[:, 0 : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = keys, values
+
+    # the positions with the largest log p + Gumbel noise are a draw without replacement
+    log_p = -0.99 * np.log(np.arange(1, T - 2 * pairs + 1))
+    positions = 2 * pairs + np.argsort(-log_p - random.gumbel(size=(B, len(log_p))), axis=1)[:, :pairs]
+    targets = np.full((B, T), -1)
+    np.put_along_axis(tokens, positions, keys, axis=1)
+    np.put_along_axis(targets, positions, values, axis=1)
+    return torch.from_numpy(tokens), torch.from_numpy(targets)
+
+
+def make_tree(random, most):
+    """Return above (N, N), N at most `most`: whether, of nodes n and c, c is an ancestor of n. Node 0 is the root."""
+    parents, level = [-1], [0]
+    for _ in range(6):  # levels, of one to four children a node
+        children = [parent for parent in level for _ in range(random.integers(1, 5))]
+        children = children[: most - len(parents)]
+        level = range(len(parents), len(parents) + len(children))
+        parents += children
+    above = np.zeros((len(parents), len(parents)), dtype=bool)
+    for node, parent in enumerate(parents[1:], 1):
+        above[node] = above[parent]
+        above[node, parent] = True
+    return above
+
+
+@cache
+def pairs_of_tree(seed, most, balanced):
+    """Return (positives, negatives) to train on and those held out: pairs (node, candidate), sorted by candidate."""
+    random = random_numbers(seed, TREE)
+    above = make_tree(random, most)
+    held_out = random.random(above.shape) < 0.1
+    sets = []
+    for chosen in (~held_out, held_out):
+        yes, no = above & chosen, ~above & ~np.eye(len(above), dtype=bool) & chosen
+        if balanced:  # a candidate without negatives, such as the root, has no positives either
+            yes = yes & no.any(axis=0)
+        sets.append([np.argwhere(mask.T)[:, ::-1] for mask in (yes, no)])
+    return sets
+
+
+def entailments(run, step):
+    """Return pairs (B, 2) of a node and a candidate, half of them positives. The class is asked at the candidate.
+
+    Balanced, every negative has the candidate of a positive, so the candidate alone says nothing.
+    """
+    balanced, half = run["candidates"] == "balanced", run["batch_size"] // 2
+    seen, held_out = pairs_of_tree(run["seed"], run["model"]["vocab_size"], balanced)
+    positives, negatives = held_out if step == HELD_OUT else seen
+    random = random_numbers(run["seed"], step)
+    yes = positives[random.integers(len(positives), size=half)]
+    first, last = 0, len(negatives)
+    if balanced:
+        first, last = (np.searchsorted(negatives[:, 1], yes[:, 1], side) for side in ("left", "right"))
+    no = negatives[random.integers(first, last, size=half)]
+    classes = np.stack((np.full(2 * half, -1), np.repeat([1, 0], half)), axis=1)
+    return torch.from_numpy(np.concatenate((yes, no))), torch.from_numpy(classes)
+
+
+DATA = {"copy": copies, "mqar": queries, "entailment": entailments}
+
+# -- one run: a dict of settings, from which everything follows ----------------------------------------------
+
+
+def trial(run, device):
+    """Train a model, and return its results on data that it has not seen."""
+    task = run["task"]
+    if task == "cost":
+        return cost_of_steps(run, device)
+    torch.manual_seed(run["seed"])
+    model = GPT(GPTConfig(**run["model"]))
+    if task == "entailment":
+        model.head = torch.nn.Linear(model.config.n_embd, 2, bias=False)
+    if task != "mqar":  # as in the document: its small embeddings do not drown the attention's output
+        for p in model.parameters():
+            if p.dim() == 2:
+                torch.nn.init.orthogonal_(p)
+    fit(run, model.to(device), DATA[task])
+    results = {"parameters": model.get_num_params()}
+    tests, size = ({"seen ": SEEN, "": HELD_OUT}, 4096) if task == "entailment" else ({"": UNSEEN}, 512)
+    for name, stream in tests.items():
+        x, y = DATA[task](run | {"batch_size": size}, stream)
+        with torch.no_grad():
+            logits, loss, targets = answers(model, x.to(device), y.to(device))
+        right = logits.argmax(-1) == targets
+        if task == "copy":  # the half that can be predicted
+            right = right.view(size, -1)[:, (run["model"]["block_size"] - 1) // 2 :]
+        results |= {f"{name}loss": loss.item(), f"{name}accuracy": right.float().mean().item()}
+    return results
+
+
+def answers(model, x, y):
+    """Return logits and loss where a target is asked, and those targets; logits elsewhere would cost far more."""
+    asked = y >= 0
+    logits = model.head(model.features(x)[asked][None])
+    return logits[0], model.loss(logits, y[asked][None]), y[asked]
+
+
+def fit(run, model, data):
+    """Train a model by the recipe "fair", which is train.py's, or "published": AdamW as PyTorch makes it."""
+    steps, highest, device = run["steps"], run["learning_rate"], model.embed.weight.device
+    dtype = pick_dtype(run.get("dtype", "float32"), device)
+    context = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+    pick_attention_kernel(model, device, dtype)
+    if run["recipe"] == "fair":
+        optimizer = model.configure_optimizers(0.1, highest, (0.9, 0.99), device.type)
+        warmup, final, largest_norm = steps // 10, 0.1, 1.0
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), highest)
+        warmup, final, largest_norm = 0, 1.0, math.inf
+    for step in range(steps):
+        done = (step - warmup) / max(steps - warmup, 1)
+        decayed = final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = highest * ((step + 1) / warmup if step < warmup else decayed)
+        x, y = (tensor.to(device) for tensor in data(run, step))
+        with context:
+            loss = answers(model, x, y)[1]
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), largest_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def cost_of_steps(run, device):
+    """Return the seconds and peak bytes of a training step of each model, and the ratios of seconds to the first."""
+    models = [GPT(GPTConfig(**model)).to(device) for model in run["models"]]
+    trainers = [Trainer(model, run["batch_size"], torch.float32) for model in models]
+    seconds, ratios = alternate(trainers, run["budget"])
+    return {"seconds": seconds, "ratios": ratios, "bytes": [trainer.memory() for trainer in trainers]}
+
+
+# -- many runs -----------------------------------------------------------------------------------------------
+
+
+class Sweep:
+    """The runs of an experiment: read from its file if they are finished, else run now."""
+
+    def __init__(self, experiment, options):
+        self.quick, self.show, self.device = options["quick"], options["show"], pick_device(options["device"])
+        self.path = Path(options["out"]) / f"{experiment}{'_quick' * self.quick}.json"
+        if self.show and not self.path.exists():
+            self.path = Path(__file__).parent / "results" / self.path.name
+        try:
+            results = json.loads(self.path.read_text()) if self.path.exists() else []
+            self.finished = {key(result["run"]): result for result in results}
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f"{self.path}: damaged: move it away to start again") from None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def run(self, runs):
+        """Return the results of `runs`, in their order."""
+        for count, run in enumerate(runs, 1):
+            if key(run) in self.finished:
+                continue
+            if self.show:
+                raise UserError(f"{self.path} lacks a run of {run['task']}: leave out --show to make it")
+            result = {"run": run, **trial(run, self.device), "machine": machine_name(self.device)}
+            result |= {name: None for name in ("loss", "seen loss") if not math.isfinite(result.get(name, 0))}
+            self.finished[key(run)] = result
+            with atomic_write(self.path) as file:  # a line for each run
+                file.write(("[\n" + ",\n".join(map(json.dumps, self.finished.values())) + "\n]\n").encode())
+            print(f"[{count}/{len(runs)}] {key(run)}: loss {result.get('loss', '-')}", flush=True)
+        return [self.finished[key(run)] for run in runs]
+
+    def repeated(self, cells, seeds):
+        """Return {name: results of all seeds} of `cells`, {name: run without a seed}."""
+        results = iter(self.run([cell | {"seed": seed} for cell in cells.values() for seed in seeds]))
+        return {name: [next(results) for _ in seeds] for name in cells}
+
+    def tuned(self, cells, rates, seeds, by="loss", tuning_seeds=(0,)):
+        """Return the same at each cell's best learning rate, by mean loss or accuracy over `tuning_seeds`.
+
+        The grid of rates grows by factors of two until the best has a worse one on either side.
+        """
+        best_cells = {}
+        for name, cell in cells.items():
+            scores, grid = {}, list(rates)
+            for rate in grid:  # which grows
+                results = self.repeated({name: cell | {"learning_rate": rate}}, tuning_seeds)[name]
+                diverged = any(result["loss"] is None for result in results)
+                score = -math.inf if diverged else statistics.fmean(result[by] for result in results)
+                scores[rate] = -score if by == "loss" and not diverged else score
+                best = max(scores, key=scores.get)
+                if rate == grid[-1] and not self.quick and best in (min(scores), max(scores)):
+                    grid.append(best * 2 if best == max(scores) else best / 2)
+            best_cells[name] = cell | {"learning_rate": best}
+        return self.repeated(best_cells, seeds)
+
+
+def key(run):
+    return json.dumps(run, sort_keys=True)
+
+
+# -- the experiments -----------------------------------------------------------------------------------------
 
 
 def with_parameters(settings, like):
-    """The settings of a GPTConfig, with an MLP as narrow as gives it the number of parameters of the model `like`."""
+    """Return the settings of a GPTConfig with n_inner changed to match the number of parameters of the model `like`."""
     with torch.device("meta"):  # only counted
         model, other = GPT(GPTConfig(**settings)), GPT(GPTConfig(**like))
     surplus = model.get_num_params() - other.get_num_params()
@@ -53,237 +282,118 @@ def with_parameters(settings, like):
 
 
 def fair_cells(task, standard):
-    """W2 and standard on a task, as wide as each other and with as many parameters: runs without rate and seed."""
-    models = {"standard": standard}
-    models |= {name: with_parameters(standard | kind, standard) for name, kind in W2_KINDS.items()}
+    """Return runs of standard and W2, without rate and seed: as wide as each other, and with as many parameters."""
+    models = {name: with_parameters(standard | kind, standard) for name, kind in W2_KINDS.items()}
+    models = {"standard": standard} | models
     return {name: task | {"recipe": "fair", "model": model} for name, model in models.items()}
 
 
-def published_cells(task, size, sides):
-    """The two sides of the W2 document, {name: (model, learning rate)}: runs without seed."""
-    task = task | {"recipe": "published"}
-    return {name: task | {"model": size | model, "learning_rate": rate} for name, (model, rate) in sides.items()}
+def published_cells(task, size):
+    """Return the two runs of the W2 document, without a seed."""
+    task, models = task | {"recipe": "published"}, {"standard": STANDARD, "W2, diagonal σ": W2[task["task"]]}
+    return {name: task | {"model": size | model, "learning_rate": rate} for name, (model, rate) in models.items()}
 
 
-def make_orthogonal(model):
-    """Start all matrices as the W2 document names. Its embeddings are small, so that the attention's output is not
-    lost beside them, and a copy is learned sooner."""
-    for p in model.parameters():
-        if p.dim() == 2:
-            torch.nn.init.orthogonal_(p)
+def rows_of(results, *columns):
+    """Return the cells of a table: a header, and a row of `results` for each name.
 
-
-def start_worker(device):
-    """Makes this process one that trains on one core, and on `device`, and ends when its parent does."""
-    torch.set_num_threads(1)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        torch.set_float32_matmul_precision("high")
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
-    end_with_parent()
-
-
-def autocast(run, device):
-    """Return the autocast context of a run on `device`: of run["dtype"], where auto is what train.py would take."""
-    precision = pick_dtype(run.get("dtype", "float32"), device)
-    return torch.autocast(device.type, precision) if precision != torch.float32 else nullcontext()
-
-
-def fit(run, model, batch, loss):
-    """Trains `model` where it is, on batch(step) -> (x, y) for run["steps"] steps, by run["recipe"]: fair or published.
-
-    Returns the number of parameters, the floating-point operations (`flops_per_token`, for full contexts), the
-    seconds, and the mean training loss of each twentieth of the run. A loss that is not finite stays in the curve.
+    A column is (title, name of a result), or (title, name, "difference") with the difference to the first row.
     """
-    steps, highest, device = run["steps"], run["learning_rate"], model.embed.weight.device
-    model.train()
-    pick_attention_kernel(model, device, pick_dtype(run.get("dtype", "float32"), device))
-    if run["recipe"] == "fair":  # what train.py does
-        optimizer = model.configure_optimizers(0.1, highest, (0.9, 0.99), device.type)
-        warmup, final, largest_norm = steps // 10, 0.1, 1.0
-    else:  # published: AdamW as PyTorch makes it, with nothing around it
-        optimizer = torch.optim.AdamW(model.parameters(), highest)
-        warmup, final, largest_norm = 0, 1.0, math.inf
-    losses, tokens, began = torch.empty(steps, device=device), 0, time.time()
-    for step in range(steps):
-        done = (step - warmup) / max(steps - warmup, 1)
-        decayed = final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
-        for group in optimizer.param_groups:
-            group["lr"] = highest * ((step + 1) / warmup if step < warmup else decayed)
-        x, y = (tensor.to(device) for tensor in batch(step))
-        with autocast(run, device):
-            value = loss(model, x, y)
-        value.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), largest_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses[step] = value.detach()  # in one tensor: many small ones would fragment the memory
-        tokens += x.numel()
-    model.eval()
-    return {
-        "parameters": model.get_num_params(),
-        "flops": model.flops_per_token() * tokens,
-        "seconds": time.time() - began,
-        "curve": [part.mean().item() for part in losses.cpu().tensor_split(min(20, steps))],
+    header, rows = ["", "parameters", "learning rate"], {}
+    for name, group in results.items():
+        rows[name] = [name, f"{group[0]['parameters']:,}", f"{group[0]['run']['learning_rate']:g}"]
+    for title, result, *difference in columns:
+        header += [title, *difference]
+        compared = compare(results, result) if difference else {}
+        for name, group in results.items():
+            values = [math.nan if one[result] is None else one[result] for one in group]
+            cell = f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}"
+            rows[name] += [cell, compared[name]] if difference else [cell]
+    return [header, *rows.values()]
+
+
+def print_table(title, header, *rows):
+    lines = [header, ["---"] * len(header), *rows]
+    print(f"\n{title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines), flush=True)
+
+
+def recall(sweep):
+    columns, seeds = [("loss", "loss", "difference"), ("accuracy", "accuracy")], [1, 2, 3]
+    copy = {"task": "copy", "batch_size": 32, "steps": 500}
+    mqar = {"task": "mqar", "batch_size": 256, "steps": 1000, "pairs": 4, "dtype": "auto"}
+    size = {"block_size": 127, "vocab_size": 1024, "n_layer": 2}
+    # with biases a head can find the previous token from the start, whatever the tokens are
+    of_mqar = {"block_size": 64, "vocab_size": 8192, "n_layer": 2, "tie_weights": True, "bias": True}
+    if sweep.quick:
+        seeds, few = [1, 2], {"batch_size": 4, "steps": 10}
+        copy, mqar = copy | few, mqar | few | {"pairs": 2}
+        size, of_mqar = size | {"block_size": 7, "vocab_size": 16}, of_mqar | {"block_size": 16, "vocab_size": 64}
+    results = sweep.repeated(published_cells(copy, size), seeds)
+    print_table("Copy, as published", *rows_of(results, *columns))
+    cells = fair_cells(copy, size | {"n_embd": 64, "n_head": 4, "n_inner": 256})
+    results = sweep.tuned(cells, [1e-3, 2e-3, 5e-3], seeds)
+    print_table("Copy, width 64, equal parameters", *rows_of(results, *columns))
+    cells = fair_cells(mqar, of_mqar | {"n_embd": 64, "n_head": 1})
+    results = sweep.tuned(cells, [5e-3, 1e-2, 2e-2], seeds, by="accuracy")
+    print_table("MQAR, width 64, equal parameters", *rows_of(results, *columns))
+
+
+def entailment(sweep):
+    task = {"task": "entailment", "batch_size": 32, "steps": 2000}
+    size = {"block_size": 2, "vocab_size": 1024, "n_layer": 2}
+    seeds, tuning_seeds = [1, 2, 3, 4, 5], [6, 7, 8]  # several, since accuracy on held-out pairs is noisy
+    if sweep.quick:
+        task["steps"], size["vocab_size"], seeds, tuning_seeds = 10, 64, [1, 2], [6]
+    columns = [("accuracy, seen", "seen accuracy"), ("held out", "accuracy", "difference")]
+    columns += [("loss, seen", "seen loss"), ("held out", "loss", "difference")]
+    for candidates in ("any", "balanced"):
+        task["candidates"] = candidates
+        results = sweep.repeated(published_cells(task, size), seeds)
+        print_table(f"Candidates {candidates}, as published", *rows_of(results, *columns))
+        cells = fair_cells(task, size | {"n_embd": 96, "n_head": 6})
+        results = sweep.tuned(cells, [5e-4, 1e-3, 2e-3], seeds, by="accuracy", tuning_seeds=tuning_seeds)
+        print_table(f"Candidates {candidates}, width 96, equal parameters", *rows_of(results, *columns))
+
+
+def micro(sweep):
+    settings = {"base": (2, 128, 32), "long": (2, 512, 4), "deep": (4, 128, 32)}  # layers, tokens, sequences
+    vocab_size, steps, seeds, budget = 1024, 100, [1, 2, 3], 10
+    if sweep.quick:
+        settings, vocab_size, steps, seeds, budget = {"base": (1, 16, 4), "deep": (2, 16, 4)}, 64, 5, [1, 2], 0
+    widths = {
+        "published widths": {"standard": STANDARD[0], "W2, diagonal σ": W2["copy"][0]},
+        "equal widths": {"standard": STANDARD[0]} | {name: STANDARD[0] | kind for name, kind in W2_KINDS.items()},
     }
+    table = [["setting", "", "parameters", "loss", "difference", "step", "/ standard", "memory"]]
+    for setting, (n_layer, tokens, batch_size) in settings.items():
+        for width, models in widths.items():
+            size = {"block_size": tokens - 1, "vocab_size": vocab_size, "n_layer": n_layer}
+            models = {name: size | model for name, model in models.items()}
+            run = {"task": "copy", "setting": setting, "recipe": "published"}
+            run |= {"batch_size": batch_size, "steps": steps, "learning_rate": 1e-3}
+            results = sweep.repeated({name: run | {"model": model} for name, model in models.items()}, seeds)
+            cost = {"task": "cost", "setting": f"{setting}, {width}", "models": list(models.values())}
+            (cost,) = sweep.run([cost | {"batch_size": batch_size, "budget": budget}])  # alone: others would slow it
+            costs = zip(cost["seconds"], cost["ratios"], cost["bytes"])
+            rows = rows_of(results, ("loss", "loss", "difference"))
+            for (name, parameters, _, *loss), (s, ratio, peak) in zip(rows[1:], costs):
+                cells = [f"{setting}, {width}", name, parameters, *loss]
+                table.append([*cells, f"{1e3 * s:.0f} ms", f"{ratio:.2f}", f"{peak / 1e6:.0f} MB"])
+    print_table(f"Loss after {steps} steps at a learning rate of 1e-3, and the cost of a step", *table)
 
 
-# -- many runs -----------------------------------------------------------------------------------------------
+EXPERIMENTS = {"recall": recall, "entailment": entailment, "micro": micro}
 
 
-class Lacking(UserError):
-    """Runs that --show would need have not been done."""
+def main(argv):
+    words = [word for word in argv if not word.startswith("-")]
+    options = read_settings(__file__, [word for word in argv if word.startswith("-")])
+    if len(words) != 1 or words[0] not in EXPERIMENTS:
+        raise UserError(f"'{' '.join(words)}' does not work: the experiment must be one of {', '.join(EXPERIMENTS)}")
+    torch.set_num_threads(1)  # the models are so small that threads would mostly wait for each other
+    EXPERIMENTS[words[0]](Sweep(words[0], options))
 
 
-class Sweep:
-    """The runs of one experiment, and its command line."""
-
-    def __init__(self, name, trial, description):
-        parser = ArgumentParser(description=description)
-        parser.add_argument("--quick", action="store_true", help="tiny runs, to see that it works; no figure counts")
-        parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
-        parser.add_argument("--workers", type=int, default=min(os.cpu_count(), 8), help="runs at a time")
-        parser.add_argument("--out", type=Path, default=ROOT / "out" / "bench", help="folder of the results")
-        parser.add_argument("--show", action="store_true", help="show the results that are there; run nothing")
-        self.args = args = parser.parse_args()
-        if args.workers < 1:
-            raise UserError(f"--workers={args.workers}: at least one is needed")
-        self.trial, self.quick, self.showing = trial, args.quick, args.show
-        self.device, self.workers = pick_device(args.device), args.workers
-        self.path = args.out / f"{name}{'_quick' * args.quick}.json"
-        self.machine = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
-        self.machine += f", torch {torch.__version__}"
-        args.out.mkdir(parents=True, exist_ok=True)
-        self.done = read_results(self.path)
-        spawn = multiprocessing.get_context("spawn")  # a GPU cannot be used by a fork
-        self.pool = ProcessPoolExecutor(self.workers, spawn, start_worker, (self.device,))
-
-    def run(self, runs):
-        """What came of each of `runs`, in their order. Those not yet known are done now; with --show, Lacking."""
-        missing = list({key(run): run for run in runs if key(run) not in self.done}.values())
-        if missing and self.showing:
-            lack = f"{self.path} lacks {len(missing)} of the next {len(runs)} runs"
-            raise Lacking(f"{lack}: without --show they are done")
-        if missing:
-            print(f"{len(missing)} runs, {self.workers} at a time, on {self.machine}; {self.path}", flush=True)
-        began = time.time()
-        futures = {self.pool.submit(self.trial, run, self.device): run for run in missing}
-        for count, future in enumerate(as_completed(futures), 1):
-            run = futures[future]
-            result = plain({"run": run, **future.result(), "machine": self.machine})
-            self.done[key(run)] = result
-            self.save()
-            left = (time.time() - began) / count * (len(missing) - count)
-            came = f"loss {result['loss']}" if "loss" in result else "done"
-            print(f"[{count}/{len(missing)}] {name_of(run)}: {came}; {clock(left)} left", flush=True)
-        return [self.done[key(run)] for run in runs]
-
-    def tuned(self, cells, rates, seeds, by="loss", tuning_seeds=(0,)):
-        """Runs each of `cells` (by name, runs without rate and seed) for each seed at the learning rate it likes.
-
-        That is the best `by` loss or accuracy in the mean of runs of `tuning_seeds`: one of `rates` or, where the best
-        of these is the lowest or highest, of as many halves or doubles as it takes for the best to have a worse one on
-        either side. Returns a list of results by each name.
-        """
-
-        def trials(name, rate):
-            return [cells[name] | {"learning_rate": rate, "seed": seed} for seed in tuning_seeds]
-
-        values = {name: dict.fromkeys(rates) for name in cells}  # of the rates to try
-        while untried := [(name, rate) for name in cells for rate, value in values[name].items() if value is None]:
-            found = self.run([run for name, rate in untried for run in trials(name, rate)])
-            for (name, rate), results in zip(untried, in_groups(found, len(tuning_seeds))):
-                value = average(result[by] for result in results)
-                values[name][rate] = -math.inf if math.isnan(value) else value if by == "accuracy" else -value
-            for name, of_cell in values.items():
-                best, lowest, highest = max(of_cell, key=of_cell.get), min(of_cell), max(of_cell)
-                beyond = best * 2 if best == highest else best / 2
-                wanted = all(key(run) in self.done for run in trials(name, beyond)) if self.showing else not self.quick
-                if best in (lowest, highest) and wanted:
-                    of_cell.setdefault(beyond)
-        best = {name: max(of_cell, key=of_cell.get) for name, of_cell in values.items()}
-        return self.repeated({name: cell | {"learning_rate": best[name]} for name, cell in cells.items()}, seeds)
-
-    def repeated(self, runs, seeds):
-        """Runs each of `runs` (by their names, without a seed) for each seed; a list of results by each name."""
-        results = self.run([run | {"seed": seed} for run in runs.values() for seed in seeds])
-        return dict(zip(runs, in_groups(results, len(seeds))))
-
-    def save(self):
-        lines = ",\n".join(json.dumps(result) for result in self.done.values())
-        with atomic_write(self.path) as file:
-            file.write(f"[\n{lines}\n]\n".encode())
-
-
-def key(run):
-    return json.dumps(run, sort_keys=True)
-
-
-def name_of(run):
-    """The settings that tell a run from its neighbours, for people."""
-    shown = ("attention", "sigma", "n_embd")
-    model = [f"{name}={value}" for name, value in run.get("model", {}).items() if name in shown]
-    facts = [f"{run[name]}" for name in ("task", "setting", "candidates", "recipe", "scores") if name in run]
-    numbers = ("tau_rate", "tau_start", "key_size", "learning_rate", "seed")
-    return " ".join([*facts, *model, *(f"{name}={run[name]:g}" for name in numbers if name in run)])
-
-
-def plain(x):
-    """x for JSON: numbers to six digits, and None for those that are not finite."""
-    if isinstance(x, dict):
-        return {name: plain(value) for name, value in x.items()}
-    if isinstance(x, list):
-        return [plain(value) for value in x]
-    if isinstance(x, float):
-        return float(f"{x:.6g}") if math.isfinite(x) else None
-    return x
-
-
-def read_results(path):
-    """The results kept in a file, by their runs; UserError if it is not one."""
-    if not path.exists():
-        return {}
-    try:
-        return {key(result["run"]): result for result in json.loads(path.read_text())}
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"{path}: damaged: move it away to start anew") from None
-
-
-def in_groups(items, size):
-    return [items[i : i + size] for i in range(0, len(items), size)]
-
-
-# -- what they show ------------------------------------------------------------------------------------------
-
-
-def average(values):
-    """The mean, or nan where a run diverged."""
-    return statistics.fmean(math.nan if value is None else value for value in values)
-
-
-def mean_sd(results, name="loss", digits=3):
-    """Mean ± standard deviation over the seeds."""
-    values = [math.nan if result[name] is None else result[name] for result in results]
-    deviation = statistics.stdev(values) if len(values) > 1 else math.nan
-    return f"{statistics.fmean(values):.{digits}f} ± {deviation:.{digits}f}"
-
-
-def table(title, header, rows):
-    """Prints a table in Markdown."""
-    print(f"\n{title}\n")
-    print("| " + " | ".join(header) + " |\n" + "|---" * len(header) + "|")
-    for row in rows:
-        print("| " + " | ".join(map(str, row)) + " |")
-    print(flush=True)
-
-
-def experiment(name, trial, main, description):
-    """Runs main(sweep) as a program."""
+if __name__ == "__main__":
     install_excepthook()
-    sweep = Sweep(name, trial, description)
-    if sweep.showing:
-        quiet_pipe()
-    try:
-        main(sweep)
-    finally:
-        sweep.pool.shutdown(cancel_futures=True)
+    main(sys.argv[1:])
