@@ -1,82 +1,98 @@
-"""The benchmarks: what they compare is the same thing, and each runs, in small."""
+"""speed.py: what it measures is right, and each section runs, in small. Depth costs no compiling."""
 
 import json
-import runpy
 import sys
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from config.runtime.common import UserError, report_error, use_plain_attention
+from config.runtime.common import UserError, use_plain_attention
 from conftest import ROOT
 from model import GPT, GPTConfig
-from reference import GRID, perturb, settings
+from reference import perturb, settings
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
-import measure
-import naive
+import speed
 
 
-@pytest.mark.parametrize("kind, method", GRID)
-def test_the_explicit_form_computes_the_same(kind, method):
-    model = perturb(GPT(GPTConfig(**settings(kind, method, n_kv_head=2)))).double()
-    idx = torch.randint(19, (2, 12), generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(naive.loss(model, idx, idx), model(idx, idx)[1], rtol=1e-9, atol=1e-9)
-
-
-@pytest.fixture
-def speed(tmp_path, monkeypatch):
-    """Return a function that runs speed.py, here, with arguments."""
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["speed.py", "--device=cpu", *arguments, f"--out={tmp_path}/speed.json"])
-        runpy.run_path(str(ROOT / "tests" / "bench" / "speed.py"), run_name="__main__")
-
-    yield run
+@pytest.fixture(autouse=True)
+def restored():
+    yield
     use_plain_attention(False)
 
 
-def test_speed_in_small(speed, tmp_path):
-    sections = "naive,kinds,summed,methods,replays,generate,growth"
-    speed("--quick", "--naive", f"--only={sections}")
-    figures = json.loads((tmp_path / "speed.json").read_text())
-    assert figures["quick"] and {row["section"] for row in figures["rows"]} == set(sections.split(","))
-    assert all(row["value"] > 0 for row in figures["rows"] if row["section"] != "growth")
+def test_every_section_in_small(tmp_path, monkeypatch):
+    monkeypatch.setattr(speed, "COMPILE", "print(2.5)  # {settings} {device}")
+    (tmp_path / "model.py").write_text((ROOT / "model.py").read_text())  # which nanoGPT's model can be replaced by
+    speed.main(["--quick", "--everything", f"--nanogpt={tmp_path}", "--device=cpu", f"--out={tmp_path}/speed.json"])
+    tables = json.loads((tmp_path / "speed.json").read_text())["tables"]
+    assert tables.keys() == speed.SECTIONS.keys()
+    assert [row[""] for row in tables["training"]] == list(speed.VARIANTS)
+    assert all(row["tokens/s"] > 0 for row in tables["generating"]) and tables["generating"][-1][""] == "nanoGPT"
+    assert tables["compiling"][0] == {"": "standard", "seconds": 2.5} and len(tables["next_to_nanogpt"]) == 4
 
 
-def test_everything_of_a_gpu_in_small(speed, tmp_path, monkeypatch):
-    """Method 1 finds too little memory."""
-
-    def memory(self):
-        if self.model.config.residual == "m1":
-            raise torch.OutOfMemoryError
-        return 1
-
-    monkeypatch.setattr(measure.Trainer, "memory", memory)
-    speed("--quick", "--everything", "--only=124m,kernels,wide,joined")
-    lines = (tmp_path / "speed.md").read_text().splitlines()
-    assert "torch" in lines[0] and "commit" in lines[0]
-    assert "| 124m | Method 1: out of memory |  |  |  |  |" in lines
-    for start in ("kernels | scores 128 wide, plain products", "wide | summed QK by products / standard", "joined | both"):
-        assert any(line.startswith(f"| {start}") for line in lines), start
+def test_a_variant_is_written_as_for_compare(tmp_path, monkeypatch):
+    monkeypatch.setattr(speed.GPT, "flops_per_token", lambda self: 3 if self.config.residual == "m1" else 2)
+    words = "kept: config/m1_shakespeare.py --keep_input", "--sections=training"
+    assert speed.read_variant(words[0]) == ("kept", {"residual": "m1", "keep_input": True})
+    speed.main([*words, "--quick", "--device=cpu", f"--out={tmp_path}/speed.json"])
+    (row,) = json.loads((tmp_path / "speed.json").read_text())["tables"]["training"]
+    assert row[""] == "kept" and row["operations"] == 1.5
+    assert row["float32: time / operations"] == pytest.approx(row["float32: time"] / 1.5)
 
 
-@pytest.mark.parametrize("argument, named", [("--only=step,tempo", "tempo"), ("--nanogpt=nowhere", "nowhere")])
-def test_what_cannot_be_measured_is_refused(speed, tmp_path, argument, named):
+@pytest.mark.parametrize("argument, named", [("--sections=growth,tempo", "tempo"), ("--nanogpt=nowhere", "nowhere")])
+def test_what_cannot_be_measured_is_refused(tmp_path, argument, named):
     with pytest.raises(UserError, match=named):
-        speed(argument)
-    assert sys.excepthook is report_error and not list(tmp_path.iterdir())
+        speed.main([argument, f"--out={tmp_path}/speed.json"])
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "kind, method",
-    [("standard", "m4.1"), ("w2-scalar", "m3.2"), ("summed-5.5", "m1")],
-)
+def test_steps_alternate_and_ratios_are_of_one_turn(monkeypatch):
+    """The machine becomes three times as slow. The second model always takes twice as long as the first."""
+
+    class Model:
+        def __init__(self, seconds):
+            self.seconds = iter(seconds)
+
+        def timed_step(self):
+            order.append(self)
+            return next(self.seconds)
+
+    order = []
+    pair = Model([9, 9, 1, 1, 1, 3, 3]), Model([9, 9, 2, 2, 2, 6, 6])
+    assert speed.alternate(pair, seconds=0, turns=5) == [[1, 2], [1, 2]]
+    assert order == [*pair] * 7
+
+
+def test_the_peak_of_memory_is_of_what_is_there_at_once():
+    def function():
+        torch.empty(2_000_000)  # 8 MB, which go again
+        kept = torch.empty(1_000_000)
+        del kept
+        return [torch.empty(500_000) for _ in range(2)]
+
+    assert speed.peak_bytes(function, torch.device("cpu")) == pytest.approx(8e6, rel=0.01)
+
+
+def test_the_memory_of_a_step():
+    """Parameters, AdamW's two moments and gradients; and activations, which grow with the batch."""
+
+    def memory(B):
+        trainer = speed.Trainer(GPT(GPTConfig(**settings("standard", "standard", n_embd=128))), B, torch.float32)
+        trainer.step()
+        return trainer.memory(), sum(p.nbytes for p in trainer.model.parameters())
+
+    (one, parameters), (two, _), (four, _) = memory(8), memory(16), memory(32)
+    assert one > 4 * parameters and four - two == pytest.approx(2 * (two - one), rel=0.2)
+
+
+@pytest.mark.parametrize("kind, method", [("standard", "m4.1"), ("w2-scalar", "m3.2"), ("summed-5.5", "m1")])
 def test_depth_compiles_nothing_anew(monkeypatch, kind, method):
-    """All layers, and what they recompute, share what is compiled, though summed scores grow wider, and 1/m smaller."""
+    """Layers and their recomputation share what is compiled, though summed scores grow wider, and 1/m smaller."""
     counter, compile = CompileCounter(), torch.compile
     monkeypatch.setattr(torch, "compile", lambda function: compile(function, backend=counter))
     counts = []

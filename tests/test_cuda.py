@@ -11,8 +11,7 @@ from reference import GRID, KINDS, perturb, settings
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
-import candidates
-from measure import Trainer
+from speed import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -106,25 +105,6 @@ def test_wide_scores():
     assert_bfloat16_is_near(on_cpu, on_gpu, idx)
     on_gpu.compile_blocks()
     assert_bfloat16_is_near(on_cpu, on_gpu, idx)
-
-
-def test_wide_scores_by_plain_products():
-    on_cpu, on_gpu, idx = pair("summed-5.2", "standard", n_layer=12)
-    with candidates.by_products():
-        assert_bfloat16_is_near(on_cpu, on_gpu, idx)
-        on_gpu.compile_blocks()
-        assert_bfloat16_is_near(on_cpu, on_gpu, idx)
-
-
-@pytest.mark.parametrize("kind, method", [("standard", "standard"), ("w2-scalar", "standard"), ("standard", "m1")])
-def test_cuda_graphs_train_the_same(kind, method):
-    losses = []
-    for trainer in (Trainer, candidates.GraphedTrainer):
-        model = pair(kind, method)[1]
-        torch.manual_seed(0)  # of the tokens
-        trained = trainer(model, 4, torch.bfloat16, compiled=True, micro_steps=2)
-        losses.append([trained.step().item() for _ in range(10)])
-    assert losses[1] == pytest.approx(losses[0], abs=1e-3) and losses[0][-1] < losses[0][0]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
