@@ -1,9 +1,7 @@
 """Where else the numbers of a run go: TensorBoard, Weights & Biases, a picture."""
 
-import csv
 import json
 import sys
-from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 from config.runtime import metrics
 from conftest import ROOT, TINY, log_of, refused, run_program
 from config.runtime.common import UserError
-from model import GPTConfig
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there
 
@@ -104,11 +101,9 @@ def plot(tmp_path, monkeypatch, capsys):
     return run
 
 
-SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 10, "vocab_size": 7}
 START = {
-    "event": "start", "step": 0, "parameters": 10, "flops_per_token": 1e4,
+    "event": "start", "step": 0, "parameters": 10, "flops_per_token": 1e4, "machine": "cpu", "code": {},
     "settings": {"batch_size": 2, "grad_accum_steps": 5, "block_size": 10, "max_iters": 40},
-    "config": asdict(GPTConfig(**SHAPE)),
     "data": {"source": "a text", "vocab_size": 7, "sha256": "s", "tokenizer": {"kind": "char"}},
 }  # fmt: skip
 
@@ -127,83 +122,50 @@ def write_log(folder, *evals, steps=(10, 20, 30, 40), end="", **changes):
     Path(folder, "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + end)
 
 
-def test_runs_in_one_picture(plot, repo, monkeypatch):
-    monkeypatch.chdir(repo.folder)
-    for out in ("out/a", "out/b$_{x$"):
-        repo(f"train.py {TINY} --out_dir={out}")
-    with open("out/a/log.jsonl", "a") as file:
-        file.write('{"event": "st')  # it is being written
+@pytest.mark.parametrize("x, name, start", [
+    ("tokens", "both.png", b"\x89PNG"),
+    ("flops", "both", b"\x89PNG"),
+    ("time", "both.svg", b"<?xml"),
+])  # fmt: skip
+def test_runs_in_one_picture(plot, x, name, start):
+    write_log("out/a", 3.0, 2.0)
+    write_log("out/deeper/b$_{x$", 3.0, steps=(10, 20), end='{"event": "st')  # it is being written
     Path("out/other").mkdir()
-    for name, x in (("both.png", "tokens"), ("both", "flops"), ("time.png", "time")):
-        code, output, error = plot("out/a", "out/b$_{x$/log.jsonl", "out/other", f"--x={x}", f"--out={name}", "--train")
-        assert (code, output.splitlines()[-1], error) == (0, f"picture: {name}", "")
-        assert Path(name).read_bytes().startswith(b"\x89PNG")
+    code, output, error = plot("out", f"--x={x}", f"--out={name}", "--train")
+    assert (code, output.splitlines()[-1], error) == (0, f"picture: {name}", "")
+    assert Path(name).read_bytes().startswith(start)
 
 
 def test_the_table(plot, monkeypatch):
+    """Best first, with the settings that differ; time is what the steps took."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    config, other = START["config"], START["data"] | {"sha256": "t"}
+    settings = START["settings"] | {"out_dir": "elsewhere"}
     write_log("out/a", 3.0, 2.0, 1.5, 1.6)
-    write_log("out/b", 3.0, steps=(10, 20), end='{"ev', config=config | {"residual": "m1", "keep_input": True})
-    write_log("out/c", steps=(10,), config=config | {"attention": "w2"})
-    write_log("out/d", 1.2, data=other)
-    code, output, error = plot("out/a", "out/b", "out/c", "out/d")
-    rows = [line.split("   ") for line in output.splitlines()[1:5]]
-    rows = [[cell.strip() for cell in row if cell.strip()] for row in rows]
-    flops = 1e4 * 4000
-    assert (code, error) == (0, "") and [row[-1] for row in rows] == ["out/d", "out/a", "out/b", "out/c"]
-    assert rows[1][:4] == ["standard", "2 × 16", "10", "4k"] and float(rows[1][4]) == pytest.approx(flops, rel=0.01)
-    assert rows[1][5:8] == ["1,000", "1.5000 [2]", "0.7500"] and rows[0][6] == "1.2000 [1]"
-    assert (rows[2][0], rows[2][3]) == ("m1 + input", "2k of 4k")
-    assert (rows[3][0], rows[3][6:8]) == ("w2 (scalar σ)", ["-", "-"])
-    assert "NOTE    a picture needs matplotlib: pip install matplotlib\n" in output
+    write_log("out/b", 3.0, steps=(10, 20), end='{"ev', settings=settings | {"residual": "m1"})
+    write_log("out/c", steps=(10,), settings=settings | {"residual": "m2"})
+    write_log("out/d", 1.2, data=START["data"] | {"sha256": "t"})
+    code, output, error = plot("out")
+    head, *rows = [line.split() for line in output.splitlines()]
+    assert (code, error) == (0, "") and head[:2] == ["residual", "parameters"]
+    assert [row[-1] for row in rows[:4]] == ["out/d", "out/a", "out/b", "out/c"]
+    assert rows[1] == ["-", "10", "4k", f"{1e4 * 4000:.2e}", "1,000", "1.5000", "0.7500", "out/a"]
+    assert rows[2][:3] == ["m1", "10", "2k"] and rows[3][-3:-1] == ["-", "-"]
+    assert "on different data" in output and "pip install matplotlib" in output
 
 
-def test_settings_that_differ_and_means_over_seeds(plot, monkeypatch):
-    """In the table, in a CSV file, and in the picture; runs lie at any depth."""
-    best = {(3e-3, 1): 1.0, (3e-3, 2): 1.2, (3e-3, 3): 1.7, (1e-3, 1): 2.0, (1e-3, 2): 2.5, (1e-4, 1): 4.0}
-    for (rate, seed), loss in best.items():
-        settings = START["settings"] | {"learning_rate": rate, "seed": seed, "out_dir": f"{rate}-{seed}", "bias": False}
-        write_log(f"out/compare/{rate}/{seed}", 5.0, loss, steps=(20, 40), settings=settings)
-    code, output, _ = plot("out", "--csv=runs.csv")
-    assert code == 0 and output.splitlines()[1].split()[:5] == ["method", "size", "learning_rate", "seed", "parameters"]
-    with open("runs.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {(float(row["learning_rate"]), int(row["seed"])): float(row["best_val_loss"]) for row in rows} == best
-    assert {row["last_train_loss"] for row in rows} == {"1.0"} and "out_dir" in rows[0] and "bias" not in rows[0]
-
-    code, output, _ = plot("out", "--group=seed", "--out=means.png")
-    head, *rows, last = [line.split() for line in output.splitlines()]
-    assert "seed" not in head and [row[4] for row in rows] == ["0.003", "0.001", "0.0001"]
-    sd = (0.3**2 + 0.1**2 + 0.4**2) ** 0.5 / 2**0.5  # the mean is 1.3
-    assert rows[0][-8:-4] == ["1.3000", "±", f"{sd:.4f}", "(3)"] and rows[2][-3:-1] == ["4.0000", "2.0000"]
-    assert last == ["picture:", "means.png"] and Path("means.png").read_bytes().startswith(b"\x89PNG")
-    code, _, error = plot("out", "--group=sed")
-    assert code == 2 and "--group=sed: there is no such setting" in error
-
-
-@pytest.mark.parametrize("content, named", [
-    (None, "log.jsonl: No such file or directory"),
-    ("", "log.jsonl: no run has been logged yet"),
-    ("[]\n", "log.jsonl: not a log of train.py"),
-    ('{"event": "step"}\n', "log.jsonl: not a log of train.py"),
-    ('{"event": "start", "step": 0, "settings": {}}\n', "log.jsonl: not a log of train.py"),
-    ("[" * 10**5 + "\n", "log.jsonl: not a log of train.py"),
-    ("\udcff", "log.jsonl: not a log of train.py"),
+@pytest.mark.parametrize("arguments, named", [
+    (("log", "--out=x.foo"), "out = 'x.foo' does not work: matplotlib writes no .foo"),
+    (("log", "--x=steps"), "x = 'steps' does not work: it must be one of tokens"),
+    (("empty",), "no run has been logged in empty"),
+    ((), "no run has been logged in no folder"),
+    (("damaged",), "not a log of train.py"),
 ], ids=count())  # fmt: skip
-def test_a_log_that_cannot_be_drawn(plot, monkeypatch, content, named):
-    if content is not None:
-        Path("log.jsonl").write_text(content, errors="surrogateescape")
-    monkeypatch.setitem(sys.modules, "matplotlib", sys)  # it is not come to
-    code, _, error = plot("log.jsonl")
+def test_what_cannot_be_drawn(plot, arguments, named):
+    write_log("log", 2.0)
+    Path("damaged").mkdir()
+    Path("damaged", "log.jsonl").write_text('{"event": "start", "step": 0, "settings": {}}\n')
+    code, _, error = plot(*arguments)
     assert code == 2 and error.count("\n") == 1 and named in error
-
-
-def test_a_picture_that_was_asked_for_without_matplotlib(plot, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    write_log("a", 2.0)
-    code, output, error = plot("a", "--out=a.png")
-    assert code == 2 and "2.0000" in output and "a picture needs matplotlib: pip install matplotlib" in error
 
 
 def test_code_that_cannot_be_read_is_named(tmp_path, monkeypatch):
