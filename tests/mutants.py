@@ -122,7 +122,7 @@ MUTANTS = {
         (".astype(np.int64), -1)", ".astype(np.int64), 0)", "test_dataset.py"),
         ("np.arange(0, targets, block_size)", "np.arange(0, targets - block_size, block_size)", "test_dataset.py"),
     ],
-    "data/preprocess.py": [
+    "data/prepare.py": [
         ('yield "train", begins, text[:cut]', 'yield "train", begins, text', "test_preprocess.py"),
         ('in_chunks(pieces, cut) if split == "train")', "in_chunks(pieces, cut))", "test_preprocess.py"),
     ],

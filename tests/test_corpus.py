@@ -1,4 +1,4 @@
-"""Texts of any size and format, and that their chunks come to the same as the whole: data/corpus.py, encode.py, preprocess.py."""
+"""Texts of any size and format, and that their chunks come to the same as the whole: data/corpus.py, encode.py, prepare.py."""
 
 import gzip
 import json
@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from conftest import hear_signals
-from data import corpus, preprocess
+from data import corpus, prepare as preparing
 from config.runtime.common import UserError, folder_lock
 from data.corpus import read_files, read_rows, text_files
 from data.dataset import load_dataset
 from data.encode import encode_all
-from data.preprocess import prepare
+from data.prepare import prepare
 from data.tokenizer import END, SPLIT, BPETokenizer, train_bpe
 
 WORDS = ["the", "quick", "Fuchs", "läuft", "über", "瓶子", "12345", "don't", "...", "!?", "🦊", "x" * 40, "\u00a0", "\x7f"]
@@ -44,8 +44,8 @@ GPT2 = trained(r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch, tmp_path):
     monkeypatch.setattr(corpus, "PIECE", 64)
-    monkeypatch.setattr(preprocess, "CHUNK", 64)
-    monkeypatch.setattr(preprocess, "gpt2_tokenizer", lambda: GPT2)
+    monkeypatch.setattr(preparing, "CHUNK", 64)
+    monkeypatch.setattr(preparing, "gpt2_tokenizer", lambda: GPT2)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
@@ -185,9 +185,9 @@ def test_byte_pairs_are_learned_from_all_over_what_is_trained_on(tmp_path, monke
     pieces = [(True, f"{i} {letter * 20} " * 6000) for i, letter in enumerate("abcdefghij")]
     text = "".join(piece for _, piece in pieces)
     cut = int(0.9 * len(text))
-    assert preprocess.sample(pieces, cut) == text[:cut]
-    monkeypatch.setattr(preprocess, "SAMPLE", 20_000)
-    found = preprocess.sample(pieces, cut)
+    assert preparing.sample(pieces, cut) == text[:cut]
+    monkeypatch.setattr(preparing, "SAMPLE", 20_000)
+    found = preparing.sample(pieces, cut)
     assert 20_000 <= len(found) <= 20_010 and set(found) & set("abcdefghij") == set("abcdefghi")
     prepare(tmp_path, lambda: pieces, "letters", "bpe", 280, workers=1)
     assert not any(b"jj" in token for token in load_dataset(tmp_path).tokenizer.ranks)

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from config.runtime.common import UserError
 from data.dataset import Dataset, derive_seed, load_dataset, shuffled
-from data.preprocess import prepare
+from data.prepare import prepare
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 

@@ -21,7 +21,7 @@ from conftest import TEXT, TINY, load, log_of, refused
 from data.corpus import read_files
 from data.dataset import load_dataset
 from data.huggingface import from_pretrained, to_transformers
-from data.preprocess import prepare
+from data.prepare import prepare
 from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer
 from data.tokenizer import first_tokens, hf_tokenizer, tokenizer_from_state, train_bpe
 from model import GPT, GPTConfig
@@ -302,7 +302,7 @@ def test_transformers_alone_writes_the_same_text(repo, tmp_path, monkeypatch, ca
     if kind in MAKERS:
         PreTrainedTokenizerFast(tokenizer_object=MAKERS[kind](), bos_token="<s>").save_pretrained(tmp_path / "theirs")
     if kind == "like GPT-2":
-        monkeypatch.setattr("data.preprocess.gpt2_tokenizer", lambda: gpt2_like(text, 300))
+        monkeypatch.setattr("data.prepare.gpt2_tokenizer", lambda: gpt2_like(text, 300))
     names = {"char": "char", "bpe": "bpe", "like GPT-2": "gpt2"}
     prepare("data/text", text, "test", names.get(kind, f"hf:{tmp_path / 'theirs'}"))
     repo(f"train.py {TINY} --block_size=64 --max_iters=30 --learning_rate=1e-2 --dataset=text --out_dir=out/run")

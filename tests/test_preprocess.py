@@ -1,4 +1,4 @@
-"""From texts to data folders: data/preprocess.py, data/shakespeare.py and the prepare.py scripts."""
+"""From texts to data folders: data/prepare.py, data/shakespeare.py and the prepare.py scripts."""
 
 import os
 import re
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tiktoken.load
 
-import data.preprocess
+import data.prepare
 import data.shakespeare
 from conftest import ROOT, TINY
 from config.runtime.common import UserError, atomic_write, file_lock, read_text, sha256
 from data.dataset import load_dataset
-from data.preprocess import ensure_prepared, prepare
+from data.prepare import ensure_prepared, prepare
 from data.shakespeare import tiny_shakespeare
 from data.tokenizer import tokenizer_from_state
 
@@ -137,7 +137,7 @@ def test_on_a_full_disk_what_was_there_stays(folder, monkeypatch, name):
         return atomic_write(path)
 
     before = contents(folder)
-    monkeypatch.setattr(data.preprocess, "atomic_write", full_disk)
+    monkeypatch.setattr(data.prepare, "atomic_write", full_disk)
     with pytest.raises(UserError):
         prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
     assert contents(folder) == before
@@ -297,7 +297,7 @@ def test_scripts_run_from_any_folder(repo, tmp_path):
 @pytest.fixture
 def datasets(tmp_path, monkeypatch):
     """Return a data folder of one dataset, whose prepare.py notes the SHA-256 of its input.txt in meta.json."""
-    monkeypatch.setattr(data.preprocess, "DATA", tmp_path)
+    monkeypatch.setattr(data.prepare, "DATA", tmp_path)
     (tmp_path / "words").mkdir()
     (tmp_path / "words" / "input.txt").write_text("one")
     note = "(folder / 'meta.json').write_text(sha256((folder / 'input.txt').read_bytes()).hexdigest())"

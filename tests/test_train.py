@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from config.runtime.common import clock, pick_compile, pick_dtype
 from conftest import ROOT, TEXT, TINY, contents, differing, error_of, load, log_of, refused
 from data.dataset import SPLITS, Dataset, load_dataset
-from data.preprocess import prepare
+from data.prepare import prepare
 from model import GPT, GPTConfig
 
 CONFIGS = sorted(path.name for path in (ROOT / "config").glob("*.py") if path.name != "__init__.py")
@@ -295,7 +295,7 @@ def validation_loss(shown):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_scores_its_own_text_the_same(repo, tmp_path, monkeypatch, workers):
-    monkeypatch.setattr("data.preprocess.CHUNK", 1000)
+    monkeypatch.setattr("data.prepare.CHUNK", 1000)
     monkeypatch.setattr("data.corpus.PIECE", 1000)
     repo(RUN)
     (tmp_path / "again.txt").write_text(TEXT)

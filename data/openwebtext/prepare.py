@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any fol
 from config import read_settings
 from config.runtime.common import install_excepthook
 from data.corpus import read_rows
-from data.preprocess import prepare
+from data.prepare import prepare
 
 # -----------------------------------------------------------------------------
 dataset = "Skylion007/openwebtext"  # name on the hub, or folder; NAME:CONFIGURATION where there are several

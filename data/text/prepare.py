@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any fol
 from config import read_settings
 from config.runtime.common import UserError, install_excepthook, print0
 from data.corpus import read_files, text_files
-from data.preprocess import prepare
+from data.prepare import prepare
 
 # -----------------------------------------------------------------------------
 name = "text"  # folder in data/ to write to, for train.py's --dataset
