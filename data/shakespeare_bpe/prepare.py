@@ -15,7 +15,7 @@ from data.shakespeare import tiny_shakespeare
 
 # -----------------------------------------------------------------------------
 tokenizer = "bpe"  # bpe, gpt2, hf:NAME or run:FOLDER
-vocab_size = 0  # of bpe: tokens to learn; 0: 1024
+vocab_size = 0  # number of bpe tokens to learn; 0: 1024
 # -----------------------------------------------------------------------------
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import os
 import signal
 import statistics
 import sys
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
@@ -28,7 +29,6 @@ import torch
 from cli import ArgumentParser
 from config.runtime.common import UserError, atomic_write, clock, install_excepthook, pick_attention_kernel
 from config.runtime.common import pick_device, pick_dtype, quiet_pipe
-from data.encode import end_with_parent
 from model import GPT, GPTConfig
 
 # -- one run -------------------------------------------------------------------------------------------------
@@ -80,7 +80,8 @@ def start_worker(device):
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
-    end_with_parent()
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def autocast(run, device):
