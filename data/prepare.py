@@ -70,10 +70,10 @@ def ensure_prepared(name) -> Path:
 @file_errors()
 def text_files(path):
     """Return `path` itself or, if it is a folder, all texts below it, in the order of their names."""
-    path, suffixes = Path(path), (".txt", ".md", ".jsonl")
-    if not path.is_dir():
-        return [path]
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file())
+    if not Path(path).is_dir():
+        return [Path(path)]
+    suffixes = (".txt", ".md", ".jsonl")
+    files = sorted(file for file in Path(path).rglob("*") if file.suffix.lower() in suffixes and file.is_file())
     if not files:
         raise UserError(f"{path}: no {', '.join(suffixes)} files below this folder")
     return files
@@ -176,7 +176,6 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
 
 
 def find_tokenizer(name):
-    """Return the tokenizer of that name, one that need not be learned."""
     if name == "gpt2":
         return gpt2_tokenizer()
     if name.startswith("hf:"):
@@ -191,8 +190,7 @@ def write_dataset(folder, coder, encoded, length, source):
     """Write what `encode_all` yields, `length` characters in all. The new files take their places together, or none does."""
     tokens, sizes = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
     hashes, text_hash = {split: hashlib.sha256() for split in SPLITS}, hashlib.sha256()
-    dtype = token_dtype(coder.vocab_size)
-    began, done = time.time(), 0
+    dtype, began, done = token_dtype(coder.vocab_size), time.time(), 0
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:  # at its end the files take their places, the last opened first
         if not stack.enter_context(folder_lock(folder)):
@@ -213,8 +211,8 @@ def write_dataset(folder, coder, encoded, length, source):
                 print0(f"{done / length:.0%} of {length:,} characters, {speed:.1f} MB/s")
         for split in SPLITS:
             if tokens[split] < 2:
-                part = f"its {split} part has fewer than two tokens"
-                raise UserError(f"{source}: the text is too short: {part}; give a longer one, or another val_fraction")
+                problem = f"the text is too short: its {split} part has fewer than two tokens"
+                raise UserError(f"{source}: {problem}; give a longer one, or another val_fraction")
         meta = {
             "version": VERSION,
             "vocab_size": coder.vocab_size,
@@ -235,8 +233,8 @@ def write_dataset(folder, coder, encoded, length, source):
     size = sum(sizes.values())
     print0(f"{folder}: {source}, {size:,} bytes")
     print0(f"{tokens['train']:,} tokens to train on and {tokens['val']:,} to validate on, {dtype}")
-    density = sum(tokens.values()) / size
-    print0(f"{coder.vocab_size:,} different tokens ({meta['tokenizer']['kind']}), {density:.3f} tokens per byte")
+    kind, density = meta["tokenizer"]["kind"], sum(tokens.values()) / size
+    print0(f"{coder.vocab_size:,} different tokens ({kind}), {density:.3f} tokens per byte")
 
 
 def encode_all(coder, chunks):
