@@ -30,7 +30,7 @@ from config.runtime.distributed import compile_or_eager, dist_max, dist_sum, ful
 from config.runtime.distributed import parallelize_model
 from config.runtime.metrics import MetricLogger, code_version
 from data.dataset import derive_seed, load_dataset
-from data.preprocess import ensure_prepared
+from data.prepare import ensure_prepared
 
 install_excepthook()  # users' mistakes end in one line and exit code 2
 

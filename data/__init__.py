@@ -1,9 +1,7 @@
 """Data: text -> tokens on disk -> batches.
 
     tokenizer.py     characters, byte pairs, Hugging Face's: text -> token ids and back
-    corpus.py        files, folders and tables of any size -> text, a piece at a time
-    encode.py        text -> tokens, by all cores
-    preprocess.py    text -> a prepared folder
+    prepare.py       text -> a prepared folder
     dataset.py       a prepared folder -> batches and evaluation windows
     shakespeare.py   the text that runs out of the box
     huggingface.py   Llama models, in and out; any run out

@@ -8,42 +8,62 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from config.runtime.common import UserError, sha256
-from data.tokenizer import Tokenizer, tokenizer_from_state
+from config.runtime.common import UserError, file_errors
+from data.tokenizer import Tokenizer, TokenizerError, tokenizer_from_state
 
-VERSION = 1  # of the layout of a data folder
+VERSION = 2  # of the layout of a data folder
 SPLITS = ("train", "val")
-# by kind of tokenizer: the part of its state that is too large for meta.json, and the file that holds it
-TOKENIZER_FILES = {"bpe": ("ranks", "tokenizer.tiktoken"), "hf": ("json", "tokenizer.json")}
 
 
+@file_errors()
 def load_dataset(folder) -> "Dataset":
     """Return the data that `prepare` wrote to `folder`; UserError, naming file and cure, if they are not whole."""
-    folder = Path(folder)
-    path = folder / "meta.json"
+    folder, splits = Path(folder), {}
+
+    def damaged(name, problem):
+        return UserError(f"{folder / name}: {problem}; prepare data/{folder.name} again")
+
+    for name in ("meta.json", "train.bin", "val.bin"):
+        if not (folder / name).is_file():
+            raise damaged(name, "no such file")
     try:
-        meta = json.loads(path.read_bytes())
-        if meta["version"] != VERSION:
-            raise UserError(f"version {meta['version']!r} is not {VERSION}, the one this program reads")
-        dtype, state = np.dtype(meta["dtype"]), dict(meta["tokenizer"])
-        if state.get("kind") in TOKENIZER_FILES:
-            part, name = TOKENIZER_FILES[state["kind"]]
-            path = folder / name
-            content = path.read_bytes()
-            if sha256(content) != state["sha256"]:
-                raise UserError("not the file that meta.json was written with")
-            state[part] = content.decode()
+        meta = json.loads((folder / "meta.json").read_bytes())
+    except (ValueError, RecursionError):
+        raise damaged("meta.json", "not JSON") from None
+    match meta:  # the one place where its form is checked
+        case {"version": int(version)} if version != VERSION:
+            raise damaged("meta.json", f"version {version} is not {VERSION}, the one this program reads")
+        case {
+            "version": int(),
+            "vocab_size": int(vocab_size),
+            "dtype": str(dtype),
+            "source": str(),
+            "text_sha256": str(),
+            "tokens": {"train": int(), "val": int()},
+            "bytes": {"train": int(train_bytes), "val": int(val_bytes)},
+            "sha256": {"train": str(), "val": str()},
+            "tokenizer": dict(state),
+        } if min(train_bytes, val_bytes) > 0:
+            pass
+        case _:
+            raise damaged("meta.json", "not as prepare.py writes it")
+    try:
         tokenizer = tokenizer_from_state(state)
-        splits = {}
-        for split in SPLITS:
-            path = folder / f"{split}.bin"
-            if path.stat().st_size != meta["tokens"][split] * dtype.itemsize:
-                raise UserError("not of the size that meta.json says")
-            splits[split] = np.memmap(path, dtype, mode="r")
-    except (OSError, ValueError) as error:
-        what = getattr(error, "strerror", None) or error
-        raise UserError(f"{path}: {what}; prepare data/{folder.name} again") from None
+    except TokenizerError as error:
+        raise damaged("meta.json", error) from None
+    if (vocab_size, dtype) != (tokenizer.vocab_size, token_dtype(tokenizer.vocab_size).name):
+        raise damaged("meta.json", f"its tokenizer has {tokenizer.vocab_size} tokens, not {vocab_size} of type {dtype}")
+    meta["tokenizer"] = {"kind": state["kind"]}  # all of it may be megabytes, and runs log `meta`
+    for split in SPLITS:
+        path = folder / f"{split}.bin"
+        if not 0 < path.stat().st_size == meta["tokens"][split] * np.dtype(dtype).itemsize:
+            raise damaged(path.name, "not of the size that meta.json says")
+        splits[split] = np.memmap(path, dtype, mode="r")
     return Dataset(meta, tokenizer, splits, folder)
+
+
+def token_dtype(vocab_size) -> np.dtype:
+    return np.dtype("uint16" if vocab_size < 65_536 else "uint32")
 
 
 @dataclass
@@ -56,17 +76,14 @@ class Dataset:
     folder: Path
 
     def check_block_size(self, block_size):
-        """Raise a UserError unless both splits have windows of `block_size` tokens, and the token after."""
         split = min(SPLITS, key=lambda name: len(self.splits[name]))
         tokens = len(self.splits[split])
         if block_size >= tokens:
-            raise UserError(
-                f"block_size={block_size} is too long for the {split} split of {tokens} tokens; "
-                f"the largest that works is {tokens - 1}"
-            )
+            problem = f"block_size={block_size} is too long for the {split} split of {tokens} tokens"
+            raise UserError(f"{problem}; the largest that works is {tokens - 1}")
 
     def check_ids(self, ids, split):
-        """Raise a UserError for a token outside the vocabulary. Only a damaged file has one; a GPU would just crash."""
+        # only a damaged file has a token outside the vocabulary, and a GPU would just crash
         if ids.max() >= self.meta["vocab_size"]:
             outside = f"token {ids.max()}, outside the vocabulary of {self.meta['vocab_size']}"
             raise UserError(f"{self.folder / split}.bin has {outside}: damaged; prepare it again")
@@ -74,10 +91,9 @@ class Dataset:
     def batch(self, seed, step, shard, batch_size, block_size, shards=1):
         """Return windows of the train split: x and, one token on, y, both (batch_size, block_size) int64.
 
-        A pure function: the same arguments give the same windows, whatever was drawn before. So a resumed run goes
-        on as if it had never stopped. `shard` is one of the `shards` parts of a step (of processes and their
-        micro-steps). An epoch cuts the split into windows side by side, from an offset of its own, and visits each
-        once, in an order of its own.
+        A pure function of its arguments, so that a resumed run draws what it would have drawn. `shard` is one of the
+        `shards` parts of a step (of processes and their micro-steps). Each epoch cuts the split into adjacent windows,
+        from its own random offset, and visits each window once, in its own random order.
         """
         self.check_block_size(block_size)
         assert 0 <= shard < shards
@@ -91,17 +107,16 @@ class Dataset:
             starts = start + block_size * shuffled(per_epoch, seed, epoch)[place : place + batch_size - done]
             rows[done : done + len(starts)] = data[starts[:, None] + np.arange(block_size + 1)]
             done += len(starts)
-        rows = torch.from_numpy(rows)
         self.check_ids(rows, "train")
+        rows = torch.from_numpy(rows)
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
     def windows(self, split, batch_size, block_size, max_tokens, rank=0, world_size=1):
         """Yield fixed windows to evaluate on, as (x, y): at most `max_tokens` targets, spread evenly over the split.
 
-        A split of no more targets than that is walked from end to end, each target counted once. Positions to leave
-        out have target -1 (and token 0). They also fill the last batch, so that all batches have one shape. The
-        targets are the same for every batch_size: add their losses up and divide by their number. Each process gets,
-        by its rank, a share of them. All get as many batches, and the last batch of a process may have no target.
+        A split with no more targets is covered from end to end, each target once. Positions to leave out have target -1
+        (and token 0). They also fill the last batch, so that all batches have the same shape. The targets do not depend
+        on batch_size: average the loss over them. Each process gets its share, by rank, in equally many batches.
         """
         self.check_block_size(block_size)
         data = self.splits[split]
@@ -125,18 +140,16 @@ class Dataset:
             positions = np.where(wanted, positions, 0)
             x = np.where(wanted, data[positions], 0).astype(np.int64)
             y = np.where(wanted, data[positions + 1].astype(np.int64), -1)
-            x, y = torch.from_numpy(x), torch.from_numpy(y)
-            self.check_ids(x, split)
-            self.check_ids(y, split)
-            yield x, y
+            self.check_ids(np.maximum(x, y), split)
+            yield torch.from_numpy(x), torch.from_numpy(y)
 
 
 def derive_seed(*numbers) -> int:
-    """Return one seed of 32 bits for several numbers, 0 or more. Other numbers give, except by chance, another seed."""
+    """Return a seed of 32 bits for several numbers, none negative."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=2)  # a batch may end one epoch and begin the next
 def shuffled(windows, seed, epoch) -> np.ndarray:
     """Return the order of an epoch's windows: 8 bytes each, 70 MB for OpenWebText at a context of 1,024."""
     return np.random.RandomState(derive_seed(seed, epoch)).permutation(windows)  # whose stream never changes

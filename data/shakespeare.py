@@ -14,8 +14,7 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 def tiny_shakespeare(folder) -> tuple[str, str]:
     """Return the text and its source: `folder`/input.txt, else a download, else Python's own English.
 
-    The last needs no network, so that everything runs everywhere. But it is another text, and its source says so: its
-    losses compare with no one else's.
+    The last needs no network, so everything runs everywhere. Its source says that it is another text.
     """
     path = Path(folder) / "input.txt"
     if not path.exists():
@@ -38,15 +37,11 @@ def download(url) -> bytes:
 
 
 def fallback_text(path, why) -> tuple[str, str]:
-    """Return what stands in for Shakespeare, and its source. It is not kept: the next prepare.py tries again."""
-    try:
+    try:  # nothing is written, so the next prepare.py tries to download again
         from pydoc_data.topics import topics
     except ImportError:  # left out of some small installations
         raise UserError(f"Tiny Shakespeare {why}; put a text of your own at {path}") from None
     source = "NOT Tiny Shakespeare but English of Python's built-in help (pydoc_data.topics)"
-    print0("!" * 80)
-    print0(f"Tiny Shakespeare {why}.")
-    print0(f"THE TEXT IS {source}.")
-    print0(f"LOSSES DO NOT COMPARE with Tiny Shakespeare's: put that text at {path} to get them.")
-    print0("!" * 80)
+    print0(f"{'!' * 80}\nTiny Shakespeare {why}.\nTHE TEXT IS {source}.")
+    print0(f"LOSSES DO NOT COMPARE with Tiny Shakespeare's: put that text at {path} to get them.\n{'!' * 80}")
     return "\n".join(topics[name] for name in sorted(topics)), source

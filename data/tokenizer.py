@@ -1,7 +1,6 @@
 """Tokenizers: text -> token ids and back. Characters, byte pairs learned from a text or GPT-2's, and Hugging Face's.
 
-A tokenizer is plain data (its `state`), so that a checkpoint can carry it and be sampled from without the data folder.
-This file works when copied: it needs numpy and tiktoken only.
+A tokenizer's `state` is plain data, so that a checkpoint can carry it. This file needs only numpy and tiktoken.
 """
 
 import base64
@@ -21,11 +20,7 @@ class TokenizerError(ValueError):
 
 
 class Tokenizer:
-    """What all tokenizers can do.
-
-    A kind of tokenizer has `vocab_size`, `encode_array`, `decode` and `state` too. The state is all there is to know
-    about it, as JSON, which `tokenizer_from_state` reads.
-    """
+    """What all kinds share. Each also has `vocab_size`, `encode_array`, `decode` and `state`."""
 
     document_start = []  # the tokens that tell a document from the one before it
 
@@ -87,10 +82,7 @@ def code_points(text):
 
 
 class BPETokenizer(Tokenizer):
-    """Byte-pair encoding, run by tiktoken. `ranks` maps the bytes of a token to its id, earlier merges first.
-
-    Text that looks like a special token is encoded as the plain text it is.
-    """
+    """Byte-pair encoding, run by tiktoken. Text that looks like a special token is encoded as plain text."""
 
     def __init__(self, ranks: dict[bytes, int], pattern: str, special_tokens: dict[str, int]):
         self.ranks, self.pattern, self.special_tokens = ranks, pattern, special_tokens
@@ -104,7 +96,6 @@ class BPETokenizer(Tokenizer):
         return self.encoding.encode_to_numpy(text, disallowed_special=())
 
     def decode(self, ids) -> str:
-        """Return the text of `ids`, with a replacement character for bytes that are not UTF-8."""
         return self.encoding.decode_bytes(checked_ids(ids, self.vocab_size)).decode("utf-8", "replace")
 
     def state(self) -> dict:
@@ -113,10 +104,7 @@ class BPETokenizer(Tokenizer):
 
 
 class HFTokenizer(Tokenizer):
-    """A Hugging Face tokenizer: the text of its tokenizer.json, run by its package `tokenizers`.
-
-    Text that looks like a special token becomes that token, as it does with transformers.
-    """
+    """A Hugging Face tokenizer, given its tokenizer.json. Text that looks like a special token becomes that token."""
 
     def __init__(self, json_text):
         try:
@@ -137,8 +125,8 @@ class HFTokenizer(Tokenizer):
         self.document_start = self.prompt_start or ([vocabulary[END]] if END in vocabulary else [])
 
     def run(self, text, add_special_tokens) -> list[int]:
-        try:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        try:  # a batch of one, since threads encode texts, and `encode` does not release Python's lock
+            return self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except Exception as error:  # it has no type of its own; of half surrogate pairs it says that they are no str
             raise TokenizerError(f"the tokenizer cannot encode this text: {error}") from None
 
@@ -157,7 +145,6 @@ class HFTokenizer(Tokenizer):
 
 
 def checked_ids(ids, vocab_size) -> list[int]:
-    """Return `ids` as a list of ints; ValueError for one that is no token of the vocabulary."""
     ids = [int(i) for i in ids]
     for i in ids:
         if not 0 <= i < vocab_size:
@@ -173,15 +160,13 @@ def gpt2_tokenizer() -> BPETokenizer:
     try:
         encoding = tiktoken.get_encoding("gpt2")
     except (OSError, ValueError) as error:  # no network, or something else than the vocabulary came over it
-        raise TokenizerError(
-            f"GPT-2's vocabulary could not be downloaded ({type(error).__name__}); "
-            "--tokenizer=bpe trains one on the text instead"
-        ) from None
+        reason = f"GPT-2's vocabulary could not be downloaded ({type(error).__name__})"
+        raise TokenizerError(f"{reason}; --tokenizer=bpe trains one on the text instead") from None
     return BPETokenizer(encoding._mergeable_ranks, encoding._pat_str, encoding._special_tokens)
 
 
 def hf_tokenizer(name) -> HFTokenizer:
-    """Return the tokenizer of a Hugging Face model: of a folder or, by its name, of the hub."""
+    """Return the tokenizer of a Hugging Face model, given its folder or its name on the hub."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -195,23 +180,22 @@ def hf_tokenizer(name) -> HFTokenizer:
 
 
 def tokenizer_from_state(state) -> Tokenizer:
-    """Return the tokenizer whose `state()` this is; TokenizerError for one of no kind that is known."""
-    match state.get("kind"):
-        case "char":
-            return CharTokenizer(state["characters"])
-        case "bpe":
-            return BPETokenizer(ranks_from_text(state["ranks"]), state["pattern"], state["special_tokens"])
-        case "hf":
-            return HFTokenizer(state["json"])
-        case kind:
-            raise TokenizerError(f"unknown kind of tokenizer {kind!r}; choose from 'char', 'bpe', 'hf'")
+    """Return the tokenizer whose `state()` this is; TokenizerError for what is no tokenizer's."""
+    match state:
+        case {"kind": "char", "characters": str(characters)}:
+            return CharTokenizer(characters)
+        case {"kind": "bpe", "ranks": str(ranks), "pattern": str(pattern), "special_tokens": dict(special_tokens)}:
+            try:
+                return BPETokenizer(ranks_from_text(ranks), pattern, special_tokens)
+            except (TypeError, ValueError) as error:
+                raise TokenizerError(f"not byte pairs that tiktoken reads: {error}") from None
+        case {"kind": "hf", "json": str(json_text)}:
+            return HFTokenizer(json_text)
+    raise TokenizerError(f"not a tokenizer of kind 'char', 'bpe' or 'hf': {repr(state):.60}")
 
 
 def first_tokens(tokenizer) -> list[int]:
-    """Return what to start a text from when none is given: what the model expects first, or a new line.
-
-    In a vocabulary without lines it is the first token.
-    """
+    """Return the prompt when none is given: what the model expects first, else a line's end, else token 0."""
     try:
         return tokenizer.encode("") or tokenizer.encode("\n") or [0]
     except TokenizerError:
@@ -219,12 +203,15 @@ def first_tokens(tokenizer) -> list[int]:
 
 
 def ranks_to_text(ranks) -> str:
-    """Return the usual form of a .tiktoken file: a line per token, its bytes in base64, a space, its rank."""
+    """Return the content of a .tiktoken file: a line per token, its bytes in base64, a space, its rank."""
     return "".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items())
 
 
 def ranks_from_text(text) -> dict[bytes, int]:
-    return {base64.b64decode(token): int(rank) for token, rank in map(str.split, text.splitlines())}
+    ranks = {base64.b64decode(token): int(rank) for token, rank in map(str.split, text.splitlines())}
+    if sorted(ranks.values()) != list(range(len(ranks))) or not ranks.keys() >= {bytes([i]) for i in range(256)}:
+        raise ValueError("some are missing")  # which tiktoken would not notice
+    return ranks
 
 
 # -- learning byte pairs -------------------------------------------------------------------------------------
@@ -232,14 +219,12 @@ def ranks_from_text(text) -> dict[bytes, int]:
 # Where BPE may not merge across. Python's `re` and tiktoken's Rust regex read this pattern alike, because it
 # names no Unicode classes (the two disagree on \w and \s), and it matches every character (tiktoken drops what
 # no branch matches). No piece is longer than 33 characters, which keeps training and encoding linear on any text.
-SPLIT = "|".join(
-    [
-        r"[ ']?[A-Za-z\x80-\u2e7f]{1,32}",  # a word; all that is not ASCII counts as letters
-        r"[\u2e80-\U0010ffff]{1,8}",  # a phrase, in scripts that put no spaces between words
-        r" ?[0-9]{1,3}",
-        r" ?[!-/:-@\[-`{-~]{1,32}",  # punctuation
-        r"[\x00-\x20\x7f]{1,32}",  # spaces, line ends and control characters
-    ]
+SPLIT = (
+    r"[ ']?[A-Za-z\x80-\u2e7f]{1,32}|"  # a word; all that is not ASCII counts as letters
+    r"[\u2e80-\U0010ffff]{1,8}|"  # a phrase, in scripts that put no spaces between words
+    r" ?[0-9]{1,3}|"
+    r" ?[!-/:-@\[-`{-~]{1,32}|"  # punctuation
+    r"[\x00-\x20\x7f]{1,32}"  # spaces, line ends and control characters
 )
 
 
@@ -278,14 +263,13 @@ def train_bpe(text, vocab_size) -> BPETokenizer:
 
         changed = set()
         for i in places.pop(pair):
-            for other in neighbours(words[i]):
+            before, words[i] = words[i], words[i].replace(pair, new)
+            for other in neighbours(before):
                 pairs[other] -= counts[i]
-                changed.add(other)
-            words[i] = words[i].replace(pair, new)
             for other in neighbours(words[i]):
                 pairs[other] += counts[i]
                 places[other].add(i)
-                changed.add(other)
+            changed.update(neighbours(before), neighbours(words[i]))
         for other in changed:
             if pairs[other]:
                 heapq.heappush(queue, (-pairs[other], other))

@@ -21,8 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from config.runtime import metrics
 from config.runtime.common import use_plain_attention
-from data import preprocess
-from data.preprocess import prepare
+from data.prepare import prepare
 
 TINY = "--n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=2"
 TINY += " --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
@@ -107,7 +106,7 @@ def repo(original, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "repo"
     shutil.copytree(original, folder)
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(preprocess, "DATA", folder / "data")
+    monkeypatch.setattr("data.prepare.DATA", folder / "data")
 
     def run(command):
         run_program(*(command.split(" ") if isinstance(command, str) else command))

@@ -118,13 +118,24 @@ MUTANTS = {
         ("rows[:, 1:].contiguous()", "rows[:, :-1].contiguous()", "test_dataset.py"),
         ('self.splits["train"], seed', 'self.splits["val"], seed', "test_dataset.py"),
         ("derive_seed(seed, epoch) %", "derive_seed(seed, 0) %", "test_dataset.py"),
+        ('"bytes": {"train": int(train_bytes)', '"bytes": {"train": train_bytes', "test_dataset.py -k damaged"),
+        ("min(train_bytes, val_bytes) > 0", "True", "test_dataset.py -k damaged"),
+        ("(vocab_size, dtype) != (", "(vocab_size, dtype) == (None, ", "test_dataset.py -k damaged"),
         ("// max(count - 1, 1)", "// count", "test_dataset.py"),
         (".astype(np.int64), -1)", ".astype(np.int64), 0)", "test_dataset.py"),
         ("np.arange(0, targets, block_size)", "np.arange(0, targets - block_size, block_size)", "test_dataset.py"),
     ],
-    "data/preprocess.py": [
-        ('yield "train", begins, text[:cut]', 'yield "train", begins, text', "test_preprocess.py"),
+    "data/prepare.py": [
+        ('yield "train", begins, piece[:cut]', 'yield "train", begins, piece', "test_preprocess.py"),
         ('in_chunks(pieces, cut) if split == "train")', "in_chunks(pieces, cut))", "test_preprocess.py"),
+        ('r"[^\\s\\x00-\\x1f\\x7f]\\n(?=', 'r"\\n(?=', "test_corpus.py -k tokens_of_the_whole"),
+        ("(?=[^\\s\\x00-\\x1f\\x7f])", "(?=\\S)", "test_corpus.py -k tokens_of_the_whole"),
+        ("if progress.n >= size", "if progress.n > 2 * size", "test_corpus.py -k limit"),
+        (" not in meta.read_bytes()", " in meta.read_bytes()", "test_preprocess.py -k text_is_new"),
+    ],
+    "data/tokenizer.py": [
+        ("sorted(ranks.values()) != list(range(len(ranks)))", "False", "test_dataset.py -k damaged"),
+        ("not ranks.keys() >= {bytes([i]) for i in range(256)}", "False", "test_dataset.py -k damaged"),
     ],
     "config/runtime/checkpoint.py": [
         ('"init_from", "overwrite",', '"init_from", "overwrite", "seed",', "test_resume.py -k other"),

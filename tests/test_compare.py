@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, copy_repository
-from data import preprocess
 
 BENCH = ROOT / "tests" / "bench"
 sys.path.insert(0, str(BENCH))
@@ -576,7 +575,7 @@ def checkout(tmp_path_factory):
 @pytest.fixture
 def in_checkout(checkout, monkeypatch, capsys):
     """A function that runs compare.py here, on runs by the checkout's train.py. It returns what was printed."""
-    monkeypatch.setattr(preprocess, "DATA", checkout / "data")
+    monkeypatch.setattr("data.prepare.DATA", checkout / "data")
     monkeypatch.setattr(runs, "TRAIN", checkout / "train.py")
     monkeypatch.setattr(report, "write_figure", lambda *_: None)
     monkeypatch.setattr(Workers, "train", lambda workers, run: write_log(run, 9.0))  # only measures what a step takes

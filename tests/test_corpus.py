@@ -1,38 +1,34 @@
-"""Texts of any size and format, and that their chunks come to the same as the whole: data/corpus.py, encode.py, preprocess.py."""
+"""Texts of any form, in parts that have the tokens of the whole, encoded in threads: data/prepare.py."""
 
-import gzip
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from functools import partial
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 
 import datasets
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from conftest import hear_signals
-from data import corpus, preprocess
 from config.runtime.common import UserError, folder_lock
-from data.corpus import read_files, read_rows, text_files
+from conftest import hear_signals
+from data import prepare as preparing
 from data.dataset import load_dataset
-from data.encode import encode_all
-from data.preprocess import prepare
+from data.prepare import encode_all, in_pieces, prepare, read_dataset, read_documents, text_files
 from data.tokenizer import END, SPLIT, BPETokenizer, train_bpe
 
 WORDS = ["the", "quick", "Fuchs", "läuft", "über", "瓶子", "12345", "don't", "...", "!?", "🦊", "x" * 40, "\u00a0", "\x7f"]
-GAPS = [" ", " ", " ", "\n", "\n\n", "  ", " \n", "\r\n", "\t", "\x01\n"]
+GAPS = [" ", " ", " ", "\n", "\n", "\n\n", "  ", " \n", "\n ", "\r\n", "\t", "\x01\n", "\n\x01", "\n\u00a0", "\u3000\n"]
 DOCUMENTS = ["One line.", "Two\nlines of text, a little longer\n", "Ünglück und 瓶子", "  spaces  ", "the end"] * 5
 
 
 def trained(pattern, special_tokens={}):
-    ranks = train_bpe(" ".join(WORDS * 3) + "\n".join(DOCUMENTS), 400).ranks
+    ranks = train_bpe("".join(word + gap for word in WORDS * 3 for gap in GAPS) + "\n".join(DOCUMENTS), 400).ranks
     tokens = {token: len(ranks) + i for i, token in enumerate(special_tokens)}
     return BPETokenizer(ranks, pattern, tokens)
 
@@ -43,54 +39,43 @@ GPT2 = trained(r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch, tmp_path):
-    monkeypatch.setattr(corpus, "PIECE", 64)
-    monkeypatch.setattr(preprocess, "CHUNK", 64)
-    monkeypatch.setattr(preprocess, "gpt2_tokenizer", lambda: GPT2)
+    monkeypatch.setattr(preparing, "CHUNK", 64)
+    monkeypatch.setattr(preparing, "gpt2_tokenizer", lambda: GPT2)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def tokens_of(folder):
+def prepared(folder, text, *how, **options):
+    """Prepare a text and return its tokens, and the data folder."""
+    prepare(folder, text, "test", *how, **options)
+    assert sorted(path.name for path in folder.iterdir()) == ["meta.json", "train.bin", "val.bin"]
     loaded = load_dataset(folder)
     return np.concatenate([loaded.splits["train"], loaded.splits["val"]]).tolist(), loaded
-
-
-def run(folder, paths, *how, workers=1, **options):
-    prepare(folder, partial(read_files, paths, **options), "test", *how, workers=workers)
-    assert sorted(path.name for path in folder.iterdir() if path.suffix not in (".json", ".tiktoken")) == ["train.bin", "val.bin"]
-    return tokens_of(folder)
 
 
 # -- cutting -------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(GAPS)), min_size=90, max_size=150), st.sampled_from([OURS, GPT2]))
-def test_pieces_give_the_tokens_of_the_whole(tmp_path, monkeypatch, words, tokenizer):
+def test_parts_have_the_tokens_of_the_whole(words, tokenizer):
     text = "".join(word + gap + "so on\nand" * (i % 3 == 0) for i, (word, gap) in enumerate(words))
-    path = tmp_path / "text.txt"
-    path.write_bytes(text.encode())
-    monkeypatch.setattr(corpus, "PIECE", 256)
-    pieces = [piece for _, piece in read_files([path])]
-    assert len(pieces) > 2
-    assert [token for piece in pieces for token in tokenizer.encode(piece)] == tokenizer.encode(text)
+    parts = [part for _, part in in_pieces(text, "")]
+    assert len(parts) > 2 and "".join(parts) == text
+    assert [token for part in parts for token in tokenizer.encode(part)] == tokenizer.encode(text)
 
 
-@given(st.text(min_size=100, max_size=300))
-def test_no_character_is_lost_wherever_a_text_is_cut(tmp_path, text):
-    text = "a" + text  # no mark of an editor's in front
-    path = tmp_path / "text.txt"
-    path.write_bytes(text.encode())
-    pieces = list(read_files([path]))
-    assert "".join(piece for _, piece in pieces) == text
-    assert [begins for begins, _ in pieces] == [True] + [False] * (len(pieces) - 1)
+@given(st.lists(st.text(alphabet="ab \n\r\x01", max_size=300)))
+def test_no_character_is_lost_and_every_document_begins_once(documents):
+    pieces = list(in_pieces([None, *documents], "|"))
+    assert "".join(part for _, part in pieces) == "|".join(documents)
+    assert sum(begins for begins, _ in pieces) == len(documents)
 
 
 @pytest.mark.parametrize("val_fraction", [0.1, 0.3, 0.97])
 @pytest.mark.parametrize("tokenizer", ["char", "bpe", "gpt2"])
 def test_the_last_characters_validate(tmp_path, tokenizer, val_fraction):
     """Each split has the tokens of its part of the text, as if that had been encoded in one piece."""
-    text = "Ünglück, 瓶子 und mehr davon. " * 60
-    (tmp_path / "text.txt").write_bytes(text.encode())
-    _, loaded = run(tmp_path / "data", [tmp_path / "text.txt"], tokenizer, 0, val_fraction)
+    text = "Ünglück, 瓶子 und mehr davon.\n" * 60
+    _, loaded = prepared(tmp_path / "data", [text], tokenizer, 0, val_fraction)
     cut = int(len(text) * (1 - val_fraction))
     marks = loaded.tokenizer.document_start
     for split, part, start in (("train", text[:cut], marks), ("val", text[cut:], [])):
@@ -99,253 +84,231 @@ def test_the_last_characters_validate(tmp_path, tokenizer, val_fraction):
         assert loaded.meta["tokens"][split] == len(loaded.splits[split])
 
 
-# -- formats -------------------------------------------------------------------------------------------------
+def test_byte_pairs_are_learned_from_all_over_what_is_trained_on(tmp_path, monkeypatch):
+    documents = [f"{i} {letter * 20} " * 6000 for i, letter in enumerate("abcdefghij")]
+    text = "".join(documents)
+    pieces, cut = [(True, document) for document in documents], int(0.9 * len(text))
+    assert preparing.sample(pieces, cut) == text[:cut]
+    monkeypatch.setattr(preparing, "SAMPLE", 20_000)
+    found = preparing.sample(pieces, cut)
+    assert 20_000 <= len(found) <= 20_010 and set(found) & set("abcdefghij") == set("abcdefghi")
+    _, loaded = prepared(tmp_path / "data", documents, "bpe", 280)
+    assert not any(b"jj" in token for token in loaded.tokenizer.ranks)
 
 
-def write(path, documents, field="text"):
-    rows = [{"id": i, field: document} for i, document in enumerate(documents)]
-    lines = "\n\n".join(json.dumps(row) for row in rows)
-    match path.name.partition(".")[2]:
-        case "jsonl":
-            path.write_text(lines)
-        case "jsonl.gz":
-            path.write_bytes(gzip.compress(lines.encode()))
-        case "json":
-            path.write_text(json.dumps(rows))
-        case "parquet":
-            datasets.Dataset.from_list(rows).to_parquet(path)
-        case "csv":
-            datasets.Dataset.from_list(rows).to_csv(path)
-        case "tsv":
-            datasets.Dataset.from_list(rows).to_csv(path, sep="\t")
+# -- files ---------------------------------------------------------------------------------------------------
+
+
+def jsonl(path, documents, field="text"):
+    path.write_text("\n\n".join(json.dumps({"id": i, field: document}) for i, document in enumerate(documents)))
     return path
 
 
 @pytest.mark.parametrize("field", ["text", "body"])
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "json", "parquet", "csv", "tsv"])
-def test_formats(tmp_path, suffix, field):
-    path = write(tmp_path / f"documents.{suffix}", DOCUMENTS, field)
-    ids, loaded = run(tmp_path / "data", [path], "char", field=field)
+def test_documents_begin_with_their_token_or_after_a_lines_end(tmp_path, field):
+    documents = read_documents(jsonl(tmp_path / "a.jsonl", DOCUMENTS, field), field)
+    ids, loaded = prepared(tmp_path / "data", documents, "char")
     assert loaded.tokenizer.decode(ids) == "\n".join(DOCUMENTS)
-    ids, loaded = run(tmp_path / "data", [path], "gpt2", field=field)
+    ids, loaded = prepared(tmp_path / "data", documents, "gpt2")
     marks = [i for i, token in enumerate(ids) if token == GPT2.document_start[0]]
     assert [loaded.tokenizer.decode(ids[i + 1 : j]) for i, j in zip(marks, [*marks[1:], None])] == DOCUMENTS
 
 
-def test_files_and_folders_of_all_formats_may_be_mixed(tmp_path):
-    folder = tmp_path / "texts"
-    (folder / "sub").mkdir(parents=True)
-    names = ["a.txt", "b.jsonl", "sub/c[1*].parquet", "sub/d.jsonl.gz", "sub/E.MD", "sub/ignored.csv", "z.csv"]
-    for name in names:
-        path = folder / name
-        path.write_text(f"in {name}") if path.suffix.lower() in (".txt", ".md") else write(path, [f"in {name}"])
-    files = [file for path in (folder / "z.csv", folder, folder / "b.jsonl") for file in text_files(path)]
-    ids, loaded = run(tmp_path / "data", files)
-    order = ["z.csv", "a.txt", "b.jsonl", "sub/E.MD", "sub/c[1*].parquet", "sub/d.jsonl.gz", "b.jsonl"]
-    assert loaded.tokenizer.decode(ids).splitlines() == [f"in {name}" for name in order]
+def test_files_and_folders_may_be_mixed_and_given_twice(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name in ("a.txt", "sub/E.MD", "sub/ignored.csv", "z", "0.txt"):
+        (tmp_path / name).write_text(f"in {name}" if name != "0.txt" else "")
+    jsonl(tmp_path / "b.jsonl", ["in b.jsonl"])
+    files = [file for path in (tmp_path / "z", tmp_path, tmp_path / "b.jsonl") for file in text_files(path)]
+    found = [document for file in files for document in read_documents(file)]
+    assert found == [f"in {name}" for name in ("z", "a.txt", "b.jsonl", "sub/E.MD", "b.jsonl")]  # an empty file is none
 
 
-def test_a_dataset(tmp_path):
-    (tmp_path / "dataset").mkdir()
+def test_what_is_null_is_no_document(tmp_path):
+    assert read_documents(jsonl(tmp_path / "a.jsonl", [None, "one", None, "", "two"])) == ["one", "", "two"]
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "bpe", "gpt2"])
+def test_half_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path, tokenizer):
+    (tmp_path / "a.jsonl").write_text('{"text": "good \\ud800 text"}\n' * 9)
+    ids, loaded = prepared(tmp_path / "data", read_documents(tmp_path / "a.jsonl"), tokenizer)
+    assert loaded.tokenizer.decode(ids).replace(END, "\n").strip() == "\n".join(["good ? text"] * 9)
+
+
+@pytest.mark.parametrize("name, content, named", [
+    ("a.jsonl", b'{"text": "good"}\n{"text": 3}', "a.jsonl: line 2: no text in field 'text'; --field may be: none"),
+    ("a.jsonl", b'{"title": "good"}\n', "line 1: no text in field 'text'; --field may be: title"),
+    ("a.jsonl", b'["text"]\n', "line 1: no text in field 'text'"),
+    ("a.jsonl", b'{"text": "good"}\n\n{"text": "cut', "line 3 is not JSON"),
+    ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
+    ("a.jsonl", b"\xff\xfe\n", "a.jsonl: not UTF-8 text at byte 0"),
+    ("a.txt", b"good text and then " + b"more of it " * 20 + b"\xff bad", "a.txt: not UTF-8 text at byte 239"),
+    ("a.jsonl.gz", b"", "only plain text and .jsonl are read here; python data/openwebtext/prepare.py"),
+    ("a.parquet", b"", "only plain text and .jsonl are read here"),
+], ids=count())  # fmt: skip
+def test_bad_files(tmp_path, name, content, named):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as error:
+        read_documents(tmp_path / name)
+    assert named in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_fifo_is_no_text(tmp_path):
+    """It would be waited for."""
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(UserError, match="a.txt: not a file"):
+        read_documents(tmp_path / "a.txt")
+
+
+# -- datasets ------------------------------------------------------------------------------------------------
+
+
+def parquet(path, documents):
+    rows = [{"id": i, "text": document} for i, document in enumerate(documents)]
+    datasets.Dataset.from_list(rows).to_parquet(path)
+
+
+def test_a_dataset_is_all_its_files_and_may_be_gone_through_again(tmp_path):
     for i in range(2):
-        write(tmp_path / "dataset" / f"train-{i}.parquet", DOCUMENTS[i::2])
-    assert list(read_rows(tmp_path / "dataset")) == [(True, text) for text in DOCUMENTS[0::2] + DOCUMENTS[1::2]]
+        parquet(tmp_path / f"train-{i}.parquet", DOCUMENTS[i::2])
+    texts = read_dataset(str(tmp_path))
+    assert list(texts) == list(texts) == DOCUMENTS[0::2] + DOCUMENTS[1::2]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl.gz"])
+def test_a_dataset_may_be_of_tables_and_compressed(tmp_path, suffix):
+    rows = datasets.Dataset.from_list([{"id": i, "body": text} for i, text in enumerate(DOCUMENTS)])
+    path = tmp_path / f"train.{suffix}"
+    rows.to_csv(path) if suffix == "csv" else rows.to_json(path, compression="gzip")
+    assert list(read_dataset(str(tmp_path), "body")) == DOCUMENTS
 
 
 def test_a_dataset_of_several_configurations(tmp_path):
     names = "---\nconfigs:\n" + "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in "ab") + "---\n"
     (tmp_path / "README.md").write_text(names)
     for name in "ab":
-        write(tmp_path / f"{name}.jsonl", [f"{name}, {text}" for text in DOCUMENTS])
+        jsonl(tmp_path / f"{name}.jsonl", [f"{name}, {text}" for text in DOCUMENTS])
     for name in "ab":
-        assert [text for _, text in read_rows(f"{tmp_path}:{name}")] == [f"{name}, {text}" for text in DOCUMENTS]
+        assert list(read_dataset(f"{tmp_path}:{name}")) == [f"{name}, {text}" for text in DOCUMENTS]
     with pytest.raises(UserError, match=r"cannot be loaded: .*config.* \['a', 'b'\]"):
-        next(read_rows(tmp_path))
+        read_dataset(str(tmp_path))
+
+
+def test_a_limit_streams_that_much_and_no_more(tmp_path):
+    parquet(tmp_path / "train-0.parquet", [None, *(f"{i:04}" + "x" * 96 for i in range(100))])
+    (tmp_path / "train-1.parquet").write_text("not read")
+    assert read_dataset(str(tmp_path), limit="3KB") == [f"{i:04}" + "x" * 96 for i in range(30)]
+    assert not list(tmp_path.rglob("*.arrow"))
 
 
 def test_openwebtext_script(repo, tmp_path):
     (tmp_path / "dataset").mkdir()
-    write(tmp_path / "dataset" / "train.parquet", DOCUMENTS * 4)
-    options = [f"--dataset={tmp_path / 'dataset'}", "--tokenizer=char", "--val_fraction=0.25", "--workers=1"]
-    repo(["data/openwebtext/prepare.py", *options])
-    ids, loaded = tokens_of("data/openwebtext")
-    assert loaded.tokenizer.decode(ids) == "\n".join(DOCUMENTS * 4)
-    assert len(loaded.splits["val"]) / len(ids) == pytest.approx(0.25, abs=0.01)
+    parquet(tmp_path / "dataset" / "train.parquet", [None, *DOCUMENTS * 40])
+    command = ["data/openwebtext/prepare.py", f"--dataset={tmp_path / 'dataset'}", "--tokenizer=char", "--val_fraction=0.25"]
+    repo(command)
+    loaded = load_dataset("data/openwebtext")
+    text = [loaded.tokenizer.decode(loaded.splits[split]) for split in ("train", "val")]
+    assert "".join(text) == "\n".join(DOCUMENTS * 40)
+    assert len(text[1]) / len("".join(text)) == pytest.approx(0.25, abs=0.01)
+    repo([*command, "--limit=1KB"])
+    limited = load_dataset("data/openwebtext").meta
+    assert 1000 <= sum(limited["bytes"].values()) < 1300
+    assert limited["source"] == f"{tmp_path / 'dataset'}, its first 1KB"
 
 
-def test_a_file_may_be_given_twice_and_an_empty_one_is_no_document(tmp_path):
-    for name in "ab":
-        (tmp_path / name).write_text(f"{name} text, {name * 70}")
-    (tmp_path / "0").touch()
-    ids, loaded = run(tmp_path / "data", [tmp_path / name for name in "0ba0aba"])
-    assert loaded.tokenizer.decode(ids) == "\n".join(f"{name} text, {name * 70}" for name in "baaba")
+@pytest.mark.parametrize("options, named", [
+    ({"name": "missing"}, "missing: cannot be loaded"),
+    ({"field": "id"}, "no text in field 'id'; --field may be: text"),
+    ({"field": "body"}, "no text in field 'body'; --field may be: text"),
+    ({"limit": "1 GB"}, "limit = '1 GB' does not work: write it as 500MB or 1GB"),
+    ({"limit": "0MB"}, "limit = '0MB' does not work"),
+], ids=count())  # fmt: skip
+def test_bad_datasets(tmp_path, options, named):
+    parquet(tmp_path / "train.parquet", DOCUMENTS)
+    with pytest.raises(UserError) as error:
+        read_dataset(**{"name": str(tmp_path), **options})
+    assert named in str(error.value) and "\n" not in str(error.value)
 
 
-def test_byte_pairs_are_learned_from_all_over_what_is_trained_on(tmp_path, monkeypatch):
-    pieces = [(True, f"{i} {letter * 20} " * 6000) for i, letter in enumerate("abcdefghij")]
-    text = "".join(piece for _, piece in pieces)
-    cut = int(0.9 * len(text))
-    assert preprocess.sample(pieces, cut) == text[:cut]
-    monkeypatch.setattr(preprocess, "SAMPLE", 20_000)
-    found = preprocess.sample(pieces, cut)
-    assert 20_000 <= len(found) <= 20_010 and set(found) & set("abcdefghij") == set("abcdefghi")
-    prepare(tmp_path, lambda: pieces, "letters", "bpe", 280, workers=1)
-    assert not any(b"jj" in token for token in load_dataset(tmp_path).tokenizer.ranks)
+def test_what_needs_datasets_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match="some/where is read by a package that is not here: pip install datasets"):
+        read_dataset("some/where")
 
 
-# -- processes -----------------------------------------------------------------------------------------------
+# -- threads -------------------------------------------------------------------------------------------------
 
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.fixture
-def files(tmp_path):
-    paths = [write(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "b.txt"]
-    paths[1].write_text("the quick brown fox " * 30)
-    return paths
+def test_threads_encode_side_by_side_and_in_order(monkeypatch):
+    """Each of two chunks waits for the other. Only some more than what is asked for is read."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    both, read = threading.Barrier(2), []
 
+    class Slow:
+        document_start = []
 
-def test_processes_do_what_one_does(tmp_path, files, capsys):
-    run(tmp_path / "one", files, "gpt2")
-    capsys.readouterr()
-    run(tmp_path / "two", files, "gpt2", workers=2)
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
-    assert 5 < capsys.readouterr().out.count("MB/s") <= 10
-
-
-def test_little_is_read_ahead(monkeypatch):
-    """The processes get the text as they need it, however slow they are and however large it is."""
-    yielded = []
+        def encode_array(self, text):
+            both.wait(timeout=60)
+            return np.array([int(text)])
 
     def chunks():
         for i in range(100):
-            yielded.append(i)
-            yield "train", [(False, "ab")]
+            read.append(i)
+            yield "train", [(False, str(i))]
 
-    encoded = encode_all(OURS, chunks(), workers=2)
-    for _ in range(10):
-        next(encoded)
-    assert len(yielded) <= 10 + 2 * 2
+    encoded = encode_all(Slow(), chunks())
+    assert [next(encoded)[1].item() for _ in range(10)] == list(range(10))
+    assert len(read) <= 10 + 4 * 2
     encoded.close()
 
 
-def test_a_process_that_is_killed_says_so():
-    with pytest.raises(UserError, match="a process has been ended.*fewer --workers"):
-        deadly = SimpleNamespace(vocab_size=1, encode_array=signal.raise_signal)  # whose text is a signal
-        list(encode_all(deadly, [("train", [(False, signal.SIGKILL)])], workers=2))
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_an_interrupted_run_leaves_what_was_there(tmp_path, files, workers):
-    run(tmp_path / "data", files)
+def test_an_interrupted_run_leaves_what_was_there(tmp_path):
+    prepared(tmp_path / "data", DOCUMENTS * 4)
     before = contents(tmp_path / "data")
-    readings = count()
 
-    def interrupted():
-        last = next(readings)
-        for i, piece in enumerate(read_files(files)):
-            if last and i == 20:
+    class Interrupted:
+        read = 0
+
+        def __iter__(self):
+            self.read += 1
+            yield from DOCUMENTS * 4
+            if self.read == 2:
                 raise KeyboardInterrupt
-            yield piece
 
     for folder in ("data", "new"):
-        readings = count()
         with pytest.raises(KeyboardInterrupt):
-            prepare(tmp_path / folder, interrupted, "test", "gpt2", workers=workers)
+            prepare(tmp_path / folder, Interrupted(), "test", "gpt2")
     assert contents(tmp_path / "data") == before and not (tmp_path / "new").exists()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_goes_on_when_the_program_is_ended(repo, tmp_path, number):
-    """Its pipes are closed when the last of its processes has ended."""
-    (tmp_path / "text.txt").write_text("".join(f"{i} green bottles, hanging on the wall\n" for i in range(120_000)))
-    command = [sys.executable, "data/text/prepare.py", tmp_path / "text.txt", "--name=plays", "--workers=2"]
+def test_a_program_that_is_ended_leaves_no_half_of_a_dataset(repo, tmp_path, number):
+    (tmp_path / "text.txt").write_text("".join(f"{i} green bottles, hanging on the wall\n" for i in range(1_200_000)))
+    command = [sys.executable, "data/text/prepare.py", tmp_path / "text.txt", "--name=plays"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, **pipes, start_new_session=True, preexec_fn=hear_signals)
-    while not Path("data/plays/val.bin.tmp").exists():  # the last file to be opened
+    process = subprocess.Popen(command, **pipes, preexec_fn=hear_signals)
+    while not (Path("data/plays/val.bin.tmp").exists() and Path("data/plays/train.bin.tmp").stat().st_size):
         assert process.poll() is None
         time.sleep(0.001)
-    time.sleep(0.3)  # so that it is not between opening and noting to remove: the text takes some seconds from here
+    process.send_signal(number)
+    output, error = process.communicate(timeout=120)
+    assert not Path("data/plays/meta.json").exists() and error == b""
     if number == signal.SIGINT:
-        os.killpg(process.pid, number)  # as a terminal does
-        assert process.communicate(timeout=120)[1] == b"" and process.returncode == 130
-        assert not Path("data/plays").exists()
+        assert process.returncode == 130 and not Path("data/plays").exists()
     else:
-        process.kill()
-        process.communicate(timeout=120)
-        repo([*map(str, command[1:]), "--workers=1"])
+        repo(list(map(str, command[1:])))
         assert len(load_dataset("data/plays").splits["train"]) == int(0.9 * (tmp_path / "text.txt").stat().st_size)
         assert not list(Path("data/plays").glob("*.tmp"))
 
 
-def test_two_at_once_are_refused(tmp_path, files):
+def test_two_at_once_are_refused(tmp_path):
     (tmp_path / "data").mkdir()
     with folder_lock(tmp_path / "data"):
         with pytest.raises(UserError, match="another prepare.py is at work there"):
-            run(tmp_path / "data", files)
-    run(tmp_path / "data", files)
-
-
-# -- bad input -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name, content, named", [
-    ("a.jsonl", b'{"text": "good"}\n{"text": 3}', "a.jsonl: line at byte 17: no text in field 'text'; --field may be: none"),
-    ("a.jsonl", b'{"title": "good"}\n', "line at byte 0: no text in field 'text'; --field may be: title"),
-    ("a.jsonl", b'["text"]\n', "line at byte 0: no text in field 'text'"),
-    ("a.jsonl", b'{"text": "good"}\n{"text": "cut', "line at byte 17: not JSON"),
-    ("a.jsonl", b"\xff\xfe\n", "line at byte 0: not JSON"),
-    ("a.jsonl", b"\n\n", "fewer than two distinct characters"),
-    ("a.jsonl.gz", gzip.compress(b'{"title": "good"}\n{"title": "x"}'), "no text in field 'text'; --field may be: title"),
-    ("a.jsonl.gz", gzip.compress(b'{"text": "good"}\n' * 999)[:-9], "a.jsonl.gz: cannot be loaded"),
-    ("a.jsonl.gz", b"plain text", "a.jsonl.gz: cannot be loaded"),
-    ("a.txt.gz", gzip.compress(b"plain text"), "a.txt.gz: only files of rows, such as .jsonl.gz, are read compressed"),
-    ("a.parquet", b"plain text", "a.parquet: cannot be loaded"),
-    ("a.csv", b"id,title\n1,good", "a.csv: no text in field 'text'; --field may be: title"),
-    ("a.txt", b"good text and then " + b"more of it " * 20 + b"\xff bad", "a.txt: not UTF-8 text at byte 239"),
-    ("a.txt", b"\x80" * 200, "a.txt: not UTF-8 text at byte 0"),
-], ids=count())  # fmt: skip
-def test_bad_files(tmp_path, name, content, named):
-    path = tmp_path / name
-    path.write_bytes(content)
-    for tokenizer in ("char", "bpe"):
-        with pytest.raises(UserError) as error:
-            run(tmp_path / "data", [path], tokenizer)
-        assert named in str(error.value) and "\n" not in str(error.value)
-        assert not (tmp_path / "data").exists()
-
-
-def test_a_dataset_that_is_not_there(tmp_path):
-    with pytest.raises(UserError, match="missing: cannot be loaded"):
-        next(read_rows(tmp_path / "missing"))
-
-
-def test_what_needs_datasets_says_so(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.parquet", DOCUMENTS)
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    for pieces, name in ((read_files([path]), path), (read_rows("some/where"), "some/where")):
-        with pytest.raises(UserError, match=f"{name} is read by a package that is not here: pip install datasets"):
-            next(pieces)
-
-
-@pytest.mark.parametrize("tokenizer", ["char", "bpe", "gpt2"])
-def test_half_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path, tokenizer):
-    (tmp_path / "a.jsonl").write_text('{"text": "good \\ud800 text"}\n' * 9)
-    ids, loaded = run(tmp_path / "data", [tmp_path / "a.jsonl"], tokenizer)
-    assert loaded.tokenizer.decode(ids).replace(END, "\n").strip() == "\n".join(["good ? text"] * 9)
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet"])
-def test_what_is_null_is_no_document(tmp_path, suffix):
-    documents = [None, *DOCUMENTS, None, "", *DOCUMENTS]
-    ids, loaded = run(tmp_path / "data", [write(tmp_path / f"a.{suffix}", documents)], "gpt2")
-    assert loaded.tokenizer.decode(ids).split(END)[1:] == [*DOCUMENTS, "", *DOCUMENTS]
-
-
-def test_columns_that_are_not_text_are_refused(tmp_path):
-    path = write(tmp_path / "train.parquet", DOCUMENTS)
-    with pytest.raises(UserError, match="train.parquet: no text in field 'id'; --field may be: text"):
-        run(tmp_path / "data", [path], field="id")
+            prepare(tmp_path / "data", DOCUMENTS, "test")
+    prepare(tmp_path / "data", DOCUMENTS, "test")

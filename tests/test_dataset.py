@@ -1,6 +1,10 @@
 """Reading what was prepared, batches and windows: data/dataset.py."""
 
+import base64
 import json
+import os
+import shutil
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +14,7 @@ from hypothesis import given, strategies as st
 
 from config.runtime.common import UserError
 from data.dataset import Dataset, derive_seed, load_dataset, shuffled
-from data.preprocess import prepare
+from data.prepare import prepare
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 
@@ -27,49 +31,82 @@ def write(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
-def remove(name):
-    return lambda folder: (folder / name).unlink()
+def fifo(name):
+    return lambda folder: ((folder / name).unlink(), os.mkfifo(folder / name))
 
 
 def edit(**changes):
+    """Change fields of meta.json, or take those away that become None."""
+
     def apply(folder):
         meta = json.loads((folder / "meta.json").read_bytes()) | changes
+        meta = {name: value for name, value in meta.items() if value is not None}
         (folder / "meta.json").write_text(json.dumps(meta))
 
     return apply
 
 
-@pytest.mark.parametrize(
-    "harm, named",
-    [
-        (remove("meta.json"), "meta.json: No such file"),
-        (write("meta.json", b"{"), "meta.json: "),
-        (write("meta.json", b"\xff"), "meta.json: "),
-        (edit(version=2), "meta.json: version 2 is not 1"),
-        (edit(tokenizer={"kind": "word"}), "meta.json: unknown kind of tokenizer 'word'"),
-        (edit(tokens={"train": 1, "val": 1}), "train.bin: not of the size that meta.json says"),
-        (remove("val.bin"), "val.bin: No such file"),
-        (write("train.bin", b""), "train.bin: not of the size that meta.json says"),
-        (write("val.bin", b"\0\0\0"), "val.bin: not of the size that meta.json says"),
-        (remove("tokenizer.tiktoken"), "tokenizer.tiktoken: No such file"),
-        (write("tokenizer.tiktoken", b"YQ== 0\n"), "tokenizer.tiktoken: not the file that meta.json was written with"),
-    ],
-)
-def test_damaged_data_is_refused_with_file_and_cure(tmp_path, harm, named):
-    folder = tmp_path / "words"
+BYTES = "".join(f"{base64.b64encode(bytes([i])).decode()} {i}\n" for i in range(256))
+
+
+def byte_pairs(**changes):
+    return edit(tokenizer={"kind": "bpe", "pattern": r"\s+|\S+", "special_tokens": {}, "ranks": BYTES, **changes})
+
+
+FORM, BPE = "meta.json: not as prepare.py writes it", "meta.json: not byte pairs that tiktoken reads"
+DAMAGE = [
+    (lambda folder: (folder / "meta.json").unlink(), "meta.json: no such file"),
+    (lambda folder: (folder / "val.bin").unlink(), "val.bin: no such file"),
+    (fifo("meta.json"), "meta.json: no such file"),
+    (fifo("train.bin"), "train.bin: no such file"),
+    (write("meta.json", b""), "meta.json: not JSON"),
+    (write("meta.json", b"{"), "meta.json: not JSON"),
+    (write("meta.json", b"\xff"), "meta.json: not JSON"),
+    (write("meta.json", b"[" * 100_000), "meta.json: not JSON"),
+    *((write("meta.json", content), FORM) for content in (b"{}", b"[]", b"null", b"5", b'"version"', b'{"version": 2}')),
+    (edit(version=1), "meta.json: version 1 is not 2"),
+    *((edit(**{name: None}), FORM) for name in (
+        "version", "vocab_size", "dtype", "source", "text_sha256", "tokens", "bytes", "sha256", "tokenizer")),
+    *((edit(**{name: ["odd"]}), FORM) for name in ("version", "vocab_size", "dtype", "tokens", "bytes", "tokenizer")),
+    (edit(vocab_size="300"), FORM),
+    (edit(tokens={"train": 1}), FORM),
+    (edit(tokens={"train": 1.5, "val": 1}), FORM),
+    (edit(bytes={"train": 100, "val": 0}), FORM),
+    (edit(dtype="float16"), "meta.json: its tokenizer has 300 tokens, not 300 of type float16"),
+    (edit(dtype="uint32"), "meta.json: its tokenizer has 300 tokens, not 300 of type uint32"),
+    (edit(vocab_size=299), "meta.json: its tokenizer has 300 tokens, not 299 of type uint16"),
+    (edit(tokenizer={"kind": "word"}), "meta.json: not a tokenizer of kind 'char', 'bpe' or 'hf': {'kind': 'word'}"),
+    (edit(tokenizer={"kind": "bpe"}), "meta.json: not a tokenizer of kind"),
+    (edit(tokenizer={"kind": "char", "characters": 5}), "meta.json: not a tokenizer of kind"),
+    (edit(tokenizer={"kind": "hf", "json": "{}"}), "meta.json: not a tokenizer.json"),
+    (byte_pairs(ranks=BYTES[:100]), BPE),
+    (byte_pairs(ranks="one two three"), BPE),
+    (byte_pairs(ranks=BYTES.replace(" 9\n", " 8\n")), BPE),
+    (byte_pairs(pattern="("), BPE),
+    (byte_pairs(special_tokens={"<end>": "odd"}), BPE),
+    (byte_pairs(), "meta.json: its tokenizer has 256 tokens, not 300 of type uint16"),
+    (edit(tokens={"train": 1, "val": 1}), "train.bin: not of the size that meta.json says"),
+    (write("train.bin", b""), "train.bin: not of the size that meta.json says"),
+    (write("val.bin", b"\0\0\0"), "val.bin: not of the size that meta.json says"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
     prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
+    return folder
+
+
+@pytest.mark.parametrize("harm, named", DAMAGE, ids=count())
+def test_damaged_data_is_refused_with_file_and_cure(whole, tmp_path, harm, named):
+    folder = shutil.copytree(whole, tmp_path / "words")
     harm(folder)
     with pytest.raises(UserError) as error:
         load_dataset(folder)
     message = str(error.value)
-    assert str(folder) in message and named in message and "\n" not in message
+    assert f"{folder}/{named}" in message and "\n" not in message
     assert message.endswith("; prepare data/words again")
-
-
-def test_a_folder_of_earlier_programs_reads(tmp_path):
-    prepare(tmp_path, TEXT, "bottles")
-    edit(warning="losses do not compare")(tmp_path)
-    assert load_dataset(tmp_path).meta["source"] == "bottles"
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

@@ -7,7 +7,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 import json
 import shutil
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaC
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from conftest import TEXT, TINY, load, log_of, refused
-from data.corpus import read_files
 from data.dataset import load_dataset
 from data.huggingface import from_pretrained, to_transformers
-from data.preprocess import prepare
+from data.prepare import prepare, read_documents
 from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer
 from data.tokenizer import first_tokens, hf_tokenizer, tokenizer_from_state, train_bpe
 from model import GPT, GPTConfig
@@ -136,7 +134,7 @@ def test_the_end_that_some_tokenizers_put_is_not_part_of_a_prompt():
 def test_documents_begin_as_the_tokenizer_says(llama, tmp_path):
     lines = ["the dog", "sleeps", "again"] * 5
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    prepare(tmp_path / "data", partial(read_files, [tmp_path / "a.jsonl"]), "test", f"hf:{llama}", val_fraction=0.2)
+    prepare(tmp_path / "data", read_documents(tmp_path / "a.jsonl"), "test", f"hf:{llama}", val_fraction=0.2)
     loaded = load_dataset(tmp_path / "data")
     ids = np.concatenate([loaded.splits["train"], loaded.splits["val"]]).tolist()
     assert ids == [i for line in lines for i in loaded.tokenizer.encode(line)]
@@ -302,7 +300,7 @@ def test_transformers_alone_writes_the_same_text(repo, tmp_path, monkeypatch, ca
     if kind in MAKERS:
         PreTrainedTokenizerFast(tokenizer_object=MAKERS[kind](), bos_token="<s>").save_pretrained(tmp_path / "theirs")
     if kind == "like GPT-2":
-        monkeypatch.setattr("data.preprocess.gpt2_tokenizer", lambda: gpt2_like(text, 300))
+        monkeypatch.setattr("data.prepare.gpt2_tokenizer", lambda: gpt2_like(text, 300))
     names = {"char": "char", "bpe": "bpe", "like GPT-2": "gpt2"}
     prepare("data/text", text, "test", names.get(kind, f"hf:{tmp_path / 'theirs'}"))
     repo(f"train.py {TINY} --block_size=64 --max_iters=30 --learning_rate=1e-2 --dataset=text --out_dir=out/run")

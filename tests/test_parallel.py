@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException
 
+import data.prepare
 from config.runtime.common import exit_program
 from config.runtime.distributed import full_tensor, parallelize_model
 from conftest import TINY, differences, load, log_of, refused, run_program
-from data import preprocess
 from model import RESIDUALS, GPT, GPTConfig
 from reference import GRID, perturb, settings
 
@@ -48,7 +48,7 @@ def train(rank, folder, arguments, port, before):
     sys.stdout = sys.stderr = open(f"printed{rank}.txt", "w", encoding="utf-8")
     if before:
         before()
-    preprocess.DATA = folder / "data"
+    data.prepare.DATA = folder / "data"
     run_program("train.py", *arguments.split())
 
 

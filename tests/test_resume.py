@@ -19,7 +19,7 @@ import model
 from config.runtime import common
 from conftest import TEXT, TINY, contents, differences, differing, error_of, hear_signals, load, log_of, refused
 from data.dataset import Dataset
-from data.preprocess import prepare
+from data.prepare import prepare
 
 fcntl = pytest.importorskip("fcntl")  # and the signals of Unix
 

@@ -10,7 +10,8 @@ import tiktoken
 from hypothesis import given, strategies as st
 
 import data.tokenizer
-from data.tokenizer import SPLIT, BPETokenizer, CharTokenizer, first_tokens, tokenizer_from_state, train_bpe
+from data.tokenizer import SPLIT, BPETokenizer, CharTokenizer, TokenizerError, first_tokens, tokenizer_from_state
+from data.tokenizer import train_bpe
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 BPE = train_bpe(TEXT, 400)
@@ -123,9 +124,10 @@ def test_a_text_starts_with_a_new_line_if_there_are_any(text, tokens):
     assert first_tokens(CharTokenizer(text)) == tokens
 
 
-@pytest.mark.parametrize("state, kind", [({}, "None"), ({"kind": "word"}, "'word'")])
-def test_strange_tokenizers_are_refused(state, kind):
-    with pytest.raises(ValueError, match=f"unknown kind of tokenizer {kind}; choose from 'char', 'bpe', 'hf'"):
+@pytest.mark.parametrize("state", [{}, None, [], {"kind": "word"}, {"kind": []}, {"kind": "bpe", "ranks": 5}])
+def test_strange_tokenizers_are_refused(state):
+    """tests/test_dataset.py has more of them."""
+    with pytest.raises(TokenizerError, match=f"not a tokenizer of kind 'char', 'bpe' or 'hf': {re.escape(repr(state))}"):
         tokenizer_from_state(state)
 
 

@@ -9,7 +9,7 @@ import trainer
 from config import read_settings
 from config.runtime.common import use_plain_attention
 from conftest import TINY, load, log_of
-from data.preprocess import prepare
+from data.prepare import prepare
 
 OUT = Path("out/x")
 # enough tokens to walk the validation split to its end, which comes in the middle of a window

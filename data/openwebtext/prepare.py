@@ -1,31 +1,33 @@
-"""OpenWebText in GPT-2's tokens: python data/openwebtext/prepare.py [--dataset=NAME] [--tokenizer=gpt2]
+"""OpenWebText in GPT-2's tokens: python data/openwebtext/prepare.py [--limit=1GB] [--tokenizer=bpe]
 
-Eight million documents of the web, 54 GB of text, which `datasets` (pip install datasets) downloads and keeps. Any
-other dataset of the hub, or a folder of one, can be taken that has a train split with a column of texts, such as
---dataset=Salesforce/wikitext:wikitext-103-raw-v1, where a configuration of the dataset follows the colon.
+Eight million web pages, read by the package `datasets` (pip install datasets). All of it is a download of some 13 GB
+and some 40 GB of text, which together take 54 GB in ~/.cache/huggingface. --limit=1GB streams the first gigabyte of
+text and nothing more. It is then held in memory.
+
+--dataset takes any other dataset that has a train split with a column of texts: NAME or NAME:CONFIGURATION on the
+Hugging Face hub, such as Salesforce/wikitext:wikitext-103-raw-v1, or a folder of .parquet, .csv, .jsonl.gz ... files.
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
 from config import read_settings
 from config.runtime.common import install_excepthook
-from data.corpus import read_rows
-from data.preprocess import prepare
+from data.prepare import prepare, read_dataset
 
 # -----------------------------------------------------------------------------
-dataset = "Skylion007/openwebtext"  # name on the hub, or folder; NAME:CONFIGURATION where there are several
+dataset = "Skylion007/openwebtext"  # name on the hub, or folder
+limit = ""  # of text, such as 500MB or 1GB; empty: all of it
 field = "text"  # column with the text
 tokenizer = "gpt2"  # char, bpe, gpt2, hf:NAME or run:FOLDER
-vocab_size = 0  # of bpe: tokens to learn; 0: 1024
+vocab_size = 0  # number of bpe tokens to learn; 0: 1024
 val_fraction = 0.0005  # share of the text kept for validation
-workers = 0  # processes that encode; 0: one for each core
 # -----------------------------------------------------------------------------
 
 if __name__ == "__main__":
     install_excepthook()
     globals().update(read_settings(__file__))  # the above <- --name=value
-    rows = partial(read_rows, dataset, field)
-    prepare(Path(__file__).resolve().parent, rows, dataset, tokenizer, vocab_size, val_fraction, workers)
+    documents = read_dataset(dataset, field, limit)
+    source = f"{dataset}, its first {limit}" if limit else dataset
+    prepare(Path(__file__).resolve().parent, documents, source, tokenizer, vocab_size, val_fraction)

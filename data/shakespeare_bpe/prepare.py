@@ -10,12 +10,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
 from config import read_settings
 from config.runtime.common import install_excepthook
-from data.preprocess import prepare
+from data.prepare import prepare
 from data.shakespeare import tiny_shakespeare
 
 # -----------------------------------------------------------------------------
 tokenizer = "bpe"  # bpe, gpt2, hf:NAME or run:FOLDER
-vocab_size = 0  # of bpe: tokens to learn; 0: 1024
+vocab_size = 0  # number of bpe tokens to learn; 0: 1024
 # -----------------------------------------------------------------------------
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from config.runtime.metrics import code_version
 from config.runtime.common import UserError, atomic_write, sha256
 from data.dataset import load_dataset
-from data.preprocess import ensure_prepared
+from data.prepare import ensure_prepared
 from runs import Candidate, Run, make_candidate, origin, read_words, result_of
 from timing import Timing
 

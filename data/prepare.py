@@ -1,0 +1,305 @@
+"""A text -> train.bin and val.bin (token ids, one after another) and meta.json (the tokenizer, and what the ids are).
+
+A text is a str or, for several documents, anything that yields a str for each, every time it is iterated over.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from itertools import chain, groupby, islice
+from pathlib import Path
+
+import numpy as np
+
+from config.runtime.common import UserError, atomic_write, file_errors, file_lock, find_checkpoint
+from config.runtime.common import folder_lock, load_checkpoint, print0, read_text, sha256
+from data.dataset import SPLITS, VERSION, token_dtype
+from data.tokenizer import CharTokenizer, TokenizerError, gpt2_tokenizer, hf_tokenizer, tokenizer_from_state
+from data.tokenizer import train_bpe
+
+DATA = Path(__file__).resolve().parent  # has a folder for each dataset
+CHUNK = 4 * 2**20  # characters that a thread encodes at a time
+REVISIONS = {"Skylion007/openwebtext": "79d93d786212f7344586290adb811d4ae6a1762c"}  # the same text for everyone
+SAMPLE = 16 * 2**20  # characters to learn byte pairs from, at most
+
+
+# -- at first use --------------------------------------------------------------------------------------------
+
+
+@file_errors()
+def ensure_prepared(name) -> Path:
+    """Return the folder of a dataset, after running its prepare.py if there is no data of its present text.
+
+    Raises UserError for an unknown name, and SystemExit(2) if prepare.py fails, which has then said why.
+    """
+    names = sorted({path.parent.name for path in [*DATA.glob("*/prepare.py"), *DATA.glob("*/meta.json")]})
+    if name not in names:
+        if name and Path(name).exists() and Path(name).resolve().parent != DATA:
+            short = re.sub(r"\W+", "_", Path(name).resolve().stem)
+            command = f"python data/text/prepare.py {shlex.quote(name)} --name={short}"
+            raise UserError(f"dataset = {name!r} is a text: {command} prepares it for --dataset={short}")
+        raise UserError(f"dataset = {name!r} does not work: it must be one of {', '.join(names)}")
+    folder = DATA / name
+    script, meta, text = folder / "prepare.py", folder / "meta.json", folder / "input.txt"
+    if not script.exists():  # prepared by data/text/prepare.py
+        return folder
+    with open(script, "rb") as file:
+        file_lock(file, wait=True)  # of runs that start together one prepares, and the others wait for it
+        why = "" if meta.is_file() else "it has not been prepared"
+        if not why and text.exists() and sha256(read_text(text).encode()).encode() not in meta.read_bytes():
+            why = "its input.txt is not the text that was prepared"
+        if why:
+            print0(f"data/{name}: {why}, running data/{name}/prepare.py")
+            if subprocess.run([sys.executable, script]).returncode:
+                raise SystemExit(2)
+    return folder
+
+
+# -- reading files -------------------------------------------------------------------------------------------
+
+
+@file_errors()
+def text_files(path):
+    """Return `path` itself or, if it is a folder, all texts below it, in the order of their names."""
+    if not Path(path).is_dir():
+        return [Path(path)]
+    suffixes = (".txt", ".md", ".jsonl")
+    files = sorted(file for file in Path(path).rglob("*") if file.suffix.lower() in suffixes and file.is_file())
+    if not files:
+        raise UserError(f"{path}: no {', '.join(suffixes)} files below this folder")
+    return files
+
+
+def read_documents(path, field="text"):
+    """Return the documents of a file: of .jsonl the `field` of each line, of every other file its whole text."""
+    path = Path(path)
+    if path.suffix.lower() in (".csv", ".gz", ".json", ".parquet", ".tsv", ".xz", ".zst"):
+        cure = "python data/openwebtext/prepare.py --dataset=FOLDER reads a folder of such files"
+        raise UserError(f"{path}: only plain text and .jsonl are read here; {cure}")
+    text = read_text(path)
+    if path.suffix.lower() != ".jsonl":
+        return [text] if text else []
+    documents = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                raise UserError(f"{path}: line {number} is not JSON") from None
+            row = row if isinstance(row, dict) else {}
+            if not isinstance(row.get(field, 0), str | None):
+                raise no_text(f"{path}: line {number}", field, row)
+            if row[field] is not None:
+                documents.append(row[field].encode(errors="replace").decode())  # JSON can hold half a surrogate pair
+    return documents
+
+
+def read_dataset(name, field="text", limit=""):
+    """Return the texts in the train split of a dataset, NAME or NAME:CONFIGURATION: of the hub, or of a folder.
+
+    All of them stay in the files of the package `datasets`. With a `limit`, so much is streamed into a list.
+    """
+    match = re.fullmatch(r"([1-9]\d*)([KMG])B", limit)
+    if limit and not match:
+        raise UserError(f"limit = {limit!r} does not work: write it as 500MB or 1GB")
+    try:
+        from datasets import load_dataset
+        from tqdm import tqdm
+    except ImportError:
+        raise UserError(f"{name} is read by a package that is not here: pip install datasets") from None
+    path, _, configuration = (name, "", "") if Path(name).exists() else name.partition(":")
+    options = {"split": "train", "revision": REVISIONS.get(path), "streaming": bool(limit)}
+    try:
+        rows = load_dataset(path, configuration or None, **options)
+        row = next(iter(rows), {})
+    except Exception as error:  # of the hub and of many formats, with types of their own
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        raise UserError(f"{name}: cannot be loaded: {reason}") from None
+    if not isinstance(row.get(field, 0), str | None):
+        raise no_text(name, field, row)
+    if not limit:
+        return rows[field]
+    texts, size = [], int(match[1]) * {"K": 10**3, "M": 10**6, "G": 10**9}[match[2]]
+    with tqdm(total=size, unit="B", unit_scale=True) as progress:
+        for text in filter(None, rows[field]):
+            texts.append(text)
+            progress.update(len(text.encode()))
+            if progress.n >= size:
+                break
+    return texts
+
+
+def no_text(where, field, row):
+    texts = [name for name, value in row.items() if isinstance(value, str)]
+    return UserError(f"{where}: no text in field {field!r}; --field may be: {', '.join(texts) or 'none'}")
+
+
+# -- preparing -----------------------------------------------------------------------------------------------
+
+
+@file_errors()
+def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0.1):
+    """Write train.bin, val.bin and meta.json to `folder`. The last `val_fraction` of the characters is for validation.
+
+    `tokenizer` is "char", "bpe" (`vocab_size` tokens, 1024 unless given, learned from the training part), "gpt2",
+    "hf:NAME" or "run:FOLDER". `source` says where the text comes from; whoever shows a loss should show it.
+    Bad input is a UserError or a TokenizerError, and leaves the folder as it was.
+    """
+    if not 0 < val_fraction < 1:
+        raise UserError(f"val_fraction={val_fraction} is not between 0 and 1")
+    if vocab_size and tokenizer != "bpe":
+        raise UserError(f"vocab_size={vocab_size} goes with tokenizer 'bpe', not with {tokenizer!r}")
+    coder = None if tokenizer in ("char", "bpe") else find_tokenizer(tokenizer)
+    # where a tokenizer has no token that begins a document, a line's end comes between them
+    pieces = partial(in_pieces, text, "" if coder and coder.document_start else "\n")
+    length = sum(len(piece) for _, piece in pieces())
+    cut = int(length * (1 - val_fraction))
+    if coder is None:
+        characters = chain.from_iterable(piece for _, piece in pieces())
+        known = set(characters) if tokenizer == "char" else sample(pieces(), cut)
+        if len(set(known)) < 2:
+            raise UserError(f"{source}: fewer than two distinct characters, so nothing to learn; give a longer text")
+        coder = CharTokenizer(known) if tokenizer == "char" else train_bpe(known, vocab_size or 1024)
+    try:
+        write_dataset(Path(folder), coder, encode_all(coder, in_chunks(pieces(), cut)), length, source)
+    except TokenizerError as error:  # of a tokenizer that was not made for this text
+        raise UserError(f"{source}: {error}") from None
+
+
+def find_tokenizer(name):
+    if name == "gpt2":
+        return gpt2_tokenizer()
+    if name.startswith("hf:"):
+        return hf_tokenizer(name.removeprefix("hf:"))
+    if name.startswith("run:"):
+        folder = Path(name.removeprefix("run:"))
+        return tokenizer_from_state(load_checkpoint(find_checkpoint(folder, prefer="best"))["tokenizer"])
+    raise UserError(f"unknown tokenizer {name!r}; choose from 'char', 'bpe', 'gpt2', 'hf:NAME', 'run:FOLDER'")
+
+
+def write_dataset(folder, coder, encoded, length, source):
+    """Write what `encode_all` yields, `length` characters in all. The new files take their places together, or none does."""
+    tokens, sizes = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
+    hashes, text_hash = {split: hashlib.sha256() for split in SPLITS}, hashlib.sha256()
+    dtype, began, done = token_dtype(coder.vocab_size), time.time(), 0
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:  # at its end the files take their places, the last opened first
+        if not stack.enter_context(folder_lock(folder)):
+            raise UserError(f"{folder}: another prepare.py is at work there: wait for it")
+        stack.callback(lambda: any(folder.iterdir()) or folder.rmdir())
+        names = ("meta.json", "train.bin", "val.bin")
+        files = {name: stack.enter_context(atomic_write(folder / name)) for name in names}
+        for split, ids, text in encoded:
+            ids, content = ids.astype(dtype), text.encode()
+            files[f"{split}.bin"].write(ids)
+            hashes[split].update(ids)
+            text_hash.update(content)
+            tokens[split] += len(ids)
+            sizes[split] += len(content)
+            before, done = done, done + len(text)
+            if length > CHUNK and done * 10 // length > before * 10 // length:  # ten lines for a long text
+                speed = sum(sizes.values()) / 1e6 / (time.time() - began)
+                print0(f"{done / length:.0%} of {length:,} characters, {speed:.1f} MB/s")
+        for split in SPLITS:
+            if tokens[split] < 2:
+                problem = f"the text is too short: its {split} part has fewer than two tokens"
+                raise UserError(f"{source}: {problem}; give a longer one, or another val_fraction")
+        meta = {
+            "version": VERSION,
+            "vocab_size": coder.vocab_size,
+            "dtype": dtype.name,
+            "source": source,
+            "text_sha256": text_hash.hexdigest(),
+            "tokens": tokens,
+            "bytes": sizes,  # of text
+            "sha256": {split: hashes[split].hexdigest() for split in SPLITS},  # of the .bin files
+            "tokenizer": coder.state(),
+        }
+        files["meta.json"].write(json.dumps(meta, indent=1).encode())
+        for file in files.values():  # a full disk shows here
+            file.flush()
+        # until here what was in the folder is whole; from here on nothing is, until there is a meta.json again
+        (folder / "meta.json").unlink(missing_ok=True)
+
+    size = sum(sizes.values())
+    print0(f"{folder}: {source}, {size:,} bytes")
+    print0(f"{tokens['train']:,} tokens to train on and {tokens['val']:,} to validate on, {dtype}")
+    kind, density = meta["tokenizer"]["kind"], sum(tokens.values()) / size
+    print0(f"{coder.vocab_size:,} different tokens ({kind}), {density:.3f} tokens per byte")
+
+
+def encode_all(coder, chunks):
+    """Yield (split, tokens, text) of each chunk, in order. Threads encode: tokenizers release Python's lock."""
+
+    def encode(split_and_pieces):
+        split, pieces = split_and_pieces
+        arrays = []
+        for begins, piece in pieces:
+            arrays += [np.array(coder.document_start * begins, np.uint32), coder.encode_array(piece)]
+        return split, np.concatenate(arrays), "".join(piece for _, piece in pieces)
+
+    threads = os.cpu_count()
+    with ThreadPoolExecutor(threads) as pool:
+        while some := list(islice(chunks, 4 * threads)):  # so much is in memory at a time
+            yield from pool.map(encode, some)
+
+
+# -- the text in pieces --------------------------------------------------------------------------------------
+
+# Where a long document is cut: after a single line's end between two characters that are no spaces. Our pattern and
+# GPT-2's end a piece there, and go on as at the start of a text, so the parts have the tokens of the whole. (After
+# several spaces they may not: before a word, GPT-2's makes the last one a piece of its own, but not where a text ends.)
+CUT = re.compile(r"[^\s\x00-\x1f\x7f]\n(?=[^\s\x00-\x1f\x7f])")
+
+
+def in_pieces(text, separator):
+    """Yield (whether a document begins, some of its text), with `separator` between documents. A str begins none."""
+    several = not isinstance(text, str)
+    documents = (document for document in text if document is not None) if several else [text]
+    for i, document in enumerate(documents):
+        document, start = separator + document if i else document, 0
+        while place := CUT.search(document, start + CHUNK):
+            yield several and start == 0, document[start : place.end()]
+            start = place.end()
+        yield several and start == 0, document[start:]
+
+
+def in_chunks(pieces, cut):
+    """Yield (split, its next pieces), of at least CHUNK characters together except at the end of a split."""
+    for split, group in groupby(divide(pieces, cut), key=lambda piece: piece[0]):
+        chunk, length = [], 0
+        for _, begins, piece in group:
+            chunk.append((begins, piece))
+            length += len(piece)
+            if length >= CHUNK:
+                yield split, chunk
+                chunk, length = [], 0
+        if chunk:
+            yield split, chunk
+
+
+def divide(pieces, cut):
+    """Yield (split, begins, text): the first `cut` characters train. The piece that goes beyond them comes in two."""
+    for begins, piece in pieces:
+        if 0 < cut < len(piece):
+            yield "train", begins, piece[:cut]
+            yield "val", False, piece[cut:]
+        else:
+            yield "train" if cut > 0 else "val", begins, piece
+        cut -= len(piece)
+
+
+def sample(pieces, cut):
+    """Return SAMPLE characters from all over the training part, or all of it if it has no more."""
+    share = min(1, SAMPLE / max(cut, 1))
+    texts = ("".join(piece for _, piece in chunk) for split, chunk in in_chunks(pieces, cut) if split == "train")
+    return "".join(text[: math.ceil(len(text) * share)] for text in texts)
