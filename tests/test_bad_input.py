@@ -205,7 +205,7 @@ AGAIN = "; prepare data/shakespeare_char again"
 DATA = {
     "turn(CHAR / 'meta.json', lambda old: old[:-9])": f"meta.json: .*{AGAIN}",
     "turn(CHAR / 'train.bin', lambda old: old[:-2])": f"train.bin: not of the size that meta.json says{AGAIN}",
-    "(CHAR / 'val.bin').unlink()": f"val.bin: No such file or directory{AGAIN}",
+    "(CHAR / 'val.bin').unlink()": f"val.bin: no such file{AGAIN}",
     "shutil.rmtree(CHAR)": "dataset = 'shakespeare_char' .* one of openwebtext, shakespeare_bpe, text",
 }
 

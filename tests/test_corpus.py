@@ -9,6 +9,7 @@ import threading
 import time
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -16,14 +17,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from config.runtime.common import UserError, folder_lock
-from conftest import hear_signals
+from conftest import contents, hear_signals
 from data import prepare as preparing
 from data.dataset import load_dataset
 from data.prepare import encode_all, in_pieces, prepare, read_dataset, read_documents, text_files
 from data.tokenizer import END, SPLIT, BPETokenizer, train_bpe
 
 WORDS = ["the", "quick", "Fuchs", "läuft", "über", "瓶子", "12345", "don't", "...", "!?", "🦊", "x" * 40, "\u00a0", "\x7f"]
-GAPS = [" ", " ", " ", "\n", "\n", "\n\n", "  ", " \n", "\n ", "\r\n", "\t", "\x01\n", "\n\x01", "\n\u00a0", "\u3000\n"]
+GAPS = [" ", "\n", "\n\n", "  ", " \n", "\n ", "\r\n", "\t", "\x01\n", "\n\x01", "\n\u00a0", "\u3000\n"]
 DOCUMENTS = ["One line.", "Two\nlines of text, a little longer\n", "Ünglück und 瓶子", "  spaces  ", "the end"] * 5
 
 
@@ -55,11 +56,13 @@ def prepared(folder, text, *how, **options):
 # -- cutting -------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(GAPS)), min_size=90, max_size=150), st.sampled_from([OURS, GPT2]))
-def test_parts_have_the_tokens_of_the_whole(words, tokenizer):
-    text = "".join(word + gap + "so on\nand" * (i % 3 == 0) for i, (word, gap) in enumerate(words))
+@pytest.mark.parametrize("tokenizer", [OURS, GPT2], ids=["ours", "gpt2"])
+def test_parts_have_the_tokens_of_the_whole(monkeypatch, tokenizer):
+    """All gaps lie between all words, and the text is cut wherever it may be."""
+    monkeypatch.setattr(preparing, "CHUNK", 0)
+    text = "".join(word + gap + other for gap in GAPS for word in WORDS for other in WORDS)
     parts = [part for _, part in in_pieces(text, "")]
-    assert len(parts) > 2 and "".join(parts) == text
+    assert len(parts) > 100 and "".join(parts) == text
     assert [token for part in parts for token in tokenizer.encode(part)] == tokenizer.encode(text)
 
 
@@ -128,11 +131,9 @@ def test_what_is_null_is_no_document(tmp_path):
     assert read_documents(jsonl(tmp_path / "a.jsonl", [None, "one", None, "", "two"])) == ["one", "", "two"]
 
 
-@pytest.mark.parametrize("tokenizer", ["char", "bpe", "gpt2"])
-def test_half_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path, tokenizer):
-    (tmp_path / "a.jsonl").write_text('{"text": "good \\ud800 text"}\n' * 9)
-    ids, loaded = prepared(tmp_path / "data", read_documents(tmp_path / "a.jsonl"), tokenizer)
-    assert loaded.tokenizer.decode(ids).replace(END, "\n").strip() == "\n".join(["good ? text"] * 9)
+def test_half_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "good \\ud800 text"}\n')
+    assert read_documents(tmp_path / "a.jsonl") == ["good ? text"]
 
 
 @pytest.mark.parametrize("name, content, named", [
@@ -153,13 +154,6 @@ def test_bad_files(tmp_path, name, content, named):
     assert named in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_fifo_is_no_text(tmp_path):
-    """It would be waited for."""
-    os.mkfifo(tmp_path / "a.txt")
-    with pytest.raises(UserError, match="a.txt: not a file"):
-        read_documents(tmp_path / "a.txt")
-
-
 # -- datasets ------------------------------------------------------------------------------------------------
 
 
@@ -173,14 +167,6 @@ def test_a_dataset_is_all_its_files_and_may_be_gone_through_again(tmp_path):
         parquet(tmp_path / f"train-{i}.parquet", DOCUMENTS[i::2])
     texts = read_dataset(str(tmp_path))
     assert list(texts) == list(texts) == DOCUMENTS[0::2] + DOCUMENTS[1::2]
-
-
-@pytest.mark.parametrize("suffix", ["csv", "jsonl.gz"])
-def test_a_dataset_may_be_of_tables_and_compressed(tmp_path, suffix):
-    rows = datasets.Dataset.from_list([{"id": i, "body": text} for i, text in enumerate(DOCUMENTS)])
-    path = tmp_path / f"train.{suffix}"
-    rows.to_csv(path) if suffix == "csv" else rows.to_json(path, compression="gzip")
-    assert list(read_dataset(str(tmp_path), "body")) == DOCUMENTS
 
 
 def test_a_dataset_of_several_configurations(tmp_path):
@@ -239,55 +225,30 @@ def test_what_needs_datasets_says_so(monkeypatch):
 # -- threads -------------------------------------------------------------------------------------------------
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 def test_threads_encode_side_by_side_and_in_order(monkeypatch):
     """Each of two chunks waits for the other. Only some more than what is asked for is read."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     both, read = threading.Barrier(2), []
 
-    class Slow:
-        document_start = []
-
-        def encode_array(self, text):
-            both.wait(timeout=60)
-            return np.array([int(text)])
+    def encode_array(text):
+        both.wait(timeout=60)
+        return np.array([int(text)])
 
     def chunks():
         for i in range(100):
             read.append(i)
             yield "train", [(False, str(i))]
 
-    encoded = encode_all(Slow(), chunks())
+    encoded = encode_all(SimpleNamespace(document_start=[], encode_array=encode_array), chunks())
     assert [next(encoded)[1].item() for _ in range(10)] == list(range(10))
     assert len(read) <= 10 + 4 * 2
     encoded.close()
 
 
-def test_an_interrupted_run_leaves_what_was_there(tmp_path):
-    prepared(tmp_path / "data", DOCUMENTS * 4)
-    before = contents(tmp_path / "data")
-
-    class Interrupted:
-        read = 0
-
-        def __iter__(self):
-            self.read += 1
-            yield from DOCUMENTS * 4
-            if self.read == 2:
-                raise KeyboardInterrupt
-
-    for folder in ("data", "new"):
-        with pytest.raises(KeyboardInterrupt):
-            prepare(tmp_path / folder, Interrupted(), "test", "gpt2")
-    assert contents(tmp_path / "data") == before and not (tmp_path / "new").exists()
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_program_that_is_ended_leaves_no_half_of_a_dataset(repo, tmp_path, number):
+def test_an_interrupted_program_ends_and_leaves_what_was_there(repo, tmp_path):
+    prepare("data/plays", DOCUMENTS, "test")
+    before = contents(Path("data/plays"))
     (tmp_path / "text.txt").write_text("".join(f"{i} green bottles, hanging on the wall\n" for i in range(1_200_000)))
     command = [sys.executable, "data/text/prepare.py", tmp_path / "text.txt", "--name=plays"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -295,15 +256,9 @@ def test_a_program_that_is_ended_leaves_no_half_of_a_dataset(repo, tmp_path, num
     while not (Path("data/plays/val.bin.tmp").exists() and Path("data/plays/train.bin.tmp").stat().st_size):
         assert process.poll() is None
         time.sleep(0.001)
-    process.send_signal(number)
-    output, error = process.communicate(timeout=120)
-    assert not Path("data/plays/meta.json").exists() and error == b""
-    if number == signal.SIGINT:
-        assert process.returncode == 130 and not Path("data/plays").exists()
-    else:
-        repo(list(map(str, command[1:])))
-        assert len(load_dataset("data/plays").splits["train"]) == int(0.9 * (tmp_path / "text.txt").stat().st_size)
-        assert not list(Path("data/plays").glob("*.tmp"))
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=120)[1] == b"" and process.returncode == 130
+    assert contents(Path("data/plays")) == before
 
 
 def test_two_at_once_are_refused(tmp_path):

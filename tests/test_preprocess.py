@@ -11,7 +11,7 @@ import pytest
 
 import data.prepare
 import data.shakespeare
-from conftest import ROOT, TINY
+from conftest import ROOT, TINY, contents
 from config.runtime.common import UserError, atomic_write, file_lock, read_text, sha256
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared, prepare
@@ -19,11 +19,6 @@ from data.shakespeare import tiny_shakespeare
 from data.tokenizer import tokenizer_from_state
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
-
-
-def contents(folder):
-    paths = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in str(path)]
-    return {path.relative_to(folder): path.read_bytes() for path in paths}
 
 
 # -- files ---------------------------------------------------------------------------------------------------
@@ -38,14 +33,14 @@ def test_atomic_write_replaces_all_or_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt), atomic_write(path) as file:
         file.write(b"half")
         raise KeyboardInterrupt
-    assert contents(tmp_path) == {Path("file"): b"new"}
+    assert contents(tmp_path) == {tmp_path / "file": b"new"}
 
 
 def test_what_a_killed_process_leaves_is_overwritten(tmp_path):
     (tmp_path / "file.tmp").write_bytes(b"more than is written now")
     with atomic_write(tmp_path / "file") as file:
         file.write(b"new")
-    assert contents(tmp_path) == {Path("file"): b"new"}
+    assert contents(tmp_path) == {tmp_path / "file": b"new"}
 
 
 def test_of_all_that_ask_for_a_lock_one_gets_it(tmp_path):
@@ -239,14 +234,8 @@ def test_git_ignores_what_is_prepared():
         ("text fifo.txt", "fifo.txt: not a file"),
         (f"text {'x' * 300}", "x: File name too long"),
         (f"text good.txt --name={'x' * 300}", "name = 'x{98} does not work: use up to 100 letters"),
-        ("text good.txt --workers=1", "--workers: unknown setting"),
         ("openwebtext --limit=many", "limit = 'many' does not work: write it as 500MB or 1GB"),
-        ("text good.txt --tokenizer=BPE", "unknown tokenizer 'BPE'; choose from 'char', 'bpe'"),
-        ("text good.txt --tokenizer", "--tokenizer: write it as --tokenizer=value"),
         ("text good.txt --tokenizer=bpe --vocab_size=8", "vocab_size=8"),
-        ("text good.txt --vocab_size=300", "vocab_size=300 goes with tokenizer 'bpe', not with 'char'"),
-        ("text good.txt --vocab_size=many", "--vocab_size: .*'many'"),
-        ("text good.txt --val_fraction=2", "val_fraction=2.0 is not between 0 and 1"),
         ("text good.txt --token=char", "--token: unknown setting .did you mean tokenizer"),
         ("text good.txt --name=shakespeare_char", "data/shakespeare_char has a prepare.py of its own"),
         ("text good.txt --name=../plays", "name = '../plays' does not work"),
@@ -314,13 +303,13 @@ def test_a_dataset_is_prepared_at_first_use_and_when_its_text_is_new(datasets, c
     assert capsys.readouterr().out == new
 
 
-def test_what_prepare_writes_is_found_to_be_of_its_text(datasets, capsys):
+def test_what_is_prepared_is_not_prepared_again(datasets, capsys):
     folder = datasets / "words"
     (folder / "input.txt").write_text("\ufeff" + TEXT, encoding="utf-8")
     prepare(folder, TEXT, "bottles")
     capsys.readouterr()
     ensure_prepared("words")
-    assert capsys.readouterr().out == "" and load_dataset(folder).meta["source"] == "bottles"
+    assert capsys.readouterr().out == ""
 
 
 def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(datasets):

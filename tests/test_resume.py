@@ -230,11 +230,13 @@ def test_other_data_are_refused(run, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
     for text in (TEXT.replace("dog", "god"), TEXT.upper()):  # other tokens; the same ones of another vocabulary
+        Path("data/shakespeare_char/input.txt").write_text(text)
         prepare("data/shakespeare_char", text, "another text")
         capsys.readouterr()
         error = refused(run, RESUME, capsys)
         cure = "prepare test again by python data/shakespeare_char/prepare.py\n"
         assert f"data/shakespeare_char is not what out/resumed/ckpt.pt was trained on: {cure}" in error
+    Path("data/shakespeare_char/input.txt").unlink()
     prepare("data/shakespeare_char", TEXT, "the same text from another file")
     run(RESUME)
     assert differences(RESUMED / "ckpt.pt", WHOLE / "ckpt.pt") == ["checkpoint['data']['source']"]
