@@ -19,7 +19,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from config.runtime import metrics
+from config.runtime import log
 from config.runtime.common import use_plain_attention
 from data import preprocess
 from data.preprocess import prepare
@@ -53,12 +53,12 @@ def copy_repository(folder, text=TEXT):
 
 def run_program(program, *arguments):
     """Run a program as a process of its own would, in this one. Raise SystemExit if it ends in an error."""
-    locked, file_lock = [], metrics.file_lock
+    locked, file_lock = [], log.file_lock
     with pytest.MonkeyPatch.context() as patch, kept_handlers():  # what is set here is as before at the end
         patch.setattr(sys, "argv", [program, *arguments])
         patch.setattr(sys, "path", sys.path[:])
         patch.setattr(sys, "excepthook", sys.excepthook)
-        patch.setattr(metrics, "file_lock", lambda file: locked.append(file) or file_lock(file))
+        patch.setattr(log, "file_lock", lambda file: locked.append(file) or file_lock(file))
         try:
             runpy.run_path(program, run_name="__main__")
         except SystemExit as end:

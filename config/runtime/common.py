@@ -10,6 +10,7 @@ import zipfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import config.runtime.waiting  # before PyTorch, which reads what it decides
 import torch
 import torch.distributed as dist
 
@@ -22,9 +23,17 @@ from model import ConfigError
 class UserError(ValueError):
     """A mistake in settings, files or data, which the project itself has found: what is wrong, and what would work.
 
-    The programs show it as one line and end with exit code 2. Every other error keeps its traceback, whatever its
+    The programs show it as one line and end with its exit code. Every other error keeps its traceback, whatever its
     type: it may have been raised by a line of model.py that somebody has just written.
     """
+
+    exit_code = 2
+
+
+class FolderInUse(UserError):
+    """The folder of the run belongs to another process. compare.py tells it from mistakes by its exit code."""
+
+    exit_code = 3
 
 
 @contextmanager
@@ -37,19 +46,28 @@ def file_errors():
         raise UserError(f"{error.filename}: {error.strerror}" if named else error) from error
 
 
+def rank() -> int:
+    """Return this process's number among those that torchrun has started."""
+    return int(os.environ.get("RANK", 0))
+
+
 def print0(line):
     """Print a line, on the first of several processes. A full disk or a closed terminal is no reason to lose a run."""
-    if os.environ.get("RANK", "0") == "0":
+    if rank() == 0:
         with suppress(OSError):
             print(line, flush=True)
 
 
-def install_excepthook():
-    """End the program, from here on, in one line on stderr and exit code 2 where the project itself finds a mistake.
+def show(text, end="\n"):
+    """Print what a program was asked for: there a full disk is an error."""
+    try:
+        print(text, end=end, flush=True)
+    except OSError as error:
+        raise UserError(f"standard output: {error.strerror}") from error
 
-    It raises a UserError, or, in the files that are also used by themselves, a ConfigError or a TokenizerError. Ctrl-C
-    ends the program without a word. Every other error keeps its traceback and ends the program with exit code 1.
-    """
+
+def install_excepthook():
+    """End the program, from here on, in one line on stderr where the project itself finds a mistake."""
     sys.excepthook = report_error
     for stream in filter(None, (sys.stdout, sys.stderr)):  # text is UTF-8, on any terminal and in any pipe
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")
@@ -57,37 +75,19 @@ def install_excepthook():
 
 def report_error(kind, error, traceback):
     """Serve as Python's sys.excepthook."""
+    code, line = 1, ""
     if issubclass(kind, KeyboardInterrupt):
         code = 128 + signal.SIGINT
-    elif issubclass(kind, (UserError, ConfigError, TokenizerError)):
-        line = " ".join(str(error).splitlines())
-        process = f" (process {os.environ['RANK']})" if os.environ.get("RANK", "0") != "0" else ""
-        print(f"{Path(sys.argv[0]).name}: error{process}: {line}", file=sys.stderr)
-        code = 2
+    elif issubclass(kind, (UserError, ConfigError, TokenizerError)):  # the last two: of files that are used elsewhere
+        code, line = getattr(error, "exit_code", 2), " ".join(str(error).splitlines())
+    elif issubclass(kind, torch.OutOfMemoryError):
+        code, line = 2, f"more memory is needed than the GPU has: use smaller sizes ({str(error).partition('. ')[0]})"
     else:
         sys.__excepthook__(kind, error, traceback)
-        code = 1
+    if line:
+        process = f" (process {rank()})" if rank() else ""
+        print(f"{Path(sys.argv[0]).name}: error{process}: {line}", file=sys.stderr)
     exit_program(code)
-
-
-@contextmanager
-def resource_errors():
-    """Raise a UserError where PyTorch runs out of memory inside, or loses another process of the run.
-
-    On a CPU neither has a type of its own, so those of PyTorch's messages are known that say so.
-    """
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError, a GPU's, is one of these
-        text = str(error)
-        out_of_memory = ("DefaultCPUAllocator: can't allocate memory", "Storage size calculation overflowed")
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in out_of_memory):
-            short = (text.splitlines() or [""])[0][:120]
-            raise UserError(f"more memory is needed than there is: use smaller sizes ({short})") from error
-        if isinstance(error, getattr(dist, "DistError", ())) or "gloo/transport" in text:
-            cure = "--init_from=auto goes on from the last checkpoint"
-            raise UserError(f"another process of this run has ended; {cure}") from error
-        raise
 
 
 def exit_program(code=0):
@@ -96,11 +96,15 @@ def exit_program(code=0):
     One of several processes skips the interpreter's clearing up: there a thread of gloo that still waits for the
     interpreter would abort it ("terminate called without an active exception").
     """
-    if dist.is_initialized():
+    together = dist.is_initialized()
+    if together:
         atexit._run_exitfuncs()  # such as those of trackers
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            with suppress(OSError):
-                stream.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:  # a full disk, which was told where it mattered, or a closed terminal
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if together:
         os._exit(code)
     raise SystemExit(code)
 
@@ -121,13 +125,12 @@ class StopSignal:
     twice, from the terminal and from torchrun.
     """
 
-    def __init__(self, pass_on=lambda: None):
-        self.number, self.pass_on = 0, pass_on  # none so far; what else is to be done at once
+    def __init__(self):
+        self.number = 0  # none so far
         self.listen(self.remember)
 
     def remember(self, number, frame):
         self.number = number
-        self.pass_on()
         self.listen(signal.SIG_IGN if "TORCHELASTIC_RUN_ID" in os.environ else signal.SIG_DFL)
 
     def listen(self, handler):
@@ -146,7 +149,7 @@ def clock(seconds):
 # -- files that are whole, and locks ----------------------------------------------------------------------------
 
 
-CHECKPOINT_VERSION = 7  # of the layout of a checkpoint
+CHECKPOINT_VERSION = 8  # of the layout of a checkpoint
 
 
 @contextmanager
@@ -179,21 +182,26 @@ def find_checkpoint(folder, prefer="latest"):
     return next((path for path in paths if path.exists()), paths[0])
 
 
+FORM = {"iter_num": int, "val_loss": float, "settings": dict, "config": dict, "data": dict, "tokenizer": dict}
+FORM |= {"machine": str, "code": dict, "model": dict, "optimizer": dict, "scaler": dict}
+
+
 @file_errors()
 def load_checkpoint(path) -> dict:
-    """Return what `save_checkpoint` wrote, on the CPU, if it is whole. No code in it is run."""
+    """Return what `save_checkpoint` wrote, on the CPU, and its "path", if it is whole. No code in it is run."""
     checkpoint = None
     with open(path, "rb") as file, suppress(Exception):  # damaged bytes make the rest fail in all sorts of ways
         if zipfile.ZipFile(file).testzip() is None:  # torch.load does not look at the checksums in it
             file.seek(0)
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(checkpoint, dict) or "version" not in checkpoint:
+    version = checkpoint.get("version") if isinstance(checkpoint, dict) else None
+    if version is not None and version != CHECKPOINT_VERSION:
+        raise UserError(f"{path}: of version {version!r}; this program reads {CHECKPOINT_VERSION}")
+    if version is None or not all(isinstance(checkpoint.get(name), kind) for name, kind in FORM.items()):
         other = path.with_name("best.pt" if path.name == "ckpt.pt" else "ckpt.pt")
         cure = f"; once it is moved away {other} takes its place" if other.exists() else ""
         raise UserError(f"{path}: damaged, or not a checkpoint of train.py{cure}")
-    if checkpoint["version"] != CHECKPOINT_VERSION:
-        raise UserError(f"{path}: of version {checkpoint['version']!r}; this program reads {CHECKPOINT_VERSION}")
-    return checkpoint
+    return checkpoint | {"path": path}
 
 
 def file_lock(file, wait=False) -> bool:
@@ -229,10 +237,14 @@ def folder_lock(folder):
 @file_errors()
 def read_text(path) -> str:
     """Return a UTF-8 file as it is: line ends stay, so that the same bytes are the same text on every system."""
+    return decode_text(Path(path).read_bytes(), path)
+
+
+def decode_text(content: bytes, source) -> str:
     try:
-        return Path(path).read_bytes().decode("utf-8").removeprefix("\ufeff")  # the mark some editors put in front
+        return content.decode("utf-8").removeprefix("\ufeff")  # the mark some editors put in front
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text at byte {error.start}") from None
+        raise UserError(f"{source}: not UTF-8 text at byte {error.start}") from None
 
 
 def sha256(content: bytes) -> str:
@@ -273,13 +285,12 @@ def pick_dtype(dtype, device) -> torch.dtype:
     return getattr(torch, dtype)
 
 
-def pick_compile(device, flops, threads=None) -> bool:
+def pick_compile(device, flops) -> bool:
     """Say whether compiling pays for so many floating-point operations: on a GPU, and on a CPU from ten minutes up.
 
     A core computes some 50 GFLOP/s. Compiling takes some 40 seconds there, and makes steps 1.2 to 1.4 times as fast.
-    `threads` are a CPU's; None: those of this process.
     """
-    return device.type == "cuda" or device.type == "cpu" and flops > 600 * 50e9 * (threads or torch.get_num_threads())
+    return device.type == "cuda" or device.type == "cpu" and flops > 600 * 50e9 * torch.get_num_threads()
 
 
 def pick_attention_kernel(model, device, dtype):
