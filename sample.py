@@ -1,7 +1,7 @@
 """
 Write text with a trained model: `python sample.py` takes the newest run.
 
-Every setting below can be given as --name=value, and --help lists them. The checkpoint is enough: the data are not needed.
+Every setting below can be given as --name=value, and --help lists them. Only the checkpoint is needed, not the data.
 """
 
 import math

@@ -250,7 +250,7 @@ logged_iter = iter_num  # step of the latest log line
 micro_steps = range(rank, grad_accum_steps, world_size)  # this process's share of each step
 began = logged_time = time.time()
 train_seconds = 0.0  # without evaluating and saving
-fastest = 0.0  # tokens per second
+fastest, noted = 0.0, False  # tokens per second; whether a slower pace has been noted
 while iter_num < max_iters and not stopped_by:
     lr = get_lr(iter_num)
     for opt in optimizers:
@@ -306,10 +306,11 @@ while iter_num < max_iters and not stopped_by:
         )
         numbers = {"loss": lossf, "grad_norm": norm if math.isfinite(norm) else None, "learning_rate": lr}
         log.log("step", iter_num, **numbers, tokens_per_second=speed)
-        if speed < fastest / 3 and device.type == "cpu" and os.environ.get("OMP_WAIT_POLICY") != "PASSIVE":
-            print0(f"NOTE    three times as slow as before: if another program is busy, stop and OMP_WAIT_POLICY=PASSIVE {go_on}")
-            fastest = 0.0
         fastest = max(fastest, speed)
+        if speed < fastest / 3 and device.type == "cpu" and not noted:  # another program has become busy
+            cure = f"if another program is busy, stop and enter OMP_WAIT_POLICY=PASSIVE {go_on}"
+            print0(f"NOTE    steps take three times as long as before: {cure}")
+            noted = True
         train_seconds += now - logged_time
         logged_iter, logged_time = iter_num, now
 

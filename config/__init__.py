@@ -75,7 +75,7 @@ def find_file(path, program) -> Path:
     known = {file.stem: file.relative_to(home) for file in home.glob("config/[!_]*.py")}
     stem = Path(path).stem or "?"
     near = difflib.get_close_matches(stem, known, n=1) or [name for name in sorted(known) if name.startswith(stem)]
-    hint = f"did you mean {known[near[0]]}?" if near else "settings are written as --name=value"
+    hint = f"did you mean {known[near[0]]}?" if near else "settings are written as --name=value, as in --out_dir=FOLDER"
     raise UserError(f"{path}: no such config file ({hint})")
 
 

@@ -117,19 +117,19 @@ def repo(original, tmp_path, monkeypatch, capsys):
     return run
 
 
-def error_of(run, command, capsys):
+def error_of(run, command, capsys, code=2):
     """Return the one line of error that `command` ends with."""
     with pytest.raises(SystemExit) as end:
         run(command)
     error = capsys.readouterr().err
-    assert end.value.code == 2 and error.count("\n") == 1, error
+    assert end.value.code == code and error.count("\n") == 1, error
     return error
 
 
-def refused(run, command, capsys):
+def refused(run, command, capsys, code=2):
     """Return the one line of error that `command` ends with, having changed no file."""
     before = contents(run.folder)
-    error = error_of(run, command, capsys)
+    error = error_of(run, command, capsys, code)
     assert contents(run.folder) == before
     return error
 
@@ -147,6 +147,10 @@ def load(path):
     return torch.load(path, weights_only=True)
 
 
+def change_checkpoint(path, **changes):
+    torch.save(load(path) | changes, path)
+
+
 def log_of(folder, event=None):
     """Return the lines of a run's log, of one event if asked."""
     lines = [json.loads(line) for line in (Path(folder) / "log.jsonl").read_text().splitlines()]
@@ -155,7 +159,7 @@ def log_of(folder, event=None):
 
 def differences(path, expected):
     """Return the names of all that is not, to the last bit, the same in two checkpoints. Settings may differ."""
-    return sorted(differing(load(path) | {"settings": None}, load(expected) | {"settings": None}))
+    return sorted(differing(*(load(file) | {"settings": None, "code": None} for file in (path, expected))))
 
 
 def differing(a, b, name="checkpoint"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from config.runtime import metrics
+from config.runtime import log
 from conftest import ROOT, TINY, log_of, refused, run_program
 from config.runtime.common import UserError
 from model import GPTConfig
@@ -206,7 +206,19 @@ def test_a_picture_that_was_asked_for_without_matplotlib(plot, monkeypatch):
     assert code == 2 and "2.0000" in output and "a picture needs matplotlib: pip install matplotlib" in error
 
 
+def test_the_version_is_that_of_all_code(repo, monkeypatch):
+    monkeypatch.setattr(log, "ROOT", repo.folder)
+    versions = [log.code_version()]
+    for name in ("model.py", "train.py", "config/__init__.py", "config/runtime/checks.py", "data/dataset.py"):
+        with open(name, "a") as file:
+            print("# a comment", file=file)
+        versions.append(log.code_version())
+    Path("config/mine.py").write_text("n_layer = 4")  # is in the settings of a run
+    assert log.code_version() == versions[-1]
+    assert len({version["sha256"] for version in versions}) == 6 and len({version["model"] for version in versions}) == 2
+
+
 def test_code_that_cannot_be_read_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics, "ROOT", tmp_path)
+    monkeypatch.setattr(log, "ROOT", tmp_path)
     with pytest.raises(UserError, match="model.py: No such file"):
-        metrics.code_version()
+        log.code_version()

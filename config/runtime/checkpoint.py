@@ -196,9 +196,9 @@ def resumed_settings(checkpoint, given, defaults):
     resolved = {name for name in ("dtype", "compile") if given.get(name) == "auto"}
     requested = {name: value for name, value in given.items() if name not in of_another | resolved}
     changed = [
-        f"{name} = {value!r} (was {trained[name]!r})"
-        for name, value in requested.items()
-        if name not in may_change and value != trained[name]
+        f"{name} = {requested[name]!r} (was {was!r})"
+        for name, was in trained.items()
+        if name not in may_change and requested.get(name, was) != was
     ]
     if changed:
         path = checkpoint["path"]

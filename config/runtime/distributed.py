@@ -1,4 +1,4 @@
-"""Several processes that train one model: torchrun starts them, DDP or FSDP2 joins them. For one process all is plain."""
+"""Several processes that train one model: torchrun starts them, DDP or FSDP2 joins them."""
 
 import os
 import warnings
@@ -65,9 +65,9 @@ def parallelize_model(model, parallel, device, dtype=None):
 def training_state(model, optimizers, scaler) -> dict:
     """Return what a checkpoint needs to resume, gathered on the CPU; all processes must ask at once."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(model, options=options)  # first: it also makes FSDP shard again
     begun = any(optimizer.state for optimizer in optimizers)  # with float16 the first steps may all have been skipped
     learned = get_optimizer_state_dict(model, optimizers, options=options) if begun else {}
-    weights = get_model_state_dict(model, options=options)
     return {"model": weights, "optimizer": learned, "scaler": scaler.state_dict()}
 
 

@@ -1,4 +1,4 @@
-"""A run's folder, its log (log.jsonl, a JSON object per line), TensorBoard and Weights & Biases, and the code's version."""
+"""A run's folder and its log: log.jsonl, a JSON object per line; TensorBoard; Weights & Biases; the code's version."""
 
 import io
 import json

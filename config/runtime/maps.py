@@ -57,7 +57,7 @@ def draw_maps(model, tokens, tokenizer, path):
         raise UserError(f"{path}: matplotlib writes no .{kind}: name a .png, .pdf or .svg")
     axes = figure.subplots(*shape, squeeze=False)
     for l, h in np.ndindex(shape):
-        axis, weights = axes[l, h], layers[l][0, h].float().cpu()
+        axis, weights = axes[l, h], layers[l][0, h].float().cpu().numpy()
         axis.imshow(weights, cmap="Blues", norm=PowerNorm(0.5, 0, 1, clip=True))  # small weights are seen too
         axis.set_title(f"layer {l}, head {h}", fontsize=6)
         axis.tick_params(labelsize=5)

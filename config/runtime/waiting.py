@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def core_times():
-    """Return the clock ticks, idle and in all, of the cores that this process may use, and the number of these cores."""
+    """Return the clock ticks, idle and total, of the cores that this process may use, and how many these are."""
     lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     cores = [[int(ticks) for ticks in line[1:9]] for line in lines if line[0][3:] in map(str, os.sched_getaffinity(0))]
     return sum(ticks[3] + ticks[4] for ticks in cores), sum(map(sum, cores)), len(cores)
