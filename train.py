@@ -9,7 +9,6 @@ torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --gra
 from config import split_settings  # before PyTorch, since this decides how its threads wait (config/runtime/waiting.py)
 
 import math
-import os
 import shlex
 import sys
 import time
@@ -178,9 +177,11 @@ def estimate_loss(split, max_tokens):
 
 
 def describe_loss(val_loss):
-    """Return perplexity, and bits per byte, which compares across tokenizers."""
+    """Return perplexity, and bits per byte, which compares across tokenizers: as numbers, and as a line of text."""
+    perplexity = math.exp(min(val_loss, 700))
     bits_per_byte = val_loss / math.log(2) * data.meta["tokens"]["val"] / data.meta["bytes"]["val"]
-    return {"perplexity": math.exp(min(val_loss, 700)), "bits_per_byte": bits_per_byte}
+    line = f"validation loss {val_loss:.4f}   perplexity {perplexity:.2f}   bits per byte {bits_per_byte:.3f}"
+    return {"perplexity": perplexity, "bits_per_byte": bits_per_byte}, line
 
 
 def save(path):
@@ -219,18 +220,12 @@ for note in notes:
     print0(f"NOTE    {note}")
 
 if eval_only:
-    val_loss = estimate_loss("val", max_tokens=tokens["val"])
-    numbers = describe_loss(val_loss)
-    print0(
-        f"validation loss {val_loss:.4f}   perplexity {numbers['perplexity']:.2f}   "
-        f"bits per byte {numbers['bits_per_byte']:.3f}   over all {tokens['val']:,} tokens"
-    )
+    numbers, line = describe_loss(estimate_loss("val", max_tokens=tokens["val"]))
+    print0(f"{line}   over all {tokens['val']:,} tokens")
     distributed.leave()
 
-total_flops = flops_per_token * max_iters * tokens_per_iter
+total_flops, code = flops_per_token * max_iters * tokens_per_iter, code_version()
 settings["compile"] = distributed.compile_model(raw_model, compile, device, ctx, total_flops)
-
-code = code_version()
 distributed.barrier()  # from here on the first process writes to the folder, which the others have now seen as it was
 log.open(iter_num, settings)
 facts = {"settings": settings, "config": asdict(config), "data": data.meta, "machine": machine, "notes": notes}
@@ -319,11 +314,8 @@ while iter_num < max_iters and not stopped_by:
         train_loss, val_loss = estimate_loss("train", max(1, eval_tokens // 4)), estimate_loss("val", eval_tokens)
         if not math.isfinite(val_loss):
             end_diverged(f"the validation loss is {val_loss}")
-        numbers = describe_loss(val_loss)
-        print0(
-            f"step {iter_num:,}   train loss {train_loss:.4f}   validation loss {val_loss:.4f}   "
-            f"perplexity {numbers['perplexity']:.2f}   bits per byte {numbers['bits_per_byte']:.3f}"
-        )
+        numbers, line = describe_loss(val_loss)
+        print0(f"step {iter_num:,}   train loss {train_loss:.4f}   {line}")
         log.log("eval", iter_num, train_loss=train_loss, val_loss=val_loss, **numbers)
         if val_loss < best_val_loss and save(best):
             best_val_loss = val_loss

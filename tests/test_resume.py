@@ -162,12 +162,12 @@ def test_auto_leaves_a_finished_run_alone(run):
     assert contents(WHOLE) == before
 
 
-def test_a_damaged_checkpoint_names_the_whole_one(run, capsys):
+def test_a_damaged_checkpoint_names_the_other(run, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
     path = WHOLE / "ckpt.pt"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     error = refused(run, f"{RUN} --max_iters=8 --out_dir={WHOLE} --init_from=resume", capsys)
-    assert f"{path}: damaged" in error and f"once it is moved away {WHOLE / 'best.pt'} takes its place" in error
+    assert f"{path}: damaged" in error and f"move it away to use {WHOLE / 'best.pt'}" in error
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
@@ -227,7 +227,7 @@ def test_another_machine_is_said(run):
     assert "NOTE    so far it ran on an abacus" in run(RESUME)
 
 
-@pytest.mark.parametrize("commit, back", [("abc1234567", "git checkout abc1234567 -- model.py"), (None, "the one of then")])
+@pytest.mark.parametrize("commit, back", [("abc1234567", "git checkout abc1234567 -- model.py"), (None, "take the one of then")])
 def test_another_model_py_is_said(run, commit, back):
     commands = [f"{RESUME} --eval_only", f"sample.py --max_new_tokens=3 --out_dir={RESUMED}", RESUME]
     run(f"{RUN} --out_dir={WHOLE}")
@@ -248,7 +248,7 @@ def test_losses_over_other_tokens_do_not_compare(run):
     shown = run(f"{RUN} {settings} --eval_tokens=1 --max_iters=4 --out_dir={WHOLE} --init_from=resume")
     assert load(WHOLE / "best.pt")["val_loss"] == -1 and "NOTE" not in shown
     shown = run(f"{RUN} {settings} --eval_tokens=64 --out_dir={WHOLE} --init_from=resume")
-    assert "NOTE    eval_tokens = 64 (was 1): losses over other tokens do not compare, so best.pt starts anew" in shown
+    assert "NOTE    eval_tokens = 64 (was 1): such losses do not compare, so best.pt starts anew" in shown
     assert load(WHOLE / "best.pt")["val_loss"] == min(line["val_loss"] for line in log_of(WHOLE, "eval")[4:])
 
 
@@ -259,7 +259,7 @@ def test_other_data_are_refused(run, capsys):
         prepare("data/shakespeare_char", text, "another text")
         capsys.readouterr()
         error = refused(run, RESUME, capsys)
-        cure = "prepare test again by python data/shakespeare_char/prepare.py\n"
+        cure = "prepare test again, with --tokenizer=run:out/resumed if it has one to choose\n"
         assert f"data/shakespeare_char is not what out/resumed/ckpt.pt was trained on: {cure}" in error
     prepare("data/shakespeare_char", TEXT, "the same text from another file")
     run(RESUME)

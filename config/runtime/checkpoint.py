@@ -1,4 +1,4 @@
-"""Checkpoints: a run's whole state in a file that is there whole or not at all; and how a run starts, or resumes."""
+"""Checkpoints, and how a run starts from one or resumes."""
 
 import math
 import re
@@ -26,10 +26,7 @@ NOT_INHERITED = {"block_size", "vocab_size", "dropout", "activation_checkpointin
 
 
 def save_checkpoint(path, facts, before_renaming) -> bool:
-    """Write plain values and tensors, on the first of several processes. Return whether there was room for them.
-
-    On a full disk what was there stays whole.
-    """
+    """Write plain values and tensors, on the first of several processes. Return whether there was room for them."""
     if rank() == 0:
         try:
             with atomic_write(path) as file:
@@ -46,7 +43,6 @@ def save_checkpoint(path, facts, before_renaming) -> bool:
 
 
 def newest_run():
-    """Return the folder in out/ whose checkpoint was saved last."""
     saved = [*Path("out").glob("*/ckpt.pt"), *Path("out").glob("*/best.pt")]
     if not saved:
         cure = "train one first, python train.py config/m1_shakespeare.py, or name one by --out_dir=FOLDER"
@@ -54,7 +50,7 @@ def newest_run():
     return max(saved, key=lambda path: path.stat().st_mtime).parent
 
 
-def config_of(checkpoint) -> GPTConfig:
+def config_of(checkpoint):
     unknown = checkpoint["config"].keys() - {field.name for field in fields(GPTConfig)}
     if unknown:
         raise UserError(f"{checkpoint['path']}: its model has {', '.join(sorted(unknown))}, which model.py lacks")
@@ -62,7 +58,6 @@ def config_of(checkpoint) -> GPTConfig:
 
 
 def build_model(checkpoint) -> GPT:
-    """Return the model of a checkpoint, with its weights."""
     model = GPT(config_of(checkpoint))
     check_weights(checkpoint, shapes_of(model))
     model.load_state_dict(checkpoint["model"])
@@ -74,7 +69,7 @@ def shapes_of(model):
 
 
 def check_weights(checkpoint, expected):
-    """Raise a UserError for weights that are not of the `expected` names and shapes: model.py was another one."""
+    """Raise a UserError for weights of other than the `expected` names and shapes: model.py was another one."""
     found = {name: getattr(tensor, "shape", None) for name, tensor in checkpoint["model"].items()}
     odd = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
     if odd:
@@ -89,8 +84,8 @@ def code_notes(checkpoint):
     if was.get("model") == code_version()["model"]:
         return []
     commit = was.get("commit") or "-dirty"
-    back = "the one of then" if commit.endswith("-dirty") else f"git checkout {commit} -- model.py"
-    return [f"model.py is not what {checkpoint['path']} was trained with, so it may compute otherwise: to go back, {back}"]
+    back = "take the one of then" if commit.endswith("-dirty") else f"git checkout {commit} -- model.py"
+    return [f"model.py is not what {checkpoint['path']} was trained with and may compute otherwise; to go back: {back}"]
 
 
 # -- how a run starts ----------------------------------------------------------------------------------------
@@ -114,7 +109,7 @@ def check_folder(log, settings):
 
 
 def begin_from_llama(settings, data) -> GPT:
-    """Return a Llama (hf:NAME) under the attention and residual of the settings. Put its shape into the settings."""
+    """Return a Llama (hf:NAME) with the settings' attention and residual. Put its shape into the settings."""
     name = settings["init_from"].removeprefix("hf:")
     check_tokens(data, hf_tokenizer(name).state(), name, settings["init_from"])
     model = from_pretrained(name, **{field: value for field, value in of_model(settings).items() if field not in SHAPE})
@@ -125,11 +120,10 @@ def begin_from_llama(settings, data) -> GPT:
 
 
 def begin_from_run(settings, given, data):
-    """Return a model with the weights of another run (run:FOLDER), and what is to be said of it, as lines.
+    """Return a model with the weights of another run (run:FOLDER), and a line that names those that are new.
 
-    Put its config into the settings, except what is given and does not change its shape. A weight comes along if both
-    models have it, in the same shape, and if all settings that it is there for are the same. Otherwise it starts at
-    its initial value.
+    Inherited settings go into `settings`. A weight is kept if both models have it, in the same shape, and if every
+    setting that it exists for is the same.
     """
     source = load_checkpoint(source_of(settings))
     check_tokens(data, source["tokenizer"], source["path"], settings["init_from"])
@@ -156,7 +150,7 @@ def source_of(settings) -> Path:
 
 
 def there_for(model, field):
-    """Return the names of the weights that would not be there, or not in their shape, with a setting at its default."""
+    """Return the names of the weights that a model has, or has in their shape, because of a setting."""
     without = shapes_of(GPT(replace(model.config, **{field.name: field.default})))
     return {name for name, shape in shapes_of(model).items() if without.get(name) != shape}
 
@@ -172,7 +166,6 @@ def check_tokens(data, state, owner, tokenizer):
 
 
 def reopen(folder, given, defaults):
-    """Return the checkpoint that the run in a folder goes on from, and its settings."""
     checkpoint = load_checkpoint(find_checkpoint(folder, prefer="best" if given.get("eval_only") else "latest"))
     settings = resumed_settings(checkpoint, given, defaults)
     step, max_iters, path = checkpoint["iter_num"], settings["max_iters"], checkpoint["path"]
@@ -185,10 +178,9 @@ def reopen(folder, given, defaults):
 
 
 def resumed_settings(checkpoint, given, defaults):
-    """Return the settings that a run goes on with: those it was trained with, and what is given and may change.
+    """Return what the run was trained with (a newer setting: its default), and what is given and may change.
 
-    A setting that is newer than the checkpoint was trained with at its default. Raise a UserError that names all
-    settings that are given and differ, but must not.
+    Raise a UserError that names all settings that differ but must not.
     """
     trained = {name: checkpoint["settings"].get(name, default) for name, default in defaults.items()}
     may_change = MAY_CHANGE | ({"dataset", "batch_size", "dtype"} if given.get("eval_only") else set())
@@ -214,17 +206,13 @@ def resumed_model(checkpoint, settings, data) -> GPT:
     if settings["eval_only"]:
         check_tokens(data, checkpoint["tokenizer"], path, tokenizer)
     elif other_tokens or checkpoint["data"].get("sha256") != data.meta["sha256"]:
-        source = checkpoint["data"].get("source")
-        own = name != "text" and (data.folder / "prepare.py").exists()
-        command = f"python data/{name}/prepare.py" if own else f"python data/text/prepare.py {source} --name={name}"
-        in_its_tokens = "" if name == "shakespeare_char" else f" --tokenizer={tokenizer}"
-        cure = f"prepare {source} again by {command}{in_its_tokens}"
+        cure = f"prepare {checkpoint['data'].get('source')} again, with --tokenizer={tokenizer} if it has one to choose"
         raise UserError(f"data/{name} is not what {path} was trained on: {cure}")
     return build_model(checkpoint)
 
 
 def resume_notes(checkpoint, settings, machine):
-    """Return, as lines, what is not as it was when the checkpoint was written."""
+    """Return lines on what is not as it was when the checkpoint was written."""
     lines, was = code_notes(checkpoint), checkpoint["settings"]
     if settings["eval_only"]:
         return lines
@@ -235,7 +223,7 @@ def resume_notes(checkpoint, settings, machine):
         lines.append(f"max_iters = {now} (was {before}): the decay, and with it the learning rate, is another")
     before, now = was["eval_tokens"], settings["eval_tokens"]
     if now != before:
-        lines.append(f"eval_tokens = {now} (was {before}): losses over other tokens do not compare, so best.pt starts anew")
+        lines.append(f"eval_tokens = {now} (was {before}): such losses do not compare, so best.pt starts anew")
     if checkpoint["machine"] != machine:
         both = f"so far it ran on {checkpoint['machine']}, now on {machine}"
         lines.append(f"{both}: the same run from here, but not to the last bit")
@@ -243,7 +231,7 @@ def resume_notes(checkpoint, settings, machine):
 
 
 def lowest_loss(path, settings) -> float:
-    """Return the validation loss of best.pt, which may be newer than ckpt.pt, if it is over the same tokens."""
+    """Return the validation loss of best.pt, which may be newer than ckpt.pt, if it was over as many tokens."""
     best = load_checkpoint(path) if path.exists() else None
     same = best and best["settings"].get("eval_tokens") == settings["eval_tokens"]
     return best["val_loss"] if same else math.inf

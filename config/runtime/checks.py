@@ -34,7 +34,7 @@ def starts_from_a_model(init_from):
 
 @file_errors()
 def run_folder(name) -> Path:
-    """Return the folder of that name, which may be there or not. Raise a UserError for a file in its place."""
+    """Return the folder of a run, which may not be there yet. Raise a UserError for a file in its place."""
     folder = Path(name).expanduser()
     for path in (folder, *folder.parents):
         if path.exists() and not path.is_dir():
@@ -43,7 +43,6 @@ def run_folder(name) -> Path:
 
 
 def check_settings(settings, world_size):
-    """Raise a UserError for a setting that cannot work, as far as the data do not check it."""
     for name, choices in CHOICES.items():
         value = settings[name]
         if value not in choices and not (name == "init_from" and starts_from_a_model(value)):
@@ -77,7 +76,7 @@ def check_range(settings, names, low, high=math.inf):
 
 
 def ineffective_settings(settings, given, defaults):
-    """Return a line for each setting that is given but changes nothing, and for a warm-up that is the whole run."""
+    """Return a line for each given setting that has no effect, and for a warm-up that is the whole run."""
     lines = []
     for name, value in given.items():
         kinds = [kind for kind, attention in ATTENTIONS.items() if name in attention.options]
@@ -88,9 +87,8 @@ def ineffective_settings(settings, given, defaults):
             lines.append(f"{name} = {value!r} has no effect: it goes with {' or '.join(needed)}")
         if name in SHAPE and value != settings[name]:
             lines.append(f"{name} = {value!r} has no effect: {settings['init_from']} has {settings[name]!r}")
-    max_iters, warmup_iters = settings["max_iters"], settings["warmup_iters"]
-    if max_iters <= warmup_iters:
-        why = f"max_iters = {max_iters}, warmup_iters = {warmup_iters}"
-        rate = f"learning_rate = {settings['learning_rate']}"
-        lines.append(f"{rate} comes after the warm-up, which is the whole run: {why}")
+    if settings["max_iters"] <= settings["warmup_iters"]:
+        rate, steps, warmup = (settings[name] for name in ("learning_rate", "max_iters", "warmup_iters"))
+        why = f"max_iters = {steps}, warmup_iters = {warmup}"
+        lines.append(f"learning_rate = {rate} comes after the warm-up, which is the whole run: {why}")
     return lines

@@ -1,4 +1,4 @@
-"""What every program here needs: errors for people, signals, whole files, locks, devices and dtypes."""
+"""What all programs share: one-line errors, signals, whole files, locks, devices, dtypes."""
 
 import atexit
 import hashlib
@@ -21,24 +21,23 @@ from model import ConfigError
 
 
 class UserError(ValueError):
-    """A mistake in settings, files or data, which the project itself has found: what is wrong, and what would work.
+    """A mistake in settings, files or data that the project itself has found: what is wrong, and what would work.
 
-    The programs show it as one line and end with its exit code. Every other error keeps its traceback, whatever its
-    type: it may have been raised by a line of model.py that somebody has just written.
+    Programs show it as one line. Every other error keeps its traceback: a slip in model.py may have raised it.
     """
 
     exit_code = 2
 
 
 class FolderInUse(UserError):
-    """The folder of the run belongs to another process. compare.py tells it from mistakes by its exit code."""
+    """Another process trains in the folder of the run."""
 
     exit_code = 3
 
 
 @contextmanager
 def file_errors():
-    """Raise a UserError, which names the file, for an OSError of the files that are read or written inside."""
+    """Raise a UserError that names the file for an OSError inside."""
     try:
         yield
     except OSError as error:
@@ -47,12 +46,11 @@ def file_errors():
 
 
 def rank() -> int:
-    """Return this process's number among those that torchrun has started."""
-    return int(os.environ.get("RANK", 0))
+    return int(os.environ.get("RANK", 0))  # torchrun sets it
 
 
 def print0(line):
-    """Print a line, on the first of several processes. A full disk or a closed terminal is no reason to lose a run."""
+    """Print a line on the first process. A full disk or a closed terminal is no reason to lose a run."""
     if rank() == 0:
         with suppress(OSError):
             print(line, flush=True)
@@ -67,14 +65,13 @@ def show(text, end="\n"):
 
 
 def install_excepthook():
-    """End the program, from here on, in one line on stderr where the project itself finds a mistake."""
+    """Show users' mistakes as one line on stderr from here on."""
     sys.excepthook = report_error
     for stream in filter(None, (sys.stdout, sys.stderr)):  # text is UTF-8, on any terminal and in any pipe
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def report_error(kind, error, traceback):
-    """Serve as Python's sys.excepthook."""
     code, line = 1, ""
     if issubclass(kind, KeyboardInterrupt):
         code = 128 + signal.SIGINT
@@ -93,23 +90,19 @@ def report_error(kind, error, traceback):
 def exit_program(code=0):
     """End the program.
 
-    One of several processes skips the interpreter's clearing up: there a thread of gloo that still waits for the
-    interpreter would abort it ("terminate called without an active exception").
+    One of several processes skips the interpreter's shutdown, where a waiting thread of gloo would abort it.
     """
     together = dist.is_initialized()
     if together:
-        atexit._run_exitfuncs()  # such as those of trackers
+        atexit._run_exitfuncs()  # of the trackers
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
-        except OSError:  # a full disk, which was told where it mattered, or a closed terminal
+        except OSError:  # a full disk or a closed terminal, reported before
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if together:
         os._exit(code)
     raise SystemExit(code)
-
-
-# -- pipes and signals ----------------------------------------------------------------------------------------
 
 
 def quiet_pipe():
@@ -121,8 +114,7 @@ def quiet_pipe():
 class StopSignal:
     """Remember the `number` of a Ctrl-C, SIGTERM or SIGHUP, so that a run can finish its step, save and leave.
 
-    A second signal ends the program at once. Under torchrun it does not: there each process gets a terminal's Ctrl-C
-    twice, from the terminal and from torchrun.
+    A second signal ends the program at once, but not under torchrun, whose processes get a terminal's Ctrl-C twice.
     """
 
     def __init__(self):
@@ -146,18 +138,14 @@ def clock(seconds):
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
 
 
-# -- files that are whole, and locks ----------------------------------------------------------------------------
-
+# -- whole files and locks -----------------------------------------------------------------------------------
 
 CHECKPOINT_VERSION = 8  # of the layout of a checkpoint
 
 
 @contextmanager
 def atomic_write(path):
-    """Yield a binary file to write. At the end it takes the place of `path`, whole, or not at all if anything fails.
-
-    Until then it has a name in .tmp. What a killed process leaves by that name, the next one overwrites.
-    """
+    """Yield a binary file to write, NAME.tmp until it is whole. If anything fails, `path` stays as it was."""
     path = Path(path)
     temporary = path.with_name(f"{path.name}.tmp")
     try:
@@ -176,10 +164,9 @@ def atomic_write(path):
 @file_errors()
 def find_checkpoint(folder, prefer="latest"):
     """Return the path of ckpt.pt ("latest") or best.pt ("best") of a run, or the other one if only that exists."""
-    paths = [folder / "ckpt.pt", folder / "best.pt"]
-    if prefer == "best":
-        paths.reverse()
-    return next((path for path in paths if path.exists()), paths[0])
+    latest, best = folder / "ckpt.pt", folder / "best.pt"
+    preferred, other = (best, latest) if prefer == "best" else (latest, best)
+    return other if other.exists() and not preferred.exists() else preferred
 
 
 FORM = {"iter_num": int, "val_loss": float, "settings": dict, "config": dict, "data": dict, "tokenizer": dict}
@@ -188,7 +175,7 @@ FORM |= {"machine": str, "code": dict, "model": dict, "optimizer": dict, "scaler
 
 @file_errors()
 def load_checkpoint(path) -> dict:
-    """Return what `save_checkpoint` wrote, on the CPU, and its "path", if it is whole. No code in it is run."""
+    """Return a whole checkpoint, on the CPU, and its "path". No code in it is run."""
     checkpoint = None
     with open(path, "rb") as file, suppress(Exception):  # damaged bytes make the rest fail in all sorts of ways
         if zipfile.ZipFile(file).testzip() is None:  # torch.load does not look at the checksums in it
@@ -199,15 +186,15 @@ def load_checkpoint(path) -> dict:
         raise UserError(f"{path}: of version {version!r}; this program reads {CHECKPOINT_VERSION}")
     if version is None or not all(isinstance(checkpoint.get(name), kind) for name, kind in FORM.items()):
         other = path.with_name("best.pt" if path.name == "ckpt.pt" else "ckpt.pt")
-        cure = f"; once it is moved away {other} takes its place" if other.exists() else ""
+        cure = f"; move it away to use {other}" if other.exists() else ""
         raise UserError(f"{path}: damaged, or not a checkpoint of train.py{cure}")
     return checkpoint | {"path": path}
 
 
 def file_lock(file, wait=False) -> bool:
-    """Return whether the open `file` is now this process's own: of all that ask for it, one holds it at a time.
+    """Return whether this process now holds the lock of an open file, which no other can until it ends.
 
-    The system takes a lock away from a process that ends, however it ends. Where there are no locks, all get it.
+    Where there are no locks, every process gets it.
     """
     try:
         import fcntl
@@ -222,7 +209,7 @@ def file_lock(file, wait=False) -> bool:
 
 @contextmanager
 def folder_lock(folder):
-    """Yield whether the folder is this process's own, as `file_lock` does, until the end of the block."""
+    """Yield whether this process holds the lock of a folder."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:  # Windows opens no folders
@@ -236,7 +223,7 @@ def folder_lock(folder):
 
 @file_errors()
 def read_text(path) -> str:
-    """Return a UTF-8 file as it is: line ends stay, so that the same bytes are the same text on every system."""
+    """Return the text of a UTF-8 file, with its own line ends: the same text on every system."""
     return decode_text(Path(path).read_bytes(), path)
 
 
@@ -251,7 +238,7 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-# -- what a run computes on, and in --------------------------------------------------------------------------
+# -- devices and dtypes --------------------------------------------------------------------------------------
 
 
 def pick_device(device) -> torch.device:
@@ -294,10 +281,10 @@ def pick_compile(device, flops) -> bool:
 
 
 def pick_attention_kernel(model, device, dtype):
-    """Select, for this process, the faster of PyTorch's kernels for the attention of `model`.
+    """Select the faster of PyTorch's attention kernels for `model`, for this process.
 
-    On a CPU the fused kernel computes in float32. Plain products in bfloat16 are up to twice as fast at short contexts.
-    They gain the most where score vectors are wide, but hold T x T weights until the backward pass.
+    On a CPU the fused kernel computes in float32. At short contexts plain products in bfloat16 are up to twice as fast,
+    most of all where score vectors are wide. But they hold T x T weights until the backward pass.
     """
     wide = model.blocks[-1].attn.score_width() > 3 * model.config.head_dim
     short = model.config.block_size <= (1024 if wide else 512)

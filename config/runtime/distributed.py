@@ -38,10 +38,10 @@ def init(device):
 
 
 def parallelize_model(model, parallel, device, dtype=None):
-    """Return what to call in the place of `model`, as the processes train it together on `device`.
+    """Return `model` on `device`, such that the processes train it together.
 
-    With `parallel` = "ddp" each process keeps a whole model. With "fsdp" it keeps a share of every parameter. There the
-    blocks' matrices are gathered in `dtype`, which is autocast's, or None.
+    With "ddp" each process keeps a whole model, with "fsdp" a share of every parameter; there the blocks' matrices are
+    gathered in `dtype`, which is autocast's, or None.
     """
     pick_attention_kernel(model, device, dtype)
     if not dist.is_initialized():
@@ -63,16 +63,15 @@ def parallelize_model(model, parallel, device, dtype=None):
 
 
 def training_state(model, optimizers, scaler) -> dict:
-    """Return what a checkpoint needs to resume, gathered on the CPU; all processes must ask at once."""
+    """Return what a checkpoint needs to resume, gathered on the CPU; all processes must call this."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = get_model_state_dict(model, options=options)  # first: it also makes FSDP shard again
+    weights = get_model_state_dict(model, options=options)  # first, or FSDP's parameters are not found below
     begun = any(optimizer.state for optimizer in optimizers)  # with float16 the first steps may all have been skipped
     learned = get_optimizer_state_dict(model, optimizers, options=options) if begun else {}
     return {"model": weights, "optimizer": learned, "scaler": scaler.state_dict()}
 
 
 def restore_optimizers(state, model, optimizers, scaler):
-    """Give the optimizers and the scaler what `training_state` returned."""
     if state["optimizer"]:
         options = StateDictOptions(full_state_dict=True)
         set_optimizer_state_dict(model, optimizers, state["optimizer"], options=options)
@@ -102,7 +101,6 @@ def compile_model(model, compile, device, ctx, flops) -> str:
 
 
 def all_max(number) -> int:
-    """Return the largest that any process has of an integer."""
     number = torch.tensor(int(number))
     if dist.is_initialized():
         dist.all_reduce(number, dist.ReduceOp.MAX)
@@ -110,24 +108,21 @@ def all_max(number) -> int:
 
 
 def all_sum(tensor):
-    """Return the sum of the processes' tensors, in place."""
     if dist.is_initialized():
         dist.all_reduce(tensor)
     return tensor
 
 
 def full_tensor(tensor):
-    """Return a tensor, gathered where FSDP has sharded it; all processes must ask at once."""
+    """Return a tensor, gathered where FSDP has sharded it; all processes must call this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def barrier():
-    """Wait until all processes are here."""
     if dist.is_initialized():
         dist.barrier()
 
 
 def leave(code=0):
-    """End the program, all processes together."""
     barrier()
     exit_program(code)

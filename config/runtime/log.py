@@ -13,31 +13,27 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Log:
-    """Write log.jsonl in a run's folder, on the first of several processes, and send its numbers to the trackers."""
+    """The log in a run's folder, written by the first of several processes, and the trackers that get its numbers."""
 
     @file_errors()
     def __init__(self, folder):
-        """Look at what the folder holds. Nothing is written before `open`."""
         self.folder, self.path, self.trackers = folder, folder / "log.jsonl", {}
+        self.checkpoints = folder / "ckpt.pt", folder / "best.pt"
         self.replaced = None  # the open log of the run that this one is about to replace
         self.found = self.look()
 
     def look(self):
         """Return what changes when another process trains in the folder."""
-        stats = [path.stat() if path.exists() else None for path in (*self.checkpoints(), self.path)]
+        stats = [path.stat() if path.exists() else None for path in (*self.checkpoints, self.path)]
         return [(stat.st_size, stat.st_mtime_ns) for stat in stats if stat and stat.st_size]
 
-    def checkpoints(self):
-        return self.folder / "ckpt.pt", self.folder / "best.pt"
-
     def has_ended(self):
-        """Say whether the folder has the log of a run that came to its end."""
         lines = self.path.read_bytes().splitlines() if self.path.is_file() else []
         return bool(lines) and lines[-1].startswith(b'{"event": "end"')
 
     @file_errors()
     def open(self, iter_num, settings):
-        """Take the folder for this process. Of a log that is there, the lines up to step iter_num stay."""
+        """Take the folder for this process. Of its log the lines up to step iter_num stay."""
         if rank() != 0:
             self.file = open(os.devnull, "wb")
             return
@@ -56,27 +52,25 @@ class Log:
             self.trackers["Weights & Biases"] = start_wandb(self.folder, iter_num, settings)
 
     def end_of(self, iter_num):
-        """Return where the log's last whole line up to step iter_num ends: what comes later will happen again."""
+        """Return where the last line up to step iter_num ends: what comes later will happen again."""
         end = place = 0
         for line in self.path.read_bytes().splitlines(keepends=True) if iter_num else []:
             place, step = place + len(line), step_of(line)
             if step is not None and step > iter_num:
                 break
-            if step is not None:  # a line before it that is none was torn by a crash
-                end = place
+            end = place if step is not None else end  # a torn line goes if it is the last
         return end
 
     def replace_old_run(self):
-        """Remove the run that was here. It is called when a checkpoint of this one is about to get its name."""
+        """Remove the run that --overwrite replaces, now that a checkpoint of this one is about to get its name."""
         if self.replaced:
-            for path in self.checkpoints():
+            for path in self.checkpoints:
                 path.unlink(missing_ok=True)
             lines, self.file, self.replaced = self.file.getvalue(), self.replaced, None
             self.file.truncate(0)
             self.write(lines)
 
     def log(self, event, iter_num, **facts):
-        """Write a line, and track its numbers."""
         self.write(json.dumps({"event": event, "step": iter_num, **facts}).encode() + b"\n")
         numbers = {f"{event}/{name}": fact for name, fact in facts.items() if isinstance(fact, (int, float))}
         for name, track in list(self.trackers.items()):
@@ -87,7 +81,7 @@ class Log:
                 print0(f"NOT TRACKED from step {iter_num} on: {name}: {error}; training goes on")
 
     def write(self, lines):
-        """Write to the log. On a full disk the lines wait for the next ones, or are lost; training goes on."""
+        """Write lines. On a full disk they wait for the next ones, or are lost."""
         try:
             self.file.write(lines)
             self.file.flush()
@@ -96,7 +90,7 @@ class Log:
 
 
 def step_of(line) -> int | None:
-    """Return the step of a line of the log, or None if it is not a whole one."""
+    """Return the step of a line of the log, None if it is torn."""
     with suppress(ValueError, RecursionError):
         match json.loads(line):
             case {"step": int(step)} if line.endswith(b"\n"):
@@ -105,10 +99,7 @@ def step_of(line) -> int | None:
 
 @file_errors()
 def code_version() -> dict:
-    """Return what tells the code of a run: the SHA-256 of all of it, and of model.py, and the git commit, or None.
-
-    Config files are not in it: a run's settings have what they say.
-    """
+    """Return SHA-256 of all code but config files, which the settings hold, and of model.py; and the git commit."""
     files = [ROOT / "model.py", ROOT / "train.py", ROOT / "config" / "__init__.py"]
     files += sorted([*ROOT.glob("config/runtime/*.py"), *ROOT.glob("data/*.py")])
     commit = None
@@ -120,7 +111,6 @@ def code_version() -> dict:
 
 
 def start_tensorboard(folder, iter_num):
-    """Return a function that sends numbers, by name, and their step to TensorBoard."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(folder, purge_step=iter_num + 1)  # what came after the checkpoint will happen again
@@ -134,7 +124,6 @@ def start_tensorboard(folder, iter_num):
 
 
 def start_wandb(folder, iter_num, settings):
-    """Return a function that sends numbers, by name, and their step to Weights & Biases."""
     import wandb
 
     id_file = folder / "wandb.id"  # by which a resumed run finds itself again
