@@ -148,7 +148,7 @@ MUTANTS = {
     "config/runtime/log.py": [
         ("step > iter_num:", "step >= iter_num:", "test_resume.py"),
         ("            self.file.truncate(self.end_of(iter_num))\n", "            pass\n", "test_resume.py"),
-        ("place if step is not None else end", "place", "test_resume.py -k torn"),
+        ("place if step is not None else end", "place", "test_resume.py -k torn_last"),
         ("step = place + len(line), step_of(line)", "step = place + len(line), step_of(line) or 99", "test_resume.py -k middle"),
         ("bool(lines) and lines[-1]", "False and lines[-1]", "test_resume.py -k log_without"),
         (" or self.look() != self.found", "", "test_resume.py -k meanwhile"),

@@ -285,7 +285,7 @@ DAMAGES = {
     "rewrite('settings = []')": NO_CHECKPOINT,
     "rewrite('iter_num = None')": NO_CHECKPOINT,
     "rewrite('config[\"n_experts\"] = 8')": "ckpt.pt: its model has n_experts, which model.py lacks",
-    "rewrite('model.popitem()')": "ckpt.pt does not fit this model.py: it has no head.weight",
+    "rewrite('model.popitem()')": "ckpt.pt does not fit this model.py, where head.weight is .*: it has nothing",
 }
 
 

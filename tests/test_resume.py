@@ -224,10 +224,10 @@ def test_another_machine_is_said(run):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
     change_checkpoint(RESUMED / "ckpt.pt", machine="an abacus")
-    assert "NOTE    so far it ran on an abacus" in run(RESUME)
+    assert "NOTE    it ran on an abacus" in run(RESUME)
 
 
-@pytest.mark.parametrize("commit, back", [("abc1234567", "git checkout abc1234567 -- model.py"), (None, "take the one of then")])
+@pytest.mark.parametrize("commit, back", [("abc1234567", "git checkout abc1234567 -- model.py"), (None, "restore its file of that time")])
 def test_another_model_py_is_said(run, commit, back):
     commands = [f"{RESUME} --eval_only", f"sample.py --max_new_tokens=3 --out_dir={RESUMED}", RESUME]
     run(f"{RUN} --out_dir={WHOLE}")
@@ -269,18 +269,20 @@ def test_other_data_are_refused(run, capsys):
 # -- files ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("torn", [b'{"event": "st', b'{"event": "step", "step": 4}', b"\x00\x00\x00", b"\xff{"])
-def test_torn_log_line_is_dropped(run, torn):
+BAD_LINES = [b"\x00" * 9, b"\xff{", b'{"event": "st', b'{"event": "step"}', b"[1, 2]", b"5", b"[" * 10**5]
+
+
+@pytest.mark.parametrize("bad", [*BAD_LINES, b'{"event": "step", "step": 4}'])
+def test_a_torn_last_line_of_the_log_is_dropped(run, bad):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
-    with open(RESUMED / "log.jsonl", "rb") as log:
-        lines = [line for line in log if json.loads(line)["step"] <= 3]
-    (RESUMED / "log.jsonl").write_bytes(b"".join(lines) + torn)
+    lines = (RESUMED / "log.jsonl").read_bytes().splitlines(keepends=True)
+    (RESUMED / "log.jsonl").write_bytes(b"".join(line for line in lines if json.loads(line)["step"] <= 3) + bad)
     run(RESUME)
     assert losses(RESUMED) == losses(WHOLE) and len(log_of(RESUMED, "resume")) == 1
 
 
-@pytest.mark.parametrize("bad", [b"\x00" * 9, b'{"event": "st', b"[1, 2]", b"5", b'{"event": "step"}', b"[" * 10**5])
+@pytest.mark.parametrize("bad", BAD_LINES)
 def test_a_bad_line_in_the_middle_of_the_log_loses_no_other(run, bad):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)

@@ -339,13 +339,10 @@ def validation_loss(shown):
     return re.findall(r"^validation loss .*", shown, re.MULTILINE)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_scores_its_own_text_the_same(repo, tmp_path, monkeypatch, workers):
-    monkeypatch.setattr("data.preprocess.CHUNK", 1000)
-    monkeypatch.setattr("data.corpus.PIECE", 1000)
+def test_a_run_scores_its_own_text_the_same(repo, tmp_path):
     repo(RUN)
     (tmp_path / "again.txt").write_text(TEXT)
-    repo(["data/text/prepare.py", str(tmp_path / "again.txt"), "--tokenizer=run:out/x", f"--workers={workers}"])
+    repo(["data/text/prepare.py", str(tmp_path / "again.txt"), "--tokenizer=run:out/x"])
     again, own = load_dataset("data/text"), load_dataset("data/shakespeare_char")
     assert all(np.array_equal(again.splits[name], own.splits[name]) for name in SPLITS)
     losses = [validation_loss(repo(f"{EVALUATE} --dataset={name}")) for name in ("shakespeare_char", "text")]

@@ -71,11 +71,10 @@ def shapes_of(model):
 def check_weights(checkpoint, expected):
     """Raise a UserError for weights of other than the `expected` names and shapes: model.py was another one."""
     found = {name: getattr(tensor, "shape", None) for name, tensor in checkpoint["model"].items()}
-    odd = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
-    if odd:
-        more = f", and {len(odd) - 1} more" if odd[1:] else ""
-        what = "has no" if odd[0] not in found else "has another" if odd[0] in expected else "has an unknown"
-        raise UserError(f"{checkpoint['path']} does not fit this model.py: it {what} {odd[0]}{more}")
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            here, there = (shapes.get(name, "nothing") for shapes in (expected, found))
+            raise UserError(f"{checkpoint['path']} does not fit this model.py, where {name} is {here}: it has {there}")
 
 
 def code_notes(checkpoint):
@@ -84,7 +83,7 @@ def code_notes(checkpoint):
     if was.get("model") == code_version()["model"]:
         return []
     commit = was.get("commit") or "-dirty"
-    back = "take the one of then" if commit.endswith("-dirty") else f"git checkout {commit} -- model.py"
+    back = "restore its file of that time" if commit.endswith("-dirty") else f"git checkout {commit} -- model.py"
     return [f"model.py is not what {checkpoint['path']} was trained with and may compute otherwise; to go back: {back}"]
 
 
@@ -218,15 +217,14 @@ def resume_notes(checkpoint, settings, machine):
         return lines
     for name in sorted(settings.keys() - was.keys()):
         lines.append(f"{name}, new since the checkpoint, goes on at its default, {settings[name]!r}")
-    before, now = was["max_iters"], settings["max_iters"]
-    if now != before and settings["lr_decay"] != "none":
-        lines.append(f"max_iters = {now} (was {before}): the decay, and with it the learning rate, is another")
-    before, now = was["eval_tokens"], settings["eval_tokens"]
-    if now != before:
-        lines.append(f"eval_tokens = {now} (was {before}): such losses do not compare, so best.pt starts anew")
+    effects = {"eval_tokens": "such losses do not compare, so best.pt starts anew"}
+    if settings["lr_decay"] != "none":
+        effects["max_iters"] = "the learning rate decays differently"
+    for name, effect in effects.items():
+        if settings[name] != was.get(name):
+            lines.append(f"{name} = {settings[name]} (was {was.get(name)}): {effect}")
     if checkpoint["machine"] != machine:
-        both = f"so far it ran on {checkpoint['machine']}, now on {machine}"
-        lines.append(f"{both}: the same run from here, but not to the last bit")
+        lines.append(f"it ran on {checkpoint['machine']}, now on {machine}: the same run, but not to the last bit")
     return lines
 
 
