@@ -9,6 +9,7 @@ torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --gra
 from config import split_settings  # before PyTorch, since this decides how its threads wait (config/runtime/waiting.py)
 
 import math
+import os
 import shlex
 import sys
 import time
@@ -186,9 +187,8 @@ def describe_loss(val_loss):
 
 def save(path):
     """Write a checkpoint. Return False if there is no room for it; then the previous one stays."""
-    facts = {"iter_num": iter_num, "val_loss": val_loss, "settings": settings, "config": asdict(config)}
+    facts = about | {"iter_num": iter_num, "val_loss": val_loss, "tokenizer": data.tokenizer.state()}
     facts["data"] = {"source": data.meta["source"], "sha256": data.meta["sha256"]}
-    facts |= {"tokenizer": data.tokenizer.state(), "machine": machine, "code": code}
     facts |= distributed.training_state(raw_model, optimizers, scaler)
     saved = checkpoint.save_checkpoint(path, facts, before_renaming=log.replace_old_run)
     return not distributed.all_max(not saved)
@@ -196,8 +196,7 @@ def save(path):
 
 def give_up(why):
     """End a run that has gone wrong, and leave its checkpoints as they are."""
-    held = f"{out} holds step {saved_iter}" if saved_iter else "nothing has been saved"
-    raise UserError(f"{why}; {held}")
+    raise UserError(f"{why}; " + (f"{out} holds step {saved_iter}" if saved_iter else "nothing has been saved"))
 
 
 def end_diverged(what):
@@ -224,12 +223,12 @@ if eval_only:
     print0(f"{line}   over all {tokens['val']:,} tokens")
     distributed.leave()
 
-total_flops, code = flops_per_token * max_iters * tokens_per_iter, code_version()
+total_flops = flops_per_token * max_iters * tokens_per_iter
 settings["compile"] = distributed.compile_model(raw_model, compile, device, ctx, total_flops)
 distributed.barrier()  # from here on the first process writes to the folder, which the others have now seen as it was
 log.open(iter_num, settings)
-facts = {"settings": settings, "config": asdict(config), "data": data.meta, "machine": machine, "notes": notes}
-facts |= {"parameters": parameters, "flops_per_token": flops_per_token, "code": code}
+about = {"settings": settings, "config": asdict(config), "machine": machine, "code": code_version()}
+facts = about | {"data": data.meta, "notes": notes, "parameters": parameters, "flops_per_token": flops_per_token}
 log.log("resume" if iter_num else "start", iter_num, **facts)
 
 # -----------------------------------------------------------------------------
@@ -245,7 +244,8 @@ logged_iter = iter_num  # step of the latest log line
 micro_steps = range(rank, grad_accum_steps, world_size)  # this process's share of each step
 began = logged_time = time.time()
 train_seconds = 0.0  # without evaluating and saving
-fastest, noted = 0.0, False  # tokens per second; whether a slower pace has been noted
+fastest = 0.0  # tokens per second
+noted = device.type != "cpu" or os.environ.get("OMP_WAIT_POLICY") == "PASSIVE"  # whether slow steps need no note
 while iter_num < max_iters and not stopped_by:
     lr = get_lr(iter_num)
     for opt in optimizers:
@@ -302,7 +302,7 @@ while iter_num < max_iters and not stopped_by:
         numbers = {"loss": lossf, "grad_norm": norm if math.isfinite(norm) else None, "learning_rate": lr}
         log.log("step", iter_num, **numbers, tokens_per_second=speed)
         fastest = max(fastest, speed)
-        if speed < fastest / 3 and device.type == "cpu" and not noted:  # another program has become busy
+        if speed < fastest / 3 and not noted:  # another program has become busy
             cure = f"if another program is busy, stop and enter OMP_WAIT_POLICY=PASSIVE {go_on}"
             print0(f"NOTE    steps take three times as long as before: {cure}")
             noted = True

@@ -109,7 +109,7 @@ TRAIN_ARGUMENTS = {
     "--out_dir=train.py": "out_dir = 'train.py' .* train.py is a file",
     "--out_dir=train.py/run": "out_dir = 'train.py/run' .* train.py is a file",
     f"--out_dir={LONG}": "nnn: File name too long",
-    f"--init_from=run:{LONG}": "best.pt: File name too long",
+    f"--init_from=run:{LONG}": "pt: File name too long",
     f"--dataset={LONG}": "nnn: File name too long",
     f"{LONG}.py": "nnn.py: File name too long",
     "config/m6_shakespeare.py": "config/m6_shakespeare.py: no such config file .did you mean config/m",
