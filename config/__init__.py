@@ -1,13 +1,8 @@
 """Settings: what a program declares at its top, changed by config files, changed by the command line.
 
-A program declares its settings as plain assignments above the line that reads them:
-
-    max_iters = 2000  # optimizer steps
-    dropout = 0.0     # share of activations dropped in training
-    settings = read_settings(__file__)
-
-and is run as `python train.py config/m1_shakespeare.py --max_iters=200`. The type of a setting is the
-type of its default (str, bool, int or float); a name or a value that does not fit is an error, never a guess.
+A program declares its settings as plain assignments, `max_iters = 2000  # optimizer steps`, between its first two
+rules (# and 77 dashes). It is run as `python train.py config/m1_shakespeare.py --max_iters=200`. The type of a setting
+is that of its default: str, bool, int or float. A name or a value that does not fit is an error, never a guess.
 """
 
 import ast
@@ -20,29 +15,30 @@ from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 
-from config.runtime.common import UserError
+from config.runtime.common import UserError, file_errors, quiet_pipe, show
 
 BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+RULE = "# " + "-" * 77 + "\n"
 
 
 def read_settings(program, argv=None) -> dict:
     """Return the settings of `program` (its `__file__`): its defaults <- config files <- `--name=value` options."""
-    return declared(program)[0] | given_settings(program, argv)
+    defaults, given = split_settings(program, argv)
+    return defaults | given
 
 
 def given_settings(program, argv=None) -> dict:
-    """Return only those that are given, by config files in their order, then by options.
+    """Return only those that config files and options give."""
+    return split_settings(program, argv)[1]
 
-    A bare `--name` turns a bool on. `--help` prints what the program says of itself, and the declarations as they stand
-    in it, and exits.
-    """
+
+def split_settings(program, argv=None) -> tuple[dict, dict]:
+    """Return the defaults, and what is given in their place. `--help` prints the program's settings and exits."""
     argv = sys.argv[1:] if argv is None else argv
-    defaults, lines = declared(program)
+    defaults, text = declared(program)
     if "--help" in argv or "-h" in argv:
-        from config.runtime.common import quiet_pipe  # which imports PyTorch
-
         quiet_pipe()
-        print(lines)
+        show(text)
         raise SystemExit(0)
     files, options = {}, {}
     for argument in argv:
@@ -50,29 +46,15 @@ def given_settings(program, argv=None) -> dict:
             options |= read_option(argument, defaults)
         else:
             files |= read_file(find_file(argument, program), defaults)
-    return files | options
+    return defaults, files | options
 
 
 def declared(program):
-    """Return the settings of `program`, {name: default}, and their lines, up to the call that reads them.
-
-    The program's docstring comes before these lines.
-    """
-    source = Path(program).read_text(encoding="utf-8")
-    defaults, lines, first, tree = {}, source.splitlines(), 0, ast.parse(source)
-    for statement in tree.body:
-        if "_settings(__file__" in ast.unparse(statement):
-            break
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name.islower() and not name.startswith("_"):
-                with suppress(ValueError):  # computed, so not a setting
-                    default = ast.literal_eval(value)
-                    if type(default) in (str, bool, int, float):
-                        defaults[name] = default
-        if not defaults:
-            first = statement.end_lineno
-    block = [line for line in lines[first : statement.lineno - 1] if not line.startswith("# ---")]
-    return defaults, f"{ast.get_docstring(tree) or ''}\n\n" + "\n".join(block).strip()
+    """Return the settings of `program`, {name: default}, and its docstring with their lines, which --help prints."""
+    source, defaults = Path(program).read_text(encoding="utf-8"), {}
+    _, block, *_ = [*source.split(RULE), ""]
+    exec(block, {}, defaults)
+    return defaults, f"{ast.get_docstring(ast.parse(source)) or ''}\n\n{block.strip()}"
 
 
 def read_option(argument, defaults) -> dict:
@@ -83,6 +65,7 @@ def read_option(argument, defaults) -> dict:
     return {name: convert(name, text if equals else "true", defaults, argument.partition("=")[0])}
 
 
+@file_errors()
 def find_file(path, program) -> Path:
     """Return a config file, looked for from the current folder and then from the program's: runs work anywhere."""
     home = Path(program).resolve().parent
@@ -92,8 +75,7 @@ def find_file(path, program) -> Path:
     known = {file.stem: file.relative_to(home) for file in home.glob("config/[!_]*.py")}
     stem = Path(path).stem or "?"
     near = difflib.get_close_matches(stem, known, n=1) or [name for name in sorted(known) if name.startswith(stem)]
-    how = "settings are written as --name=value, such as --out_dir=FOLDER"
-    hint = f"did you mean {known[near[0]]}?" if near else how
+    hint = f"did you mean {known[near[0]]}?" if near else "settings are written as --name=value, as in --out_dir=FOLDER"
     raise UserError(f"{path}: no such config file ({hint})")
 
 
@@ -103,26 +85,18 @@ def read_file(path, defaults) -> dict:
         names = runpy.run_path(str(path))
     except (Exception, SystemExit) as error:  # a config file is a program and can fail like one
         raise UserError(f"{path}: {type(error).__name__}: {error}") from error
-    values = {
-        name: value
-        for name, value in names.items()
-        if not name.startswith("_") and not callable(value) and not isinstance(value, ModuleType)
-    }
+    public = {name: value for name, value in names.items() if not name.startswith("_")}
+    values = {name: value for name, value in public.items() if not (callable(value) or isinstance(value, ModuleType))}
     return {name: convert(name, value, defaults, f"{path}: {name}") for name, value in values.items()}
 
 
 def did_you_mean(name, names):
-    """Return a hint at the one of `names` that is most like `name`, or nothing."""
     near = difflib.get_close_matches(name.lower(), names, n=1)
     return f"did you mean {near[0]}?" if near else ""
 
 
 def convert(name, value, defaults, where):
-    """Return `value`, from a config file or as text from the command line, in the type of its default.
-
-    >>> convert("max_iters", "1e3", {"max_iters": 2000}, "--max_iters")
-    1000
-    """
+    """Return `value`, from a config file or as text from the command line, in the type of its default."""
     if name not in defaults:
         hint = did_you_mean(name, defaults) or "--help lists all settings"
         raise UserError(f"{where}: unknown setting ({hint})")
@@ -139,5 +113,5 @@ def convert(name, value, defaults, where):
                 number = Decimal(value)
                 if kind is int and abs(number) < 2**63 and number == int(number):
                     return int(number)
-    wanted = {str: "text", bool: "true or false", int: "a whole number", float: "a finite number"}[kind]
-    raise UserError(f"{where}: {wanted} is needed, not {repr(value):.80}")
+    needed = {str: "text", bool: "true or false", int: "a whole number", float: "a finite number"}[kind]
+    raise UserError(f"{where}: {needed} is needed, not {repr(value):.80}")

@@ -19,7 +19,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from config.runtime import metrics
+from config.runtime import log
 from config.runtime.common import use_plain_attention
 from data.prepare import prepare
 
@@ -52,12 +52,12 @@ def copy_repository(folder, text=TEXT):
 
 def run_program(program, *arguments):
     """Run a program as a process of its own would, in this one. Raise SystemExit if it ends in an error."""
-    locked, file_lock = [], metrics.file_lock
+    locked, file_lock = [], log.file_lock
     with pytest.MonkeyPatch.context() as patch, kept_handlers():  # what is set here is as before at the end
         patch.setattr(sys, "argv", [program, *arguments])
         patch.setattr(sys, "path", sys.path[:])
         patch.setattr(sys, "excepthook", sys.excepthook)
-        patch.setattr(metrics, "file_lock", lambda file: locked.append(file) or file_lock(file))
+        patch.setattr(log, "file_lock", lambda file: locked.append(file) or file_lock(file))
         try:
             runpy.run_path(program, run_name="__main__")
         except SystemExit as end:
@@ -116,19 +116,19 @@ def repo(original, tmp_path, monkeypatch, capsys):
     return run
 
 
-def error_of(run, command, capsys):
+def error_of(run, command, capsys, code=2):
     """Return the one line of error that `command` ends with."""
     with pytest.raises(SystemExit) as end:
         run(command)
     error = capsys.readouterr().err
-    assert end.value.code == 2 and error.count("\n") == 1, error
+    assert end.value.code == code and error.count("\n") == 1, error
     return error
 
 
-def refused(run, command, capsys):
+def refused(run, command, capsys, code=2):
     """Return the one line of error that `command` ends with, having changed no file."""
     before = contents(run.folder)
-    error = error_of(run, command, capsys)
+    error = error_of(run, command, capsys, code)
     assert contents(run.folder) == before
     return error
 
@@ -146,6 +146,10 @@ def load(path):
     return torch.load(path, weights_only=True)
 
 
+def change_checkpoint(path, **changes):
+    torch.save(load(path) | changes, path)
+
+
 def log_of(folder, event=None):
     """Return the lines of a run's log, of one event if asked."""
     lines = [json.loads(line) for line in (Path(folder) / "log.jsonl").read_text().splitlines()]
@@ -154,7 +158,7 @@ def log_of(folder, event=None):
 
 def differences(path, expected):
     """Return the names of all that is not, to the last bit, the same in two checkpoints. Settings may differ."""
-    return sorted(differing(load(path) | {"settings": None}, load(expected) | {"settings": None}))
+    return sorted(differing(*(load(file) | {"settings": None, "code": None} for file in (path, expected))))
 
 
 def differing(a, b, name="checkpoint"):

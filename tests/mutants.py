@@ -46,9 +46,9 @@ MUTANTS = {
         ("model(x, y)[1] / len(micro_steps)", "model(x, y)[1] / grad_accum_steps", "test_parallel.py"),
         ("loss += micro_loss.detach()", "loss = micro_loss.detach() * grad_accum_steps", LOOP),
         ("data.batch(seed, iter_num, micro_step,", "data.batch(seed, iter_num, 0,", LOOP),
-        ("        scaler.unscale_(opt)", "        pass", LOOP),
+        ("scaler.unscale_(opt)", "pass", LOOP),
         ("    scaler.update()\n", "", "test_resume.py -k float16"),
-        ("(dist_sum(loss) / world_size)", "dist_sum(loss)", "test_parallel.py"),
+        ("(distributed.all_sum(loss) / world_size)", "distributed.all_sum(loss)", "test_parallel.py"),
         ("micro_step == micro_steps[-1]", "micro_step == micro_steps[0]", "test_parallel.py"),
         ("if ptdtype != torch.float32 else", "if ptdtype == torch.float16 else", LOOP),
         # random numbers
@@ -66,14 +66,16 @@ MUTANTS = {
         ("if val_loss < best_val_loss and save(best)", "if save(best)", "test_train.py"),
         # the clock
         ("speed = iters * tokens_per_iter", "speed = iters * batch_size * block_size", CLOCK),
-        ("tokens_per_iter / (now - last_time)", "tokens_per_iter / (now - began)", CLOCK),
-        ("    last_time += time.time() - paused\n", "", CLOCK),
-        ("last_iter, last_time = iter_num, now", "last_iter, last_time = iter_num, began", CLOCK),
-        ("train_seconds += now - last_time", "train_seconds = now - began", CLOCK),
+        ("tokens_per_iter / (now - logged_time)", "tokens_per_iter / (now - began)", CLOCK),
+        ("    logged_time += time.time() - paused\n", "", CLOCK),
+        ("logged_iter, logged_time = iter_num, now", "logged_iter, logged_time = iter_num, began", CLOCK),
+        ("train_seconds += now - logged_time", "train_seconds = now - began", CLOCK),
         ("/ (iter_num - first_iter) * (max_iters", "/ iter_num * (max_iters", CLOCK),
         ("iters * batch_size * grad_accum_steps /", "iters * batch_size /", CLOCK),
-        # going on
-        ("restore_optimizers(checkpoint,", "(lambda *_: None)(checkpoint,", "test_resume.py -k after_any"),
+        ("speed < fastest / 3", "speed < fastest / 9", "test_train.py -k slowness"),
+        # resuming
+        ("    distributed.restore_optimizers(saved,", "    (lambda *_: None)(saved,", "test_resume.py -k after_any"),
+        ("checkpoint.lowest_loss(best, settings)", "saved['val_loss']", "test_resume.py -k never_worse"),
     ],
     "model.py": [
         # the parts of a Llama
@@ -113,6 +115,8 @@ MUTANTS = {
     ],
     "sample.py": [
         (".to(device).eval()", ".to(device).train()", "test_train.py -k sampling"),
+        ("temperature, top_k or None,", "temperature, None,", "test_train.py -k likeliest"),
+        ("os.path.expanduser(export), ", "export, ", "test_train.py -k tilde"),
     ],
     "data/dataset.py": [
         ("rows[:, 1:].contiguous()", "rows[:, :-1].contiguous()", "test_dataset.py"),
@@ -139,25 +143,44 @@ MUTANTS = {
     ],
     "config/runtime/checkpoint.py": [
         ('"init_from", "overwrite",', '"init_from", "overwrite", "seed",', "test_resume.py -k other"),
-        ("    scaler.load_state_dict(", "    dict(", "test_resume.py -k float16"),
-        ('checkpoint["data"]["sha256"] != data.meta["sha256"]', "False", "test_resume.py -k other_data"),
+        ('checkpoint["data"].get("sha256") != data.meta["sha256"]', "False", "test_resume.py -k other_data"),
         ("elif other_tokens or ", "elif ", "test_resume.py -k other_data"),
+        ("                before_renaming()\n", "", "test_resume.py -k in_its_place"),
+        ("        check_weights(source, before)\n", "", "test_finetune.py -k another_model_py"),
+        ("                anew |= there_for(model, field)", "                pass", "test_finetune.py -k where_another_is"),
+        ('was.get("model") == code_version()["model"]', "True", "test_resume.py -k model_py"),
+        ('.get("eval_tokens") == settings', '.get("eval_tokens") and settings', "test_resume.py -k other_tokens"),
     ],
-    "config/runtime/metrics.py": [
-        ('["step"] > iter_num', '["step"] >= iter_num', "test_resume.py"),
-        ("        self.file.truncate(self.end_of(iter_num))\n", "", "test_resume.py"),
+    "config/runtime/checks.py": [
+        ('0 <= settings["min_lr_frac"] <= 1', '0 <= settings["min_lr_frac"]', "test_bad_input.py -k test_train"),
+        ("        GPTConfig(**of_model(settings))", "        pass", "test_bad_input.py -k test_train"),
+        ("Path(name).expanduser()", "Path(name)", "test_train.py -k tilde"),
+    ],
+    "config/runtime/log.py": [
+        ("step > iter_num:", "step >= iter_num:", "test_resume.py"),
+        ("            self.file.truncate(self.end_of(iter_num))\n", "            pass\n", "test_resume.py"),
+        ("place if step is not None else end", "place", "test_resume.py -k torn_last"),
+        ("step = place + len(line), step_of(line)", "step = place + len(line), step_of(line) or 99", "test_resume.py -k middle"),
         ("bool(lines) and lines[-1]", "False and lines[-1]", "test_resume.py -k log_without"),
+        (" or self.look() != self.found", "", "test_resume.py -k meanwhile"),
+        ("self.replaced, self.file = self.file, io.BytesIO()", "self.file.truncate(0)", "test_resume.py -k its_place"),
+        ('*ROOT.glob("data/*.py")', "", "test_tracking.py -k version"),
     ],
     "config/runtime/distributed.py": [
-        ("p.register_hook(lambda grad:", "(lambda grad:", "test_parallel.py -k gradients"),
         ("reduce_dtype=model.embed.weight.dtype", "reduce_dtype=dtype", "test_parallel.py -k gradients"),
+        ("    scaler.load_state_dict(", "    dict(", "test_resume.py -k float16"),
     ],
     "config/runtime/common.py": [
         ("return getattr(torch, dtype)", 'return torch.bfloat16 if dtype == "float16" else getattr(torch, dtype)', LOOP),
+        ("    exit_code = 3", "    exit_code = 2", "test_resume.py -k second_process"),
+        ("version is None or not all(", "version is None or False and not all(", "test_bad_input.py -k test_checkpoint"),
+    ],
+    "config/runtime/waiting.py": [
+        ("cores * idle / total + 0.5", "cores + 0.5", "test_train.py -k asleep"),
+        ("1 < threads", "threads", "test_train.py -k asleep"),
     ],
     "config/runtime/maps.py": [
-        ("zip((*block.sources, l), block.weights())", "zip((l, *block.sources), block.weights())", "test_maps.py"),
-        ("hooks.callback(handle.remove)", "hooks.callback(id, handle)", "test_maps.py"),
+        ("if attn not in weights:", "if True:", "test_maps.py"),
     ],
     "data/huggingface.py": [
         ('config.attention == config.residual == "standard"', 'config.attention == "standard"', EXPORT),

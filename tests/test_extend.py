@@ -264,9 +264,9 @@ def test_own_weights_are_seen(own, kind):
     for block in gpt.blocks:
         block.attn_norm.register_forward_hook(lambda module, arguments, normed: inputs.append(normed[0].detach()))
     state = {name: value.detach() for name, value in reference.get_state(gpt).items()}
-    for l, (layer, normed) in enumerate(zip(look_inside(gpt, idx), inputs, strict=True)):
+    for l, (weights, normed) in enumerate(zip(look_inside(gpt, idx), inputs, strict=True)):
         expected = torch.stack(reference.attention_weights(gpt.config, state, l, normed, qk))
-        torch.testing.assert_close(layer.weights[0], expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(weights[0], expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_OWN)

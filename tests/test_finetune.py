@@ -5,6 +5,7 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from conftest import TEXT, TINY, load, log_of, refused
+from conftest import TEXT, TINY, change_checkpoint, load, log_of, refused
 from data.dataset import load_dataset
 from data.huggingface import from_pretrained, to_transformers
 from data.prepare import prepare, read_documents
@@ -131,7 +132,7 @@ def test_the_end_that_some_tokenizers_put_is_not_part_of_a_prompt():
     assert ours.document_start == [tokenizer.token_to_id(END)] and ours.encode("a") == tokenizer.encode("a").ids
 
 
-def test_documents_begin_as_the_tokenizer_says(llama, tmp_path):
+def test_documents_begin_as_the_tokenizer_says(repo, llama):
     lines = ["the dog", "sleeps", "again"] * 5
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
     prepare(tmp_path / "data", read_documents(tmp_path / "a.jsonl"), "test", f"hf:{llama}", val_fraction=0.2)
@@ -222,6 +223,26 @@ def test_a_run_starts_where_another_is(repo, source):
     assert initial.keys() - left <= old["model"].keys()
     for name, tensor in new["model"].items():
         torch.testing.assert_close(tensor, initial[name] if name in left else old["model"][name], rtol=0, atol=0)
+    names = sorted({re.sub(r"blocks\.\d+", "blocks.*", name) for name in left})
+    noted = [note for note in log_of("out/next", "start")[0]["notes"] if note.startswith("not from")]
+    assert noted == ([f"not from run:out/source, but new: {', '.join(names)}"] if names else [])
+
+
+STRANGE_WEIGHTS = {
+    "renamed": (lambda name: name.replace("down_proj", "down"), ", where blocks.0.mlp.down.weight is nothing: it has torch.Size"),
+    "prefixed": (lambda name: f"_orig_mod.{name}", ", where _orig_mod.blocks.0.attn.k_proj.weight is nothing: it has torch.Size"),
+    "gone": (lambda name: None, ", where blocks.0.attn.k_proj.weight is torch.Size([8, 16]): it has nothing"),
+}
+
+
+@pytest.mark.parametrize("how", STRANGE_WEIGHTS)
+def test_weights_of_another_model_py_are_refused(repo, capsys, how):
+    change, words = STRANGE_WEIGHTS[how]
+    repo(f"train.py {SOURCE}")
+    weights = {change(name): tensor for name, tensor in load("out/source/best.pt")["model"].items() if change(name)}
+    change_checkpoint("out/source/best.pt", model=weights)
+    for command in (f"train.py {NEXT}", "sample.py"):
+        assert f"out/source/best.pt does not fit this model.py{words}" in refused(repo, command, capsys)
 
 
 def test_what_makes_the_model_comes_from_the_other_run(repo):

@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException
 
 import data.prepare
-from config.runtime.common import exit_program
+from config.runtime.common import exit_program, use_plain_attention
 from config.runtime.distributed import full_tensor, parallelize_model
 from conftest import TINY, differences, load, log_of, refused, run_program
 from model import RESIDUALS, GPT, GPTConfig
@@ -113,6 +112,7 @@ def compare_types(rank):
         for dtype in (torch.bfloat16, None):
             model = copy.deepcopy(one)
             together = parallelize_model(model, "fsdp", torch.device("cpu"), dtype)
+            use_plain_attention(False)  # for both alike
             with torch.autocast("cpu", torch.bfloat16):
                 loss = together(inputs[rank], inputs[rank])[1]
             loss.backward()
@@ -157,6 +157,7 @@ def gathered(monkeypatch):
     dist.init_process_group("fake", rank=0, world_size=2, store=fake.FakeStore())
     yield dtypes
     dist.destroy_process_group()
+    use_plain_attention(False)
 
 
 @pytest.mark.parametrize("residual", RESIDUALS)
@@ -211,8 +212,6 @@ def test_two_processes_are_one_and_a_kill_changes_nothing(repo):
     kill_one_of(process)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
-    (line,) = re.findall(r"^train.py: error.*", output, re.MULTILINE)
-    assert line.endswith("another process of this run has ended; --init_from=auto goes on from the last checkpoint")
     assert [len(log_of("killed", event)) for event in ("start", "resume", "end")] == [1, 1, 1]
     for event, names in {"step": ("step", "loss", "grad_norm"), "eval": ("step", "val_loss", "train_loss")}.items():
         assert numbers("killed", event, *names) == numbers("whole", event, *names)
@@ -227,7 +226,7 @@ def test_a_run_moves_between_numbers_of_processes(repo):
     train_together(repo.folder, f"{moved} --max_iters=2 --parallel=ddp")
     repo(f"train.py {moved} --max_iters=4 --init_from=resume")
     train_together(repo.folder, f"{moved} --max_iters=6 --init_from=resume --parallel=fsdp")
-    assert "NOTE    so far it ran on cpu" in Path("printed0.txt").read_text()
+    assert "NOTE    it ran on cpu" in Path("printed0.txt").read_text()
     for event, names in {"step": ["loss"], "eval": ["val_loss", "train_loss"]}.items():
         assert numbers("moved", event, *names) == pytest.approx(numbers("one", event, *names), abs=1e-5)
     one, moved = load("one/ckpt.pt"), load("moved/ckpt.pt")

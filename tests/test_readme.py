@@ -14,9 +14,9 @@ from conftest import TINY, log_of
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = ROOT / "tests" / "bench"
-PAGES = [ROOT / "README.md", *(ROOT / "tests").glob("**/*.md")]
+PAGES = [ROOT / "README.md", ROOT / "config" / "README.md", *(ROOT / "tests").glob("**/*.md")]
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PAGES}
-README, OF_TESTS = TEXTS["README.md"], TEXTS["tests/README.md"]
+README, OF_RUNS = TEXTS["README.md"], TEXTS["config/README.md"]
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -36,7 +36,7 @@ def test_the_columns_of_the_log_are_all_there(repo):
     repo(f"train.py {TINY} --out_dir=run")
     repo("train.py --init_from=resume --out_dir=run --max_iters=5")
     columns = {name for line in log_of("run") for name in line} | {line["event"] for line in log_of("run")}
-    assert [name for name in columns if f"`{name}`" not in OF_TESTS] == []
+    assert [name for name in columns if f"`{name}`" not in OF_RUNS] == []
 
 
 @pytest.mark.parametrize("dataset", ["shakespeare_char", "shakespeare_bpe"])

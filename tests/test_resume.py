@@ -16,8 +16,9 @@ import pytest
 import torch
 
 import model
-from config.runtime import common
-from conftest import TEXT, TINY, contents, differences, differing, error_of, hear_signals, load, log_of, refused
+from config.runtime import distributed
+from conftest import TEXT, TINY, change_checkpoint, contents, differences, differing, error_of, hear_signals, load, log_of
+from conftest import refused
 from data.dataset import Dataset
 from data.prepare import prepare
 
@@ -161,12 +162,12 @@ def test_auto_leaves_a_finished_run_alone(run):
     assert contents(WHOLE) == before
 
 
-def test_a_damaged_checkpoint_names_the_whole_one(run, capsys):
+def test_a_damaged_checkpoint_names_the_other(run, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
     path = WHOLE / "ckpt.pt"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     error = refused(run, f"{RUN} --max_iters=8 --out_dir={WHOLE} --init_from=resume", capsys)
-    assert f"{path}: damaged" in error and f"once it is moved away {WHOLE / 'best.pt'} takes its place" in error
+    assert f"{path}: damaged" in error and f"move it away to use {WHOLE / 'best.pt'}" in error
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
@@ -185,12 +186,12 @@ def test_compiled_or_not_it_goes_on_so(run, monkeypatch, pays):
     """... where compile=auto would come to something else, with more steps to go or on another device."""
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
-    monkeypatch.setattr(common, "pick_compile", lambda device, flops: pays)
+    monkeypatch.setattr(distributed, "pick_compile", lambda device, flops: pays)
     run(f"{RUN} --out_dir={WHOLE} --compile=auto")
     kill_after(3)
     assert load("steps/3.pt")["settings"]["compile"] == str(pays).lower()
     compiled.clear()
-    monkeypatch.setattr(common, "pick_compile", lambda device, flops: not pays)
+    monkeypatch.setattr(distributed, "pick_compile", lambda device, flops: not pays)
     run(RESUME)
     assert bool(compiled) == pays and load(RESUMED / "ckpt.pt")["settings"]["compile"] == str(pays).lower()
     assert log_of(RESUMED, "resume")[0]["settings"]["compile"] == str(pays).lower()
@@ -209,9 +210,9 @@ def test_all_other_settings_are_named(run, capsys):
 def test_a_setting_newer_than_the_checkpoint_is_at_its_default(run, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
-    saved = load(RESUMED / "ckpt.pt")
-    del saved["settings"]["norm_eps"]
-    torch.save(saved, RESUMED / "ckpt.pt")
+    settings = load(RESUMED / "ckpt.pt")["settings"]
+    del settings["norm_eps"]
+    change_checkpoint(RESUMED / "ckpt.pt", settings=settings)
     assert "norm_eps = 0.001 (was 1e-05)" in refused(run, f"{RESUME} --norm_eps=1e-3", capsys)
     note = "norm_eps, new since the checkpoint, goes on at its default, 1e-05"
     assert f"NOTE    {note}\n" in run(RESUME)
@@ -222,8 +223,33 @@ def test_a_setting_newer_than_the_checkpoint_is_at_its_default(run, capsys):
 def test_another_machine_is_said(run):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
-    torch.save(load(RESUMED / "ckpt.pt") | {"machine": "an abacus"}, RESUMED / "ckpt.pt")
-    assert "NOTE    so far it ran on an abacus" in run(RESUME)
+    change_checkpoint(RESUMED / "ckpt.pt", machine="an abacus")
+    assert "NOTE    it ran on an abacus" in run(RESUME)
+
+
+@pytest.mark.parametrize("commit, back", [("abc1234567", "git checkout abc1234567 -- model.py"), (None, "restore its file of that time")])
+def test_another_model_py_is_said(run, commit, back):
+    commands = [f"{RESUME} --eval_only", f"sample.py --max_new_tokens=3 --out_dir={RESUMED}", RESUME]
+    run(f"{RUN} --out_dir={WHOLE}")
+    kill_after(3)
+    assert not any("NOTE" in run(command) for command in commands)
+    kill_after(3)
+    for name in ("best.pt", "ckpt.pt"):
+        change_checkpoint(RESUMED / name, code={"model": "another", "commit": commit})
+    for command in commands:
+        shown = run(command)
+        assert shown.count("NOTE    model.py is not what out/resumed/") == 1 and back in shown
+
+
+def test_losses_over_other_tokens_do_not_compare(run):
+    settings = "--learning_rate=0 --eval_interval=1 --lr_decay=none"
+    run(f"{RUN} {settings} --max_iters=3 --eval_tokens=1 --out_dir={WHOLE}")
+    change_checkpoint(WHOLE / "best.pt", val_loss=-1.0)
+    shown = run(f"{RUN} {settings} --eval_tokens=1 --max_iters=4 --out_dir={WHOLE} --init_from=resume")
+    assert load(WHOLE / "best.pt")["val_loss"] == -1 and "NOTE" not in shown
+    shown = run(f"{RUN} {settings} --eval_tokens=64 --out_dir={WHOLE} --init_from=resume")
+    assert "NOTE    eval_tokens = 64 (was 1): such losses do not compare, so best.pt starts anew" in shown
+    assert load(WHOLE / "best.pt")["val_loss"] == min(line["val_loss"] for line in log_of(WHOLE, "eval")[4:])
 
 
 def test_other_data_are_refused(run, capsys):
@@ -234,7 +260,7 @@ def test_other_data_are_refused(run, capsys):
         prepare("data/shakespeare_char", text, "another text")
         capsys.readouterr()
         error = refused(run, RESUME, capsys)
-        cure = "prepare test again by python data/shakespeare_char/prepare.py\n"
+        cure = "prepare test again, with --tokenizer=run:out/resumed if it has one to choose\n"
         assert f"data/shakespeare_char is not what out/resumed/ckpt.pt was trained on: {cure}" in error
     Path("data/shakespeare_char/input.txt").unlink()
     prepare("data/shakespeare_char", TEXT, "the same text from another file")
@@ -245,15 +271,28 @@ def test_other_data_are_refused(run, capsys):
 # -- files ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("torn", [b'{"event": "st', b'{"event": "step", "step": 4}', b"\x00\x00\x00", b"\xff{"])
-def test_torn_log_line_is_dropped(run, torn):
+BAD_LINES = [b"\x00" * 9, b"\xff{", b'{"event": "st', b'{"event": "step"}', b"[1, 2]", b"5", b"[" * 10**5]
+
+
+@pytest.mark.parametrize("bad", [*BAD_LINES, b'{"event": "step", "step": 4}'])
+def test_a_torn_last_line_of_the_log_is_dropped(run, bad):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
-    with open(RESUMED / "log.jsonl", "rb") as log:
-        lines = [line for line in log if json.loads(line)["step"] <= 3]
-    (RESUMED / "log.jsonl").write_bytes(b"".join(lines) + torn)
+    lines = (RESUMED / "log.jsonl").read_bytes().splitlines(keepends=True)
+    (RESUMED / "log.jsonl").write_bytes(b"".join(line for line in lines if json.loads(line)["step"] <= 3) + bad)
     run(RESUME)
     assert losses(RESUMED) == losses(WHOLE) and len(log_of(RESUMED, "resume")) == 1
+
+
+@pytest.mark.parametrize("bad", BAD_LINES)
+def test_a_bad_line_in_the_middle_of_the_log_loses_no_other(run, bad):
+    run(f"{RUN} --out_dir={WHOLE}")
+    kill_after(3)
+    first, *lines = (RESUMED / "log.jsonl").read_bytes().splitlines(keepends=True)
+    (RESUMED / "log.jsonl").write_bytes(b"".join([first, bad + b"\n", *lines]))
+    run(RESUME)
+    (RESUMED / "log.jsonl").write_bytes((RESUMED / "log.jsonl").read_bytes().replace(bad + b"\n", b""))
+    assert losses(RESUMED) == losses(WHOLE)
 
 
 def test_checkpoints_do_not_wait_for_evaluations(run):
@@ -265,9 +304,41 @@ def test_second_process_in_a_folder_is_refused(run, capsys):
     run(f"{RUN} --max_iters=3 --lr_decay=none --out_dir={RESUMED}")
     with open(RESUMED / "log.jsonl", "ab") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
-        assert "another process" in refused(run, f"{RESUME} --lr_decay=none", capsys)
-        assert "another process" in refused(run, f"{RUN} --out_dir={RESUMED} --overwrite", capsys)
+        assert "another process" in refused(run, f"{RESUME} --lr_decay=none", capsys, code=3)
+        assert "another process" in refused(run, f"{RUN} --out_dir={RESUMED} --overwrite", capsys, code=3)
     run(f"{RESUME} --lr_decay=none")
+
+
+@pytest.mark.parametrize("how", ["", "--overwrite", "--init_from=resume"])
+def test_a_folder_where_another_process_has_trained_meanwhile_is_left_alone(run, monkeypatch, capsys, how):
+    run(f"{RUN} --out_dir={WHOLE}")
+    if how:
+        kill_after(3)
+
+    def meanwhile(*_):
+        shutil.copytree(WHOLE, RESUMED, dirs_exist_ok=True)
+        return "false"
+
+    monkeypatch.setattr(distributed, "compile_model", meanwhile)
+    assert "another process" in error_of(run, f"{RUN} --out_dir={RESUMED} {how}".strip(), capsys, code=3)
+    for path, content in contents(WHOLE).items():
+        assert (RESUMED / path.name).read_bytes() == content
+
+
+@pytest.mark.parametrize("trouble", ["diverged", "diverged, itself the source", "disk full"])
+def test_a_run_is_whole_until_another_has_saved_in_its_place(run, monkeypatch, capsys, trouble):
+    run(f"{RUN} --out_dir={WHOLE}")
+    settings = "--learning_rate=1e300 --warmup_iters=0" if "diverged" in trouble else ""
+    settings += f" --init_from=run:{WHOLE}" if "itself" in trouble else ""
+    with monkeypatch.context() as until_here:
+        full_disk(until_here, lambda step: True)
+        error = refused(run, f"{RUN} --out_dir={WHOLE} --overwrite --checkpoint_interval=9 {settings}".split(), capsys)
+    assert "nothing has been saved" in error
+    replaced = run(f"{RUN} --out_dir={WHOLE} --overwrite --seed=2 --max_iters=5")
+    assert "NOT" not in replaced and [line["step"] for line in log_of(WHOLE, "step")] == [1, 2, 3, 4, 5]
+    run(f"{RUN} --out_dir={RESUMED} --seed=2 --max_iters=5")
+    assert_same_run()
+    assert differences(RESUMED / "best.pt", WHOLE / "best.pt") == [] and losses(RESUMED) == losses(WHOLE)
 
 
 def test_the_leftover_of_a_killed_process_is_overwritten(run):
@@ -361,7 +432,7 @@ def trouble(monkeypatch, step, kind):
 def test_what_is_not_finite_ends_the_run(run, monkeypatch, capsys, kind, grad_clip, intervals, found, kept):
     trouble(monkeypatch, 3, kind)
     error = error_of(run, f"{ONE} --grad_clip={grad_clip} --eval_interval=9 {intervals}", capsys)
-    assert "the loss is" in error and f"at step {found}: a lower learning_rate than 0.003 may help" in error
+    assert "the loss is" in error and f"at step {found}: the run has diverged" in error
     if kept:
         assert f"out/whole holds step {kept}" in error and load(WHOLE / "ckpt.pt")["iter_num"] == kept
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from config.runtime import metrics
+from config.runtime import log
 from conftest import ROOT, TINY, log_of, refused, run_program
 from config.runtime.common import UserError
 
@@ -168,7 +168,19 @@ def test_what_cannot_be_drawn(plot, arguments, named):
     assert code == 2 and error.count("\n") == 1 and named in error
 
 
+def test_the_version_is_that_of_all_code(repo, monkeypatch):
+    monkeypatch.setattr(log, "ROOT", repo.folder)
+    versions = [log.code_version()]
+    for name in ("model.py", "train.py", "config/__init__.py", "config/runtime/checks.py", "data/dataset.py"):
+        with open(name, "a") as file:
+            print("# a comment", file=file)
+        versions.append(log.code_version())
+    Path("config/mine.py").write_text("n_layer = 4")  # is in the settings of a run
+    assert log.code_version() == versions[-1]
+    assert len({version["sha256"] for version in versions}) == 6 and len({version["model"] for version in versions}) == 2
+
+
 def test_code_that_cannot_be_read_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics, "ROOT", tmp_path)
+    monkeypatch.setattr(log, "ROOT", tmp_path)
     with pytest.raises(UserError, match="model.py: No such file"):
-        metrics.code_version()
+        log.code_version()

@@ -162,6 +162,51 @@ def test_clock_of_a_run(repo, slow, monkeypatch):
     assert first["seconds"] == 200 + 2 * 2 * 100 + 2 * 1000 and "43:20 for 4 steps" in shown
 
 
+def test_a_sudden_slowness_is_noted_once(repo, slow):
+    shown = repo(f"{RUN} --max_iters=12")  # a step takes 10 seconds at first, 40 in the fourth step, 120 in the last
+    (note,) = re.findall("^NOTE    steps take three times as long as before: .*", shown, re.MULTILINE)
+    assert "OMP_WAIT_POLICY=PASSIVE python train.py --init_from=resume --out_dir=out/x" in note
+    assert shown.index("step 4/12 ") < shown.index(note) < shown.index("step 5/12 ")
+
+
+# clock ticks since the start, of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice
+QUIET, BUSY = "0 0 0 9 1 0 0 0 0 0", "2 6 1 0 0 1 0 0 8 0"
+
+
+@pytest.mark.parametrize("others, environment, policy", [
+    ((QUIET, QUIET), {}, None),
+    ((QUIET, BUSY), {}, "PASSIVE"),
+    ((BUSY, BUSY), {}, "PASSIVE"),
+    ((QUIET, "0 1 0 9 0 0 0 0 0 0"), {}, None),
+    (("0 0 0 0 0 0 0 0 0 0",) * 2, {}, None),  # nothing is counted, as in some containers
+    ((QUIET, BUSY, QUIET), {"OMP_NUM_THREADS": "2"}, None),
+    ((QUIET, BUSY, BUSY), {"OMP_NUM_THREADS": "2"}, "PASSIVE"),
+    ((BUSY, BUSY), {"OMP_NUM_THREADS": "1"}, None),  # which waits for no other
+    ((BUSY, BUSY), {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"),
+    ((BUSY, BUSY), {"GOMP_SPINCOUNT": "300000"}, None),
+    ((QUIET, QUIET), {"OMP_WAIT_POLICY": "PASSIVE"}, "PASSIVE"),
+])  # fmt: skip
+def test_threads_wait_asleep_beside_a_busy_program(monkeypatch, others, environment, policy):
+    def stat(path):
+        rows = others if slept else ["0 0 0 0 0 0 0 0 0 0"] * len(others)
+        return "cpu  7 7 7 7 7 7 7 7 7 7\n" + "".join(f"cpu{i} {row}\n" for i, row in enumerate(rows)) + "intr 5 6\n"
+
+    slept = []
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(Path, "read_text", stat)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(len(others))), raising=False)
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with monkeypatch.context() as before:
+        before.delitem(sys.modules, "torch")
+        runpy.run_path(str(ROOT / "config" / "runtime" / "waiting.py"))
+    assert os.environ.get("OMP_WAIT_POLICY") == policy
+    os.environ.pop("OMP_WAIT_POLICY", None)
+
+
 @pytest.mark.parametrize("seconds, shown", [(0.4, "0:00"), (75, "1:15"), (3700, "1:01:40"), (360_000, "100:00:00")])
 def test_seconds_as_a_clock_shows_them(seconds, shown):
     assert clock(seconds) == shown
@@ -217,7 +262,8 @@ def test_a_compiled_run_is_the_eager_one(repo, monkeypatch):
 
 def test_a_diverged_run_ends_and_saves_nothing(repo, capsys):
     error = error_of(repo, f"{RUN} --learning_rate=1e38 --warmup_iters=0", capsys)
-    assert "a lower learning_rate than 1e+38 may help; nothing has been saved" in error
+    likely = "learning_rate = 1e+38, weight_decay = 0.1 or dtype = "
+    assert "the run has diverged, most likely because of " + likely in error and "; nothing has been saved" in error
     assert not (OUT / "ckpt.pt").exists()
     repo(RUN)  # a folder with only a log is free
 
@@ -359,6 +405,21 @@ def test_which_checkpoint_is_sampled(repo):
     assert repo("sample.py --max_new_tokens=1 --out_dir=out/b --checkpoint=latest").startswith("out/b/ckpt.pt")
     Path("out/a/best.pt").unlink()  # as in a run stopped before its first evaluation
     assert repo("sample.py --max_new_tokens=1").startswith("out/a/ckpt.pt")
+
+
+def test_the_likeliest_of_one_is_the_likeliest_of_all(repo):
+    repo(RUN)
+    greedy, one, three = (repo(f"sample.py --max_new_tokens=50 {how}") for how in ("--temperature=0", "--top_k=1", "--top_k=3"))
+    assert greedy == one != three
+
+
+def test_a_tilde_is_the_home_folder(repo, monkeypatch):
+    monkeypatch.setenv("HOME", str(repo.folder / "home"))
+    repo(f"train.py {TINY} --out_dir=~/x")
+    repo(f"train.py {TINY} --out_dir=~/y --init_from=run:~/x")
+    assert repo("sample.py --out_dir=~/x --max_new_tokens=1").startswith(f"{repo.folder / 'home' / 'x'}/best.pt")
+    repo("sample.py --out_dir=~/x --export=~/exported")
+    assert {path.name for path in Path("home").iterdir()} == {"x", "y", "exported"} and not Path("~").exists()
 
 
 def test_start_text(repo):

@@ -1,4 +1,4 @@
-"""What every program here needs: errors for people, signals, whole files, locks, devices and dtypes."""
+"""What all programs share: one-line errors, signals, whole files, locks, devices, dtypes."""
 
 import atexit
 import hashlib
@@ -10,6 +10,7 @@ import zipfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import config.runtime.waiting  # before PyTorch, which reads what it decides
 import torch
 import torch.distributed as dist
 
@@ -20,16 +21,23 @@ from model import ConfigError
 
 
 class UserError(ValueError):
-    """A mistake in settings, files or data, which the project itself has found: what is wrong, and what would work.
+    """A mistake in settings, files or data that the project itself has found: what is wrong, and what would work.
 
-    The programs show it as one line and end with exit code 2. Every other error keeps its traceback, whatever its
-    type: it may have been raised by a line of model.py that somebody has just written.
+    Programs show it as one line. Every other error keeps its traceback: a slip in model.py may have raised it.
     """
+
+    exit_code = 2
+
+
+class FolderInUse(UserError):
+    """Another process trains in the folder of the run."""
+
+    exit_code = 3
 
 
 @contextmanager
 def file_errors():
-    """Raise a UserError, which names the file, for an OSError of the files that are read or written inside."""
+    """Raise a UserError that names the file for an OSError inside."""
     try:
         yield
     except OSError as error:
@@ -37,75 +45,64 @@ def file_errors():
         raise UserError(f"{error.filename}: {error.strerror}" if named else error) from error
 
 
+def rank() -> int:
+    return int(os.environ.get("RANK", 0))  # torchrun sets it
+
+
 def print0(line):
-    """Print a line, on the first of several processes. A full disk or a closed terminal is no reason to lose a run."""
-    if os.environ.get("RANK", "0") == "0":
+    """Print a line on the first process. A full disk or a closed terminal is no reason to lose a run."""
+    if rank() == 0:
         with suppress(OSError):
             print(line, flush=True)
 
 
-def install_excepthook():
-    """End the program, from here on, in one line on stderr and exit code 2 where the project itself finds a mistake.
+def show(text, end="\n"):
+    """Print what a program was asked for: there a full disk is an error."""
+    try:
+        print(text, end=end, flush=True)
+    except OSError as error:
+        raise UserError(f"standard output: {error.strerror}") from error
 
-    It raises a UserError, or, in the files that are also used by themselves, a ConfigError or a TokenizerError. Ctrl-C
-    ends the program without a word. Every other error keeps its traceback and ends the program with exit code 1.
-    """
+
+def install_excepthook():
+    """Show users' mistakes as one line on stderr from here on."""
     sys.excepthook = report_error
     for stream in filter(None, (sys.stdout, sys.stderr)):  # text is UTF-8, on any terminal and in any pipe
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def report_error(kind, error, traceback):
-    """Serve as Python's sys.excepthook."""
+    code, line = 1, ""
     if issubclass(kind, KeyboardInterrupt):
         code = 128 + signal.SIGINT
-    elif issubclass(kind, (UserError, ConfigError, TokenizerError)):
-        line = " ".join(str(error).splitlines())
-        process = f" (process {os.environ['RANK']})" if os.environ.get("RANK", "0") != "0" else ""
-        print(f"{Path(sys.argv[0]).name}: error{process}: {line}", file=sys.stderr)
-        code = 2
+    elif issubclass(kind, (UserError, ConfigError, TokenizerError)):  # the last two: of files that are used elsewhere
+        code, line = getattr(error, "exit_code", 2), " ".join(str(error).splitlines())
+    elif issubclass(kind, torch.OutOfMemoryError):
+        code, line = 2, f"more memory is needed than the GPU has: use smaller sizes ({str(error).partition('. ')[0]})"
     else:
         sys.__excepthook__(kind, error, traceback)
-        code = 1
+    if line:
+        process = f" (process {rank()})" if rank() else ""
+        print(f"{Path(sys.argv[0]).name}: error{process}: {line}", file=sys.stderr)
     exit_program(code)
-
-
-@contextmanager
-def resource_errors():
-    """Raise a UserError where PyTorch runs out of memory inside, or loses another process of the run.
-
-    On a CPU neither has a type of its own, so those of PyTorch's messages are known that say so.
-    """
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError, a GPU's, is one of these
-        text = str(error)
-        out_of_memory = ("DefaultCPUAllocator: can't allocate memory", "Storage size calculation overflowed")
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in out_of_memory):
-            short = (text.splitlines() or [""])[0][:120]
-            raise UserError(f"more memory is needed than there is: use smaller sizes ({short})") from error
-        if isinstance(error, getattr(dist, "DistError", ())) or "gloo/transport" in text:
-            cure = "--init_from=auto goes on from the last checkpoint"
-            raise UserError(f"another process of this run has ended; {cure}") from error
-        raise
 
 
 def exit_program(code=0):
     """End the program.
 
-    One of several processes skips the interpreter's clearing up: there a thread of gloo that still waits for the
-    interpreter would abort it ("terminate called without an active exception").
+    One of several processes skips the interpreter's shutdown, where a waiting thread of gloo would abort it.
     """
-    if dist.is_initialized():
-        atexit._run_exitfuncs()  # such as those of trackers
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            with suppress(OSError):
-                stream.flush()
+    together = dist.is_initialized()
+    if together:
+        atexit._run_exitfuncs()  # of the trackers
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:  # a full disk or a closed terminal, reported before
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if together:
         os._exit(code)
     raise SystemExit(code)
-
-
-# -- pipes and signals ----------------------------------------------------------------------------------------
 
 
 def quiet_pipe():
@@ -117,17 +114,15 @@ def quiet_pipe():
 class StopSignal:
     """Remember the `number` of a Ctrl-C, SIGTERM or SIGHUP, so that a run can finish its step, save and leave.
 
-    A second signal ends the program at once. Under torchrun it does not: there each process gets a terminal's Ctrl-C
-    twice, from the terminal and from torchrun.
+    A second signal ends the program at once, but not under torchrun, whose processes get a terminal's Ctrl-C twice.
     """
 
-    def __init__(self, pass_on=lambda: None):
-        self.number, self.pass_on = 0, pass_on  # none so far; what else is to be done at once
+    def __init__(self):
+        self.number = 0  # none so far
         self.listen(self.remember)
 
     def remember(self, number, frame):
         self.number = number
-        self.pass_on()
         self.listen(signal.SIG_IGN if "TORCHELASTIC_RUN_ID" in os.environ else signal.SIG_DFL)
 
     def listen(self, handler):
@@ -143,18 +138,14 @@ def clock(seconds):
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
 
 
-# -- files that are whole, and locks ----------------------------------------------------------------------------
+# -- whole files and locks -----------------------------------------------------------------------------------
 
-
-CHECKPOINT_VERSION = 7  # of the layout of a checkpoint
+CHECKPOINT_VERSION = 8  # of the layout of a checkpoint
 
 
 @contextmanager
 def atomic_write(path):
-    """Yield a binary file to write. At the end it takes the place of `path`, whole, or not at all if anything fails.
-
-    Until then it has a name in .tmp. What a killed process leaves by that name, the next one overwrites.
-    """
+    """Yield a binary file to write, NAME.tmp until it is whole. If anything fails, `path` stays as it was."""
     path = Path(path)
     temporary = path.with_name(f"{path.name}.tmp")
     try:
@@ -173,33 +164,37 @@ def atomic_write(path):
 @file_errors()
 def find_checkpoint(folder, prefer="latest"):
     """Return the path of ckpt.pt ("latest") or best.pt ("best") of a run, or the other one if only that exists."""
-    paths = [folder / "ckpt.pt", folder / "best.pt"]
-    if prefer == "best":
-        paths.reverse()
-    return next((path for path in paths if path.exists()), paths[0])
+    latest, best = folder / "ckpt.pt", folder / "best.pt"
+    preferred, other = (best, latest) if prefer == "best" else (latest, best)
+    return other if other.exists() and not preferred.exists() else preferred
+
+
+FORM = {"iter_num": int, "val_loss": float, "settings": dict, "config": dict, "data": dict, "tokenizer": dict}
+FORM |= {"machine": str, "code": dict, "model": dict, "optimizer": dict, "scaler": dict}
 
 
 @file_errors()
 def load_checkpoint(path) -> dict:
-    """Return what `save_checkpoint` wrote, on the CPU, if it is whole. No code in it is run."""
+    """Return a whole checkpoint, on the CPU, and its "path". No code in it is run."""
     checkpoint = None
     with open(path, "rb") as file, suppress(Exception):  # damaged bytes make the rest fail in all sorts of ways
         if zipfile.ZipFile(file).testzip() is None:  # torch.load does not look at the checksums in it
             file.seek(0)
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(checkpoint, dict) or "version" not in checkpoint:
+    version = checkpoint.get("version") if isinstance(checkpoint, dict) else None
+    if version is not None and version != CHECKPOINT_VERSION:
+        raise UserError(f"{path}: of version {version!r}; this program reads {CHECKPOINT_VERSION}")
+    if version is None or not all(isinstance(checkpoint.get(name), kind) for name, kind in FORM.items()):
         other = path.with_name("best.pt" if path.name == "ckpt.pt" else "ckpt.pt")
-        cure = f"; once it is moved away {other} takes its place" if other.exists() else ""
+        cure = f"; move it away to use {other}" if other.exists() else ""
         raise UserError(f"{path}: damaged, or not a checkpoint of train.py{cure}")
-    if checkpoint["version"] != CHECKPOINT_VERSION:
-        raise UserError(f"{path}: of version {checkpoint['version']!r}; this program reads {CHECKPOINT_VERSION}")
-    return checkpoint
+    return checkpoint | {"path": path}
 
 
 def file_lock(file, wait=False) -> bool:
-    """Return whether the open `file` is now this process's own: of all that ask for it, one holds it at a time.
+    """Return whether this process now holds the lock of an open file, which no other can until it ends.
 
-    The system takes a lock away from a process that ends, however it ends. Where there are no locks, all get it.
+    Where there are no locks, every process gets it.
     """
     try:
         import fcntl
@@ -214,7 +209,7 @@ def file_lock(file, wait=False) -> bool:
 
 @contextmanager
 def folder_lock(folder):
-    """Yield whether the folder is this process's own, as `file_lock` does, until the end of the block."""
+    """Yield whether this process holds the lock of a folder."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:  # Windows opens no folders
@@ -228,20 +223,24 @@ def folder_lock(folder):
 
 @file_errors()
 def read_text(path) -> str:
-    """Return a UTF-8 file as it is: line ends stay, so that the same bytes are the same text on every system."""
+    """Return the text of a UTF-8 file, with its own line ends: the same text on every system."""
     if Path(path).exists() and not Path(path).is_file():  # a FIFO would wait for ever
         raise UserError(f"{path}: not a file")
+    return decode_text(Path(path).read_bytes(), path)
+
+
+def decode_text(content: bytes, source) -> str:
     try:
-        return Path(path).read_bytes().decode("utf-8").removeprefix("\ufeff")  # the mark some editors put in front
+        return content.decode("utf-8").removeprefix("\ufeff")  # the mark some editors put in front
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text at byte {error.start}") from None
+        raise UserError(f"{source}: not UTF-8 text at byte {error.start}") from None
 
 
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-# -- what a run computes on, and in --------------------------------------------------------------------------
+# -- devices and dtypes --------------------------------------------------------------------------------------
 
 
 def pick_device(device) -> torch.device:
@@ -275,20 +274,19 @@ def pick_dtype(dtype, device) -> torch.dtype:
     return getattr(torch, dtype)
 
 
-def pick_compile(device, flops, threads=None) -> bool:
+def pick_compile(device, flops) -> bool:
     """Say whether compiling pays for so many floating-point operations: on a GPU, and on a CPU from ten minutes up.
 
     A core computes some 50 GFLOP/s. Compiling takes some 40 seconds there, and makes steps 1.2 to 1.4 times as fast.
-    `threads` are a CPU's; None: those of this process.
     """
-    return device.type == "cuda" or device.type == "cpu" and flops > 600 * 50e9 * (threads or torch.get_num_threads())
+    return device.type == "cuda" or device.type == "cpu" and flops > 600 * 50e9 * torch.get_num_threads()
 
 
 def pick_attention_kernel(model, device, dtype):
-    """Select, for this process, the faster of PyTorch's kernels for the attention of `model`.
+    """Select the faster of PyTorch's attention kernels for `model`, for this process.
 
-    On a CPU the fused kernel computes in float32. Plain products in bfloat16 are up to twice as fast at short contexts.
-    They gain the most where score vectors are wide, but hold T x T weights until the backward pass.
+    On a CPU the fused kernel computes in float32. At short contexts plain products in bfloat16 are up to twice as fast,
+    most of all where score vectors are wide. But they hold T x T weights until the backward pass.
     """
     wide = model.blocks[-1].attn.score_width() > 3 * model.config.head_dim
     short = model.config.block_size <= (1024 if wide else 512)

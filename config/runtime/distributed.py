@@ -6,43 +6,48 @@ import warnings
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from config.runtime.common import UserError, install_excepthook, pick_device, print0, resource_errors
-
-
-def init_distributed(device) -> torch.device:
-    """Join the other processes, if torchrun has started several. Return this one's device, of that kind."""
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if world_size == 1:
-        return device
-    if device.type not in ("cuda", "cpu"):
-        raise UserError(f"device = {device.type!r} does not work with {world_size} processes: it must be cuda or cpu")
-    if device.type == "cuda":
-        device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
-        torch.cuda.set_device(device)
-    store, rank, world_size = next(dist.rendezvous("env://"))
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # which outlives the processes: started again, they would find the addresses of those that have died
-        store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
-    install_excepthook()  # PyTorch has put one of its own before it, which keeps back what is printed
-    return device
+from config.runtime.common import UserError, exit_program, install_excepthook, machine_name, pick_attention_kernel
+from config.runtime.common import pick_compile, pick_device, print0, rank
 
 
-@resource_errors()
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def init(device):
+    """Join the other processes. Return this one's device, its rank, and what the run computes on, in words."""
+    device, size = pick_device(device), world_size()
+    if size > 1:
+        if device.type not in ("cuda", "cpu"):
+            raise UserError(f"device = {device.type!r} does not work with {size} processes: it must be cuda or cpu")
+        if device.type == "cuda":
+            device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
+            torch.cuda.set_device(device)
+        store, *_ = next(dist.rendezvous("env://"))
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            # which outlives the processes: started again, they would find the addresses of those that have died
+            store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank(), world_size=size)
+        install_excepthook()  # PyTorch has put one of its own before it, which keeps back what is printed
+    return device, rank(), machine_name(device, size)
+
+
 def parallelize_model(model, parallel, device, dtype=None):
-    """Return what to call in the place of `model`, as the processes train it together on `device`.
+    """Return `model` on `device`, such that the processes train it together.
 
-    With `parallel` = "ddp" each process keeps a whole model. With "fsdp" it keeps a share of every parameter. There the
-    blocks' matrices are gathered in `dtype`, which is autocast's, or None.
+    With "ddp" each process keeps a whole model, with "fsdp" a share of every parameter; there the blocks' matrices are
+    gathered in `dtype`, which is autocast's, or None.
     """
+    pick_attention_kernel(model, device, dtype)
     if not dist.is_initialized():
         return model.to(device)
     if parallel == "ddp":
         return torch.nn.parallel.DistributedDataParallel(model.to(device), gradient_as_bucket_view=True)
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing is written into these views
     mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
     # Each block's group has its matrices only. They are gathered in `dtype`, which autocast would cast them to anyway,
@@ -57,8 +62,29 @@ def parallelize_model(model, parallel, device, dtype=None):
     return model
 
 
-def compile_or_eager(model, device, ctx):
-    """Compile the blocks of `model`; where PyTorch finds no compiler, on any process, all of them stay eager."""
+def training_state(model, optimizers, scaler) -> dict:
+    """Return what a checkpoint needs to resume, gathered on the CPU; all processes must call this."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(model, options=options)  # first, or FSDP's parameters are not found below
+    begun = any(optimizer.state for optimizer in optimizers)  # with float16 the first steps may all have been skipped
+    learned = get_optimizer_state_dict(model, optimizers, options=options) if begun else {}
+    return {"model": weights, "optimizer": learned, "scaler": scaler.state_dict()}
+
+
+def restore_optimizers(state, model, optimizers, scaler):
+    if state["optimizer"]:
+        options = StateDictOptions(full_state_dict=True)
+        set_optimizer_state_dict(model, optimizers, state["optimizer"], options=options)
+    scaler.load_state_dict(state["scaler"])
+
+
+def compile_model(model, compile, device, ctx, flops) -> str:
+    """Compile the blocks of `model` if so many operations pay for it. Return "true" or "false".
+
+    Where PyTorch finds no compiler, on any process, all of them stay eager.
+    """
+    if compile == "false" or compile == "auto" and not pick_compile(device, flops):
+        return "false"
     print0("compiling ...")
     reason = ""
     try:  # on the least that needs a compiler, forward and backward, and no other process
@@ -67,28 +93,36 @@ def compile_or_eager(model, device, ctx):
             compiled(torch.ones(64, 64, device=device, requires_grad=True)).backward()
     except Exception as error:
         reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
-    if dist_max(bool(reason)):
+    if all_max(bool(reason)):
         print0(f"not compiled, eager from here: {reason or 'another process could not'}")
     else:
         model.compile_blocks()
+    return "true"
 
 
-def dist_max(number) -> int:
-    """Return the largest that any process has of an integer."""
-    if not dist.is_initialized():
-        return int(number)
+def all_max(number) -> int:
     number = torch.tensor(int(number))
-    dist.all_reduce(number, dist.ReduceOp.MAX)
+    if dist.is_initialized():
+        dist.all_reduce(number, dist.ReduceOp.MAX)
     return number.item()
 
 
-def dist_sum(tensor):
-    """Return the sum of the processes' tensors, in place."""
+def all_sum(tensor):
     if dist.is_initialized():
         dist.all_reduce(tensor)
     return tensor
 
 
 def full_tensor(tensor):
-    """Return a tensor, gathered where FSDP has sharded it; all processes must ask at once."""
+    """Return a tensor, gathered where FSDP has sharded it; all processes must call this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def barrier():
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def leave(code=0):
+    barrier()
+    exit_program(code)

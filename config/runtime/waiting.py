@@ -1,0 +1,32 @@
+"""How OpenMP's threads wait for each other, decided before PyTorch is imported.
+
+They wait in a loop, which is fast on a quiet machine. Where another program needs the same cores, a looping thread
+takes the core from the one that it waits for: there they wait asleep. Results do not depend on it, and
+OMP_WAIT_POLICY=PASSIVE (asleep) or GOMP_SPINCOUNT=300000 (in a loop) in the environment decides it by hand.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+
+def core_times():
+    """Return the clock ticks, idle and total, of the cores that this process may use, and how many these are."""
+    lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    cores = [[int(ticks) for ticks in line[1:9]] for line in lines if line[0][3:] in map(str, os.sched_getaffinity(0))]
+    return sum(ticks[3] + ticks[4] for ticks in cores), sum(map(sum, cores)), len(cores)
+
+
+def should_sleep(before, after, threads):
+    """Return whether between two `core_times` fewer cores were idle than there are threads."""
+    (idle, total), cores = (after[i] - before[i] for i in range(2)), after[2]
+    return total > 0 and 1 < threads > cores * idle / total + 0.5
+
+
+if sys.platform == "linux" and "torch" not in sys.modules and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & {*os.environ}:
+    before = core_times()
+    time.sleep(0.1)
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if should_sleep(before, core_times(), int(threads) if threads.isdecimal() else before[2]):
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
