@@ -35,7 +35,7 @@ class MadeUp(dict):
 
     def __init__(self, rng, curve, noise, of_candidate=1.0, of_seed=0.0, effect=0.0):
         self.rng, self.curve, self.noise = rng, curve, (noise, noise * of_candidate)
-        self.offsets, self.effect, self.run = rng.normal(0, of_seed, 100), effect, None
+        self.offsets, self.effect = rng.normal(0, of_seed, 100), effect
 
     def of(self, run, baseline):
         key = run.candidate.name, run.steps, run.seed
@@ -64,13 +64,18 @@ def comparison_of(cost, seeds=3, *options):
     return made
 
 
-def simulate(comparison, count, rng, **settings):
-    """Return (the shares of all verdicts, how many intervals cover the truth at equal cost and at equal steps)."""
-    verdicts, covered = Counter(), {"equal cost": [], "equal steps": []}
+def reports(comparison, count, rng, **settings):
+    """Yield what compare.py says of so many simulated comparisons."""
     for _ in range(count):
         made_up = MadeUp(rng, **settings)
         comparison.last_result = lambda run: made_up.of(run, comparison.baseline)
-        report = Report(comparison)
+        yield Report(comparison)
+
+
+def simulate(comparison, count, rng, **settings):
+    """Return (the shares of all verdicts, how many intervals cover the truth at equal cost and at equal steps)."""
+    verdicts, covered = Counter(), {"equal cost": [], "equal steps": []}
+    for report in reports(comparison, count, rng, **settings):
         fit = report.fits["candidate"]
         verdicts[report.verdict("candidate")] += 1
         gain, _, half, _ = fit.gain({1.0: 1})

@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+import runs
 from config.runtime.checkpoint import of_model
 from config.runtime.common import UserError, sha256
 from model import GPT, GPTConfig
-from runs import TRAIN, options_of, read_log
+from runs import options_of, read_log
 
 HEAD_WIDTH = 8  # of a small model
 FINGERPRINTS = "fingerprints.jsonl"  # in the folder of the runs
@@ -138,10 +139,10 @@ def find(rows, **facts):
     return next((row for row in rows if facts.items() <= row.items()), None)
 
 
-def fingerprint(candidate) -> str:
+def fingerprint(candidate, program=None) -> str:
     """Return the SHA-256 of the losses and weights of a few steps of train.py, in float32 by one thread of a CPU."""
     with tempfile.TemporaryDirectory(prefix="fingerprint-") as folder:
-        command = [sys.executable, str(TRAIN), *options_of(small(candidate.settings)), f"--out_dir={folder}"]
+        command = [sys.executable, str(program or runs.TRAIN), *options_of(small(candidate.settings)), f"--out_dir={folder}"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         lines = [line for line in read_log(Path(folder)) if line["event"] in ("step", "eval")]

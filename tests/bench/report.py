@@ -57,7 +57,7 @@ class Report:
         cells = [name + of_earlier_code, f"{runs[0]['parameters']:,}", f"{runs[0]['rate']:g}"]
         cells.append("diverged" if None in losses else mean_sd(losses))
         cells.append(self.measured_gain(name) if fit else "")
-        cells += [f"{fit.cost:.2f}" if fit else "1.00" if name == self.base else "", self.times(name)]
+        cells += [self.operations(name), self.times(name)]
         if not fit or len(fit.rungs) == 1:
             return cells + ["", "", ""]
         gains = [(price, fit.break_even(cost)) for price, cost in self.costs(name).items() if fit.reference(cost)]
@@ -69,6 +69,11 @@ class Report:
         gain, _, half, _ = self.fits[name].gain({1.0: 1})
         word = "" if not self.p[name] < 0.05 else " better" if gain > 0 else " worse"
         return decimal(gain, "+") + plus_minus(half) + word
+
+    def operations(self, name):
+        """Return the operations of a whole training over the baseline's, if both have come to an end."""
+        ended = [[run["flops"] for run in self.main[of] if run["loss"] is not None] for of in (name, self.base)]
+        return f"{ended[0][0] / ended[1][0]:.2f}" if all(ended) else ""
 
     def times(self, name):
         timing = self.comparison.timing
