@@ -85,7 +85,7 @@ def simulate(comparison, count, rng, **settings):
             gain, _, half, _ = fit.gain(fit.reference(fit.cost))
             covered["equal cost"].append(abs(gain - settings.get("effect", 0)) < half)
     shares = {verdict: number / count for verdict, number in verdicts.items()}
-    return shares, {name: np.mean(values) for name, values in covered.items()}
+    return shares, {name: np.mean(values) for name, values in covered.items() if values}
 
 
 def pays(shares):

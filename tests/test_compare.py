@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from conftest import ROOT, copy_repository
@@ -26,11 +24,9 @@ import examine
 import plan
 import report
 import runs
-import stats
 import timing
 from report import write_figure
 from runs import DEFAULTS, Workers, read_log
-from simulate import CURVES, comparison_of, pays, reports, simulate
 
 CODE = "a" * 64
 DATA = {"vocab_size": 65, "sha256": {"train": "t", "val": "v"}}
@@ -391,6 +387,16 @@ def test_a_budget_is_kept(study, budget):
     assert len(study.done) == done  # the same max_iters again
 
 
+def test_checkpoints_that_were_kept_stay(study):
+    arguments = *CANDIDATES[:2], "--rates=none", "--ladder=none"
+    for keep, seeds in (("--keep", "1,2"), ("--seeds=1,2", "1,2"), ("--seeds=1,2,3", "3")):
+        study(*arguments, "--seeds=1,2", keep)
+        for folder in study.folder.glob(f"*/*seed[{seeds}]*"):
+            (folder / "ckpt.pt").touch()
+    study(*arguments)
+    assert {path.parent.name.split("-seed")[1][0] for path in study.folder.rglob("ckpt.pt")} == {"1", "2"}
+
+
 def test_a_tenth_of_a_budget_s_steps_is_the_warm_up(study):
     study(*CANDIDATES[:2], "--budget=10m", "--rates=none", "--ladder=none")
     settings = [read_log(folder)[0]["settings"] for folder in study.folder.glob("*/*-seed1-*")]
@@ -478,49 +484,7 @@ def test_vertex(losses, expected):
     assert plan.vertex([1e-3, 2e-3, 4e-3], losses, 1) == pytest.approx(expected)
 
 
-# -- verdicts, on simulated runs -----------------------------------------------------------------------------
-
-POWER = {"curve": CURVES["8 layers of width 256"], "noise": 0.005}
-SLOW = POWER | {"curve": CURVES["slow"]}
-
-
-@pytest.mark.parametrize("arguments, settings", [
-    ((1.24, 3), POWER),
-    ((1.41, 9), POWER),
-    ((2.83, 5), SLOW | {"of_candidate": 0.5}),
-    ((1.41, 3), SLOW | {"of_candidate": 2}),
-    ((2.83, 5), POWER | {"of_seed": 0.02}),
-    ((1.41, 9, "--ladder=4"), POWER),
-    ((1.019, 9), POWER),  # as good as the baseline's own cost
-    ((1.41, 3), POWER | {"of_candidate": 3}),
-])  # fmt: skip
-def test_nothing_seems_to_pay_where_nothing_does(arguments, settings):
-    """The baseline's curve has a floor, the costs are not those of its ladder, and the candidate's noise is another."""
-    noisy = settings.get("of_candidate") == 3
-    shares, covered = simulate(comparison_of(*arguments), 300, np.random.default_rng(0), **settings)
-    assert pays(shares) <= (0.06 if noisy else 0.04)
-    assert all((0.88 if noisy else 0.92) <= share <= 0.99 for share in covered.values())
-
-
-def test_what_pays_is_found():
-    """Of effects as large as a comparison says that it finds with roughly 80%, about as many are found."""
-    comparison, rng = comparison_of(1.41, 5), np.random.default_rng(1)
-    least = np.mean([each.fits["candidate"].could_see(1.41) for each in reports(comparison, 50, rng, **POWER)])
-    shares, _ = simulate(comparison, 200, rng, effect=least, **POWER)
-    assert 0.6 < pays(shares) < 0.95
-
-
-def rising(cost):
-    """A baseline that is at its best at its own length."""
-    return 1.619 + (0.02 if cost > 1 else -0.11) * math.log2(cost)
-
-
-@pytest.mark.parametrize("effect", [0.0, 0.015])
-def test_a_baseline_may_always_train_for_less(effect):
-    """Longer training makes the baseline worse, so that a candidate may be better than it at its cost and not before."""
-    settings = {"curve": rising, "noise": 0.005, "effect": effect}
-    shares, _ = simulate(comparison_of(1.86, 3), 100, np.random.default_rng(0), **settings)
-    assert pays(shares) == 0 and shares.get(stats.NO_LONGER if effect else "does not pay") > 0.5
+# -- what else a verdict depends on --------------------------------------------------------------------------
 
 
 def test_a_verdict_by_time(study):
@@ -553,41 +517,6 @@ def test_notes(study):
     assert "tokens for each parameter" in said
 
 
-def test_only_runs_whose_steps_have_the_same_tokens_share_offsets():
-    results = [
-        {"flops": flops, "seed": seed, "loss": 2 - flops / 10 + 0.02 * seed + 0.001 * ((seed + flops) % 2)}
-        for flops in (1, 2, 4)
-        for seed in (1, 2, 3)
-    ]
-    ladder, runs = results, [result | {"flops": 1.5} for result in results[:3]]
-    shared, apart = (stats.CostCurve(ladder, runs, same_batches) for same_batches in (True, False))
-    assert shared.shared and not apart.shared
-    assert shared.gain({1.0: 1})[2] < apart.gain({1.0: 1})[2] / 2
-
-
-def test_a_rung_that_is_a_little_off_is_corrected():
-    """At 1.02 times a rung's cost the baseline has gained 2 % of the slope, which the chord to the next understates."""
-    curve = CURVES["8 layers of width 256"]
-    ladder = [{"flops": flops, "seed": 1, "loss": curve(flops)} for flops in (1, 0.5, 2)]
-    fit = stats.CostCurve(ladder, [{"flops": 1.02, "seed": 1, "loss": 2.0}])
-    assert fit.loss(fit.at(1.02)) == pytest.approx(curve(1.02), abs=2e-4)
-    assert fit.loss(fit.at(1.41)) > curve(1.41) + 0.005  # where there is no rung: a chord, for *does not pay* alone
-
-
-def test_worth_is_the_cost_of_the_same_loss():
-    curve = CURVES["8 layers of width 256"]
-
-    def worth(loss, rungs=(1, 0.5, 2, 4)):
-        noise = [1e-5, -1e-5]
-        ladder = [{"flops": cost, "seed": s, "loss": curve(cost) + noise[s]} for cost in rungs for s in (0, 1)]
-        runs = [{"flops": 3.0, "seed": s, "loss": loss - noise[s]} for s in (0, 1)]
-        return stats.CostCurve(ladder, runs).worth()
-
-    assert worth(curve(1.41)) == pytest.approx([1.41] * 3, rel=0.01)
-    assert worth(curve(0.4)) == [0, 0, 0] and worth(curve(5)) == [math.inf] * 3
-    assert worth(curve(1.41), rungs=(1, 0.5, 2))[1] == pytest.approx(1.48, abs=0.03)  # along a chord, so roughly
-
-
 def test_another_candidate_changes_nothing(study):
     two, three = study(*CANDIDATES[:2]), study(*CANDIDATES[:3])
     assert cells_of(two, "good") == cells_of(three, "good")
@@ -597,63 +526,7 @@ def test_a_first_answer_comes_early(study, monkeypatch):
     """A table is printed once each candidate has been trained at its rate, and its intervals follow."""
     said = study(*CANDIDATES[:2])
     first = said[said.index("first results") : said.index("NOTE")]
-    assert "| good |" in first and "±" not in first and said.count("first results") == 1
-
-
-class Printing:
-    """A run whose process prints a text and fails."""
-
-    def __init__(self, folder, text, code=2):
-        self.folder, self.text, self.code = folder, text, code
-
-    def command(self, device):
-        return [sys.executable, "-c", f"print({self.text!r}); raise SystemExit({self.code})"]
-
-    def label(self):
-        return "a run"
-
-
-def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
-    """train.py ends with an exit code of its own, whatever is written to the same file."""
-    workers = Workers(1, compare.pick_device("cpu"))
-    run = Printing(tmp_path, "step 210/400   loss 1.8", code=3)
-    workers.offer(run)
-    assert workers.wait() == [run] and workers.places == [0]
-    workers.offer(run)
-    assert not workers.running  # not now
-
-    failing = Printing(tmp_path, "Traceback ...\nTypeError: no")
-    workers.offer(failing)
-    with pytest.raises(ValueError, match=r"a run: TypeError: no \(all that it printed: .*output.txt\)"):
-        workers.wait()
-
-
-def test_a_process_that_is_asked_to_end_has_not_failed(tmp_path, monkeypatch):
-    workers = Workers(1, compare.pick_device("cpu"))
-    workers.offer(Printing(tmp_path, ""))
-    ((process, *_),) = workers.running.values()
-    monkeypatch.setattr(runs.time, "sleep", lambda seconds: setattr(workers.signal, "number", 15) or process.wait())
-    with pytest.raises(runs.Stopped):
-        workers.wait()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
-def test_a_comparison_that_is_killed_takes_its_runs_along():
-    out, into = os.pipe()
-    parent = os.fork()
-    if not parent:
-        sleeper = subprocess.Popen(["sleep", "60"], preexec_fn=runs.end_with_parent)
-        os.write(into, str(sleeper.pid).encode())
-        signal.pause()
-    run = int(os.read(out, 20))
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
-    for _ in range(100):
-        state = Path(f"/proc/{run}/stat")
-        if not state.exists() or state.read_text().split()[2] == "Z":
-            return
-        time.sleep(0.05)
-    pytest.fail("it is still there")
+    assert cells_of(first, "good")[2:5] == ["1.714 ± 0.007", "+0.300", "1.86"] and said.count("first results") == 1
 
 
 def test_odd_lines_of_a_log_are_left_out(study):
@@ -669,12 +542,7 @@ def test_odd_lines_of_a_log_are_left_out(study):
         read_log(run.folder)
 
 
-def test_how_many_runs_at_a_time(monkeypatch, study):
-    """Also where somebody has exported OMP_NUM_THREADS=1 to let runs share a machine: that is no wish for one run."""
-    monkeypatch.setattr(runs.torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr(runs.os, "sched_getaffinity", lambda _: range(6), raising=False)
-    cpu = compare.pick_device("cpu")
-    assert [runs.runs_at_a_time(workers, cpu) for workers in (0, 2)] == [6, 2]
+def test_runs_that_a_plan_lets_share_a_cpu_have_a_thread_each(study):
     side_by_side, alone = (study(*CANDIDATES[:2], "--plan", f"--workers={number}") for number in (2, 1))
     assert all(line.startswith("env OMP_NUM_THREADS=1 ") for line in side_by_side.splitlines())
     assert not any(line.startswith("env") for line in alone.splitlines())
@@ -693,21 +561,6 @@ def test_a_study_without_comparisons_is_named(study, monkeypatch, tmp_path):
         study("mine")
 
 
-class Slow(Printing):
-    def command(self, device):
-        return [sys.executable, "-c", "import time; time.sleep(1)"]
-
-
-def test_a_process_that_is_slow_to_end_is_waited_for(tmp_path, monkeypatch):
-    """Its log has ended before."""
-    workers = Workers(1, compare.pick_device("cpu"))
-    monkeypatch.setattr(runs, "result_of", lambda folder: workers.asked_for)
-    wait = workers.wait
-    workers.asked_for, workers.wait = [], lambda: workers.asked_for.append("a result") or wait(seconds=0.2)
-    workers.train(Slow(tmp_path, ""))
-    assert not workers.running and workers.places == [0]
-
-
 # -- with train.py itself ------------------------------------------------------------------------------------
 
 
@@ -721,6 +574,7 @@ def in_checkout(checkout, monkeypatch, capsys):
     """A function that runs compare.py here, on runs by the checkout's train.py. It returns what was printed."""
     monkeypatch.setattr(preprocess, "DATA", checkout / "data")
     monkeypatch.setattr(runs, "TRAIN", checkout / "train.py")
+    monkeypatch.setattr(examine, "fingerprint", lambda candidate: "")
     monkeypatch.setattr(compare, "write_figure", lambda *_: None)
     monkeypatch.setattr(Workers, "train", lambda workers, run: write_log(run, 9.0))  # only measures what a step takes
 
@@ -745,15 +599,6 @@ def test_its_plan_runs_anywhere(in_checkout):
     subprocess.run(xargs, input=lines.replace("\n", "\0"), text=True, check=True, cwd="/")
     said = in_checkout(*candidates, "--show")
     assert said.count("m1_shakespeare, keep_input") >= 1 and "missing" not in said
-
-
-def test_checkpoints_that_were_kept_stay(in_checkout):
-    arguments = "kept: --max_iters=3", "kept too: --max_iters=4", "--seeds=1"
-    in_checkout(*arguments, "--keep")
-    in_checkout(*arguments)
-    in_checkout(*arguments, "more: --max_iters=5")
-    kept = {path.parent.name.split("-")[3] for path in in_checkout.out.rglob("ckpt.pt")}
-    assert {"3", "4"} <= kept and "5" not in kept
 
 
 def test_a_signal_leaves_nothing_behind_and_it_resumes(in_checkout, monkeypatch, capsys):

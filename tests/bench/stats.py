@@ -81,10 +81,10 @@ def has_diverged(results, name="loss"):
 class CostCurve:
     """A candidate's loss, and the baseline's at several lengths of training, the rungs of a ladder.
 
-    Every rung has its mean, and so has the candidate. If seeds matter, an F test over all of these runs finds that
-    runs of one seed lie alike, and they share an offset; but only if a step has the same tokens everywhere
-    (`same_batches`). The noise is two variances, the candidate's and the baseline's, as in Welch's test: a candidate
-    whose seeds lie farther apart has a wider interval. No other candidate's runs are in the fit.
+    Every rung has its mean, and so has the candidate. Runs of one seed share an offset if an F test finds one in the
+    ladder, and if a candidate's steps have the same tokens as the baseline's (`same_batches`). The noise is two
+    variances, the candidate's and the baseline's, as in Welch's test: a candidate whose seeds lie farther apart has a
+    wider interval. No other candidate's runs are in the fit.
     """
 
     def __init__(self, ladder, runs, same_batches=True):
@@ -95,13 +95,14 @@ class CostCurve:
         unit = ladder[0]["flops"]
         self.cost = runs[0]["flops"] / unit
         self.rungs = sorted({result["flops"] / unit for result in ladder})
-        groups = [result["flops"] / unit for result in ladder] + ["candidate"] * len(runs)
-        seeds, losses = ([result[name] for result in ladder + runs] for name in ("seed", "loss"))
-        self.shared = same_batches and seeds_matter(groups, seeds, losses)
-        rows = [{group: 1} | ({f"seed {seed}": 1} if self.shared else {}) for group, seed in zip(groups, seeds)]
-        self.seeds = {f"seed {seed}": 1 / len({*seeds}) for seed in seeds} if self.shared else {}
-        self.model = LinearModel(rows, losses)
-        own = np.array([group == "candidate" for group in groups])
+        self.shared = same_batches and seeds_matter(ladder)
+        seeds = {f"seed {result['seed']}" for result in ladder + runs} if self.shared else set()
+        self.seeds = dict.fromkeys(seeds, 1 / max(1, len(seeds)))
+        rows = [{result["flops"] / unit: 1} for result in ladder] + [{"candidate": 1} for _ in runs]
+        if self.shared:
+            rows = [row | {f"seed {result['seed']}": 1} for row, result in zip(rows, ladder + runs)]
+        self.model = LinearModel(rows, [result["loss"] for result in ladder + runs])
+        own = np.array(["candidate" in row for row in rows])
         self.noise = [self.noise_of(own), self.noise_of(~own)]
 
     def noise_of(self, rows):
@@ -235,11 +236,12 @@ def interpolated(rungs, cost):
     return row
 
 
-def seeds_matter(groups, seeds, losses):
-    """Say whether runs of one seed lie off the others' mean in all groups alike: by an F test, at p < 0.05."""
-    by_group = [{group: 1} for group in groups]
-    by_seed = [{f"seed {seed}": 1} for seed in seeds]
-    without, shared = LinearModel(by_group, losses), LinearModel([a | b for a, b in zip(by_group, by_seed)], losses)
+def seeds_matter(ladder):
+    """Say whether runs of one seed lie off the others' mean at all lengths alike: by an F test, at p < 0.05."""
+    losses = [result["loss"] for result in ladder]
+    lengths = [{result["flops"]: 1} for result in ladder]
+    seeds = [{f"seed {result['seed']}": 1} for result in ladder]
+    without, shared = LinearModel(lengths, losses), LinearModel([a | b for a, b in zip(lengths, seeds)], losses)
     gained = without.freedom - shared.freedom
     if not gained or not shared.freedom:
         return False
