@@ -69,7 +69,7 @@ def read_study(name) -> dict:
 
 
 def read_comparisons(argv):
-    """Return the comparisons that the arguments ask for, and the folder for what they come to."""
+    """Return the comparisons that the arguments ask for, and the folder for their results."""
     options, words, _ = read_arguments(argv)
     study = words[0] if len(words) == 1 else ""
     top = Path(options["out"] or f"out/{study or 'compare'}")
@@ -151,7 +151,7 @@ def do(comparison, again):
                 show_end(comparison, run, number)
             if not has_preliminary and has_one_each(comparison):
                 has_preliminary = True
-                print(f"\nfirst results, before the baseline is trained longer:\n\n{Report(comparison).markdown()}", flush=True)
+                print(f"\nfirst results, of at least one run each:\n\n{Report(comparison).markdown()}", flush=True)
             if not ended and sys.stdout.isatty():
                 show_progress(workers.running)
     except Stopped as stopped:

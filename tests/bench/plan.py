@@ -65,8 +65,9 @@ class Comparison:
         tokens = sha256(json.dumps(data["sha256"], sort_keys=True).encode())[:8]
         self.folder = options["out"].resolve() / tokens  # of runs on these tokens
         self.committed, self.results = committed or {}, {}
-        if not committed:
-            self.identify()
+        if not committed:  # examine the candidates, and find out which earlier runs they would repeat
+            self.code = code_version()["sha256"]
+            self.candidates = identify(self.candidates, self.folder, self.code, self.vocab_size)
         self.timing = Timing(self, times)
         if options["cost"] == "time" and not self.timing.is_known() and options["plan"]:
             raise UserError("--cost=time is measured where the runs are done: plan them with --cost=operations")
@@ -77,11 +78,6 @@ class Comparison:
     @property
     def baseline(self):
         return self.candidates[0]
-
-    def identify(self):
-        """Examine the candidates, and find out which earlier runs they would repeat."""
-        self.code = code_version()["sha256"]
-        self.candidates = identify(self.candidates, self.folder, self.code, self.vocab_size)
 
     # -- the budget ------------------------------------------------------------------------------------------
 
@@ -303,12 +299,10 @@ class Comparison:
 def check_alike(all_settings, best):
     """Raise a UserError for settings in which candidates may not differ: their losses would not compare."""
     for name in ("dataset", "block_size", "eval_tokens", *["eval_interval"] * best):
-        values = {str(settings[name]) for settings in all_settings}
+        values = sorted({str(settings[name]) for settings in all_settings})
         if len(values) > 1:
-            why = "the lowest of several losses is lower the more there are" if name == "eval_interval" else (
-                "losses compare over the same windows of one and the same text only"
-            )
-            raise UserError(f"{name} differs, {' and '.join(sorted(values))}: {why}")
+            why = "only losses over the same windows of the same text, evaluated as often, compare"
+            raise UserError(f"{name} differs, {' and '.join(values)}: {why}")
 
 
 def vertex(rates, losses, best):

@@ -7,8 +7,6 @@ import statistics
 from functools import cached_property
 from importlib.util import find_spec
 
-import numpy as np
-
 from config.runtime.common import atomic_write, file_errors
 from runs import DEFAULTS, NO_MATTER
 from stats import TIE, holm
@@ -83,12 +81,11 @@ class Report:
         return f"{ratio:.2f}" + f" ± {spread:.2f}" * (spread >= 0.005)
 
     def verdict(self, name):
-        """Return the verdict, and by which price where prices differ, or where it pays."""
-        fit, costs = self.fits[name], self.costs(name)
-        prices = {}  # by verdict
+        """Return the verdict, and by which price where prices differ, where it pays, or where it is the time alone."""
+        fit, costs, prices = self.fits[name], self.costs(name), {}
         for price, cost in costs.items():
             prices.setdefault(fit.verdict(cost) or "undecided", []).append(price)
-        if len(prices) == 1 and "pays" not in prices:
+        if len(prices) == 1 and "pays" not in prices and "operations" in costs:
             return next(iter(prices))
         return "; ".join(f"{verdict} by {' and '.join(of)}" for verdict, of in prices.items())
 
@@ -258,10 +255,7 @@ def as_table(header, rows):
 
 
 def write_figure(reports, path):
-    """Draw cost and worth of the candidates of all reports, or a single candidate beside the ladder.
-
-    What is there of an earlier comparison goes.
-    """
+    """Draw cost and worth of the candidates of all reports. What is there of an earlier comparison goes."""
     path.unlink(missing_ok=True)
     known = [(report, name) for report in reports for name, worth in report.worth.items() if worth]
     if not known:
@@ -275,10 +269,7 @@ def write_figure(reports, path):
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(8, 5))
-    if len(known) == 1:
-        draw_ladder(axis, *known[0])
-    else:
-        draw_worth(axis, reports, known)
+    draw_worth(axis, reports, known)
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter("{x:g}")
     axis.grid(color="#e4e4e4", linewidth=0.7)
@@ -287,18 +278,6 @@ def write_figure(reports, path):
     figure.savefig(path, dpi=100, bbox_inches="tight", pil_kwargs={"optimize": True})
     pyplot.close(figure)
     print(f"figure: {path}")
-
-
-def draw_ladder(axis, report, name):
-    """Draw the baseline's loss by its cost, and the candidate as a point."""
-    fit = report.fits[name]
-    costs = np.geomspace(fit.rungs[0], fit.rungs[-1], 100)
-    axis.plot(costs, fit.curve(costs), color="black", linewidth=1, label=plain(report.base))
-    axis.plot(fit.rungs, [fit.loss({rung: 1}) for rung in fit.rungs], "k.", markersize=4)
-    axis.errorbar(
-        fit.cost, fit.loss({"candidate": 1}), fit.gain({1.0: 1})[2], fmt="o", color="#1f5a92", capsize=3, label=plain(name)
-    )
-    axis.set(xlabel=f"cost: operations, over those of {plain(report.base)}", ylabel="validation loss")
 
 
 def plain(name):
