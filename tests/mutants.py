@@ -24,6 +24,9 @@ DROPOUT = "test_model.py -k dropout"
 START = "test_model.py -k start_at"
 EXPORT = "test_export.py"
 COMPARE = "test_compare.py -k not(signal or anywhere)"
+VERDICTS = "test_verdicts.py"
+EXAMINE = "test_examine.py -k not(fingerprint)"
+RUNS = "test_runs.py"
 
 # file: [(what stands there, what to put in its place, which tests must find it)]
 MUTANTS = {
@@ -189,33 +192,70 @@ MUTANTS = {
         ("input_ids[:, -self.config.block_size :]", "input_ids[:, : self.config.block_size]", EXPORT),
         ("attention_mask[:, 1:] > attention_mask[:, :-1]", "attention_mask[:, 1:] < attention_mask[:, :-1]", EXPORT),
     ],
+    "tests/bench/compare.py": [
+        ("not isinstance(comparisons, dict)", "comparisons is False", COMPARE),
+    ],
+    "tests/bench/examine.py": [
+        ("changed[first] and first < t", "changed[first] and first > t", EXAMINE),
+        ("for training in (False, True):", "for training in (False,):", EXAMINE),
+        ("counted / said - 1) > CLOSE", "counted / said - 1) > 0.06", EXAMINE),
+        ("if p.grad is None:", "if False:", EXAMINE),
+        ("not p.grad.isfinite().all()", "False", EXAMINE),
+        ("not math.isclose(loss, expected, rel_tol=1e-4)", "False", EXAMINE),
+        ("find(read_fingerprints(folder), **facts)", "None", COMPARE),
+        ('{"key": key, "machine": machine, "fingerprint": mark}', '{"key": key, "machine": machine}', COMPARE),
+        ("key=key_of(candidate), code=code)", "key=key_of(candidate))", COMPARE),
+        ("numbers).encode()\n        checkpoint", 'numbers[:1]).encode()\n        checkpoint', "test_examine.py -k fingerprint"),
+    ],
     "tests/bench/plan.py": [
         ("math.exp(top / bottom)", "math.exp(-top / bottom)", COMPARE),
-        ("(math.log(times) / math.log(longest))", "(times / longest)", COMPARE),
+        ("[own / 2, own] if times > 1", "[own] if times > 1", COMPARE),
         ("math.ceil(max(costs) - 1e-3)", "math.floor(max(costs))", COMPARE),
         ("grid[0] / 2)", "grid[0] / 8)", COMPARE),
         ('{"loss": found["best_loss"]}', "{}", COMPARE),
         ("if self.budget_file.exists():", "if False:", COMPARE),
+        ("max_iters // 10", "max_iters // 5", COMPARE),
         ("if seed not in self.seeds + self.ladder_seeds", "if seed not in self.seeds", COMPARE),
-        ('if "origin" in found and', "if False and", COMPARE),
+        ('if found and found["code"] != self.code and', "if False and", COMPARE),
+        ("for times in self.distinct(self.open_costs(plan)):", "for times in []:", VERDICTS),
+        ("max(ALIKE, spread / ratio)", "ALIKE", COMPARE),
+        ('return {"operations": operations} | ({"time": time} if differs else {})', 'return {"operations": operations}', COMPARE),
+        ('"eval_tokens", *["eval_interval"] * best', '"eval_tokens"', COMPARE),
+        ('("dataset", "block_size", ', '("dataset", ', COMPARE),
     ],
     "tests/bench/stats.py": [
-        ("by_students_t(value, math.sqrt(total)", "by_students_t(value, math.sqrt(total) / 2", COMPARE),
-        ("variance / of_baseline", "of_baseline / variance", COMPARE),
-        ("weight * (1 - place + below)", "weight * (place - below)", COMPARE),
-        ("self.baseline(flops, weight=-1))", "self.baseline(flops))", COMPARE),
-        ("gained, shared.freedom) < 0.05", "gained, shared.freedom) < 2", COMPARE),
-        ("steps == self.steps and steps in self.lengths.values()", "steps == self.steps", COMPARE),
+        ("by_students_t(float(x @ self.model.coefficients), math.sqrt(total)",
+         "by_students_t(float(x @ self.model.coefficients), math.sqrt(total) / 2", VERDICTS),
+        ("[self.noise_of(own), self.noise_of(~own)]", "[self.noise_of(own | ~own)]", VERDICTS),
+        ("self.loss(self.reference(cost))", "self.loss(self.at(1.0))", COMPARE),
+        ("return min(rows + [at_cost], key=self.loss)", "return min([at_cost], key=self.loss)", VERDICTS),
+        ("if not self.is_measured(cost):\n            return None", "if False:\n            return None", VERDICTS),
+        ("gained, shared.freedom) < 0.05", "gained, shared.freedom) < 2", VERDICTS),
+        ("same_batches and seeds_matter(ladder)", "seeds_matter(ladder)", VERDICTS),
+        ("[*below[-1:], nearest, *above[:1]]", "[nearest]", VERDICTS),
+        ("if len(rungs) >= 4:", "if False:", VERDICTS),
     ],
     "tests/bench/report.py": [
-        ("if difference + half < 0:", "if difference < 0:", COMPARE),
-        ('decimal(-difference, "+")', 'decimal(difference, "+")', COMPARE),
+        ('decimal(gain, "+")', 'decimal(-gain, "+")', COMPARE),
+        ("path.unlink(missing_ok=True)", "pass", COMPARE),
+        ('" (earlier code)" * any(', '"" * any(', COMPARE),
+        ("if at < 0.8 * steps and", "if at < 0.1 * steps and", COMPARE),
+    ],
+    "tests/bench/timing.py": [
+        ("if len(done) > turn:", "if False:", COMPARE),
+        ("flops = candidate.flops * torch.get_num_threads() / threads", "flops = candidate.flops", COMPARE),
     ],
     "tests/bench/runs.py": [
         ('"--init_from=auto"', '"--init_from=scratch"', COMPARE),
-        ("while run in self.running or not", "while not", COMPARE),
-        ("        if self.signal.number:  #", "        if self.signal.number and not ended:  #", COMPARE),
-        ("if value != DEFAULTS[name] and name not in NO_MATTER", "if value != DEFAULTS[name]", COMPARE),
+        ("while run in self.running or not", "while not", RUNS),
+        ("        if self.signal.number:  #", "        if self.signal.number and not ended:  #", RUNS),
+        ("if name not in NO_MATTER}", "}", COMPARE),
+        ("process.returncode == IN_USE", "process.returncode == 2", RUNS),
+        ("elif not mark.exists():", "else:", COMPARE),
+        ("    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)", "    pass", RUNS),
+        ("if torch.get_num_threads() > 1 else len(cores)", "if torch.get_num_threads() else len(cores)", RUNS),
+        ("needed in facts else None", "facts else None", COMPARE),
+        ("(files, common, options, QUICK_STEPS * quick)", "(files, common, options)", COMPARE),
     ],
 }
 

@@ -1,4 +1,4 @@
-"""compare.py: which runs it makes, what it says of them, and that it goes on where it was."""
+"""compare.py: which runs it makes, its verdicts, and that it resumes where it was stopped."""
 
 import csv
 import json
@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from conftest import ROOT, copy_repository
@@ -18,27 +19,29 @@ BENCH = ROOT / "tests" / "bench"
 sys.path.insert(0, str(BENCH))
 
 import compare
+import examine
 import plan
 import report
 import runs
-import stats
 import timing
 from report import write_figure
 from runs import DEFAULTS, Workers, read_log
 
+CODE = "a" * 64
 DATA = {"vocab_size": 65, "sha256": {"train": "t", "val": "v"}}
 
 
 # -- runs that end at once, with losses that are known -------------------------------------------------------
 
 
-def write_log(run, loss, code=None):
-    """What train.py writes of a run that comes to `loss`, or to the last of a list, or diverges for None."""
+def write_log(run, loss, code=CODE):
+    """What train.py writes of a run that ends at `loss`, or at the last of a list, or diverges for None."""
     candidate, settings = run.candidate, DEFAULTS | run.settings()
     start = {"event": "start", "step": 0, "settings": settings, "parameters": candidate.parameters}
     start |= {"flops_per_token": candidate.flops_per_token, "machine": "a machine", "data": DATA}
-    start["code"] = {"commit": "c", "sha256": code or run.parent.name}
-    speed = candidate.tokens_per_step / (1e-9 * candidate.flops_per_token)
+    start["code"] = {"commit": "c", "sha256": code}
+    slower = 1.5 if candidate.name == "slow" else 1.0
+    speed = candidate.tokens_per_step / (1e-9 * candidate.flops_per_token * slower)
     lines = [start] + [{"event": "step", "step": 8 * i, "tokens_per_second": speed} for i in (1, 2, 3)]
     if loss is None:
         lines.append({"event": "diverged", "step": run.steps})
@@ -57,18 +60,20 @@ def study(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(plan, "ensure_prepared", lambda name: name)
     monkeypatch.setattr(plan, "load_dataset", lambda name: SimpleNamespace(meta=DATA))
     monkeypatch.setattr(plan, "code_version", lambda: {"sha256": study.code})
+    monkeypatch.setattr(examine, "examine", lambda *_: None)
+    monkeypatch.setattr(examine, "fingerprint", lambda candidate: study.computes[candidate.name])
     monkeypatch.setattr(compare, "Workers", FakeWorkers)
 
     def study(*arguments, figure=False):
         FakeWorkers.study = study
-        monkeypatch.setattr(report, "write_figure", write_figure if figure else lambda *_: None)
+        monkeypatch.setattr(compare, "write_figure", write_figure if figure else lambda *_: None)
         compare.main(["--device=cpu", *arguments, f"--out={tmp_path}"])
         printed = capsys.readouterr()
         study.error = printed.err
         return printed.out
 
-    study.code, study.done, study.limit, study.folder = "a" * 64, [], math.inf, tmp_path
-    study.loss = line
+    study.code, study.done, study.limit, study.folder = CODE, [], math.inf, tmp_path
+    study.loss, study.computes = line, defaultdict(str)
     return study
 
 
@@ -86,7 +91,7 @@ class FakeWorkers:
             if len(self.study.done) >= self.study.limit:
                 raise compare.Stopped(signal.SIGTERM)
             self.study.done.append(run.label())
-            write_log(run, self.study.loss(run))
+            write_log(run, self.study.loss(run), self.study.code)
         return ended
 
     def train(self, run):
@@ -120,7 +125,7 @@ def test_from_nothing_to_the_verdict(study):
         for cells in ([cell.strip() for cell in line.split("|")[1:-1]] for line in said.splitlines())
         if cells
     }
-    assert [rows[name][8] for name in ("good", "bad", "even")] == ["pays", "does not pay", rows["even"][8]]
+    assert [rows[name][8] for name in ("good", "bad")] == ["pays by operations", "does not pay"]
     assert rows["even"][8].startswith("tie within 0.00")
     assert {row[2] for name, row in rows.items() if name in ("base", *GAINS)} == {"0.005"}  # the parabola's vertex
 
@@ -136,6 +141,10 @@ def test_from_nothing_to_the_verdict(study):
     assert (study.folder / "table.md").read_text().count("pays") >= 1
     table = (study.folder / "runs.csv").read_text().splitlines()
     assert len(table) == 1 + len(set(study.done)) and (study.folder / "figure.png").exists()
+    at_cost = {label.split(", ")[3] for label in study.done if label.startswith("base")} - {"400 steps", "800 steps"}
+    assert at_cost == {"1,600 steps", f"{round(800 * 1.8575):,} steps"}  # good's; bad is settled, even costs 1.01
+    study(*CANDIDATES, "--ladder=none", "--show", figure=True)
+    assert not (study.folder / "figure.png").exists()  # of another comparison
 
 
 def test_the_loss_of_the_ladder_is_that_of_its_lengths(study):
@@ -147,7 +156,7 @@ def test_the_loss_of_the_ladder_is_that_of_its_lengths(study):
 
 
 @pytest.mark.parametrize("limit", [5, 25])
-def test_it_goes_on_where_it_was(study, limit):
+def test_it_resumes_where_it_was_stopped(study, limit):
     study.limit = limit
     with pytest.raises(SystemExit) as stopped:
         study(*CANDIDATES)
@@ -156,16 +165,27 @@ def test_it_goes_on_where_it_was(study, limit):
     said = study(*CANDIDATES)
     assert len(study.done) == len(set(study.done)), "a run was done twice"
     done = study.done.copy()
-    assert study(*CANDIDATES, "--show") == said[said.index("\n| candidate") :] and study.done == done
+    assert study(*CANDIDATES, "--show") == said[said.rindex("\n| candidate") :] and study.done == done
 
 
-def test_each_comparison_measures_in_a_folder_of_its_own(study, monkeypatch):
-    """Two in one folder may measure at a time, and each removes what it has measured in."""
+def test_measuring_leaves_nothing_and_resumes(study, monkeypatch):
+    """It happens where no program looks for runs, and what has been measured when it is stopped counts."""
     folders, train = [], FakeWorkers.train
-    monkeypatch.setattr(FakeWorkers, "train", lambda self, run: folders.append(run.folder.parent) or train(self, run))
-    for more in ([], ["--dropout=0.1"]):
-        study(*CANDIDATES[:2], "--rates=none", "--ladder=none", *more)
-    assert len(set(folders)) == 2 and not any(folder.exists() for folder in folders)
+
+    def until_stopped(self, run):
+        if len(folders) == 2:
+            folders.append(None)
+            raise compare.Stopped(signal.SIGINT)
+        folders.append(run.folder)
+        train(self, run)
+
+    monkeypatch.setattr(FakeWorkers, "train", until_stopped)
+    with pytest.raises(SystemExit):
+        study(*CANDIDATES[:2], "--rates=none", "--ladder=none")
+    study(*CANDIDATES[:2], "--rates=none", "--ladder=none")
+    measured = [folder for folder in folders if folder]
+    assert len(measured) == 2 * timing.TURNS and not any(folder.parent.exists() for folder in measured)
+    assert not any(study.folder in folder.parents for folder in measured)
 
 
 @pytest.mark.parametrize("threads, compiled", [(1, "true"), (10**9, "false")])
@@ -193,26 +213,49 @@ def plan_of(study, words):
     return plan.Comparison("", words, common, options | {"out": study.folder}, compare.pick_device("cpu"))
 
 
-def test_runs_of_other_code_are_named_and_done_again(study):
-    study(*CANDIDATES[:2], "--ladder=none")
+def test_a_run_counts_while_its_candidate_computes_the_same(study):
+    arguments = *CANDIDATES[:2], "--ladder=none"
+    study(*arguments)
     before = study.done.copy()
     study.code = "b" * 64
-    assert study(*CANDIDATES[:2], "--ladder=none", "--reuse").count("done again") == 0 and study.done == before
-    assert study(*CANDIDATES[:2], "--ladder=none").count("so done again") == 6  # the rates; the others follow from them
-    assert study.done == before * 2
+    study(*arguments)
+    assert study.done == before  # a comment, or another class
+    study.code, study.computes["good"] = "c" * 64, "something else"
+    said = study(*arguments, "--reuse")
+    assert study.done == before and "| good (earlier code) |" in said and "| base |" in said
+    said = study(*arguments)
+    assert "good computes something else than in 3 of its runs: they are done again" in said  # the rates' come first
+    assert study.done == before + [label for label in before if label.startswith("good")]
+    study.code, study.computes["good"] = "d" * 64, ""
+    study(*arguments)  # the change is taken back
+    assert len(study.done) == len(before) * 3 / 2
 
 
-def test_code_that_is_changed_meanwhile_is_seen(study):
+def test_on_another_machine_the_code_decides(study, monkeypatch):
+    arguments = *CANDIDATES[:2], "--ladder=none", "--rates=none"
+    study(*arguments)
+    monkeypatch.setattr(examine.platform, "machine", lambda: "another")
+    study(*arguments)
+    assert len(study.done) == 6
+    study.code = "b" * 64
+    study(*arguments)
+    assert len(study.done) == 12
+
+
+def test_code_that_is_changed_meanwhile_is_seen(study, monkeypatch):
     study.limit = 2
     with pytest.raises(SystemExit):
         study(*CANDIDATES[:2], "--ladder=none")
-    run = plan_of(study, CANDIDATES[:2]).missing()[0]
-    write_log(run, 2.0, code="b" * 64)
+    write_log(plan_of(study, CANDIDATES[:2]).missing()[0], 2.0, code="b" * 64)
     with pytest.raises(ValueError, match="were changed before it began: remove it"):
         study(*CANDIDATES[:2], "--ladder=none")
+    study.limit = math.inf
+    codes = iter([CODE])
+    monkeypatch.setattr(plan, "code_version", lambda: {"sha256": next(codes, "b" * 64)})
+    study(*CANDIDATES[:2], "--ladder=none")  # it computes the same
 
 
-def test_a_candidate_of_another_name_is_measured_anew(study):
+def test_a_candidate_of_another_name_is_measured_again(study):
     study(*CANDIDATES[:2], "--rates=none", "--ladder=none")
     said = study("standard: config/standard_shakespeare.py", CANDIDATES[1], "--rates=none", "--ladder=none", "--show")
     assert cells_of(said, "good")[5] == ""
@@ -243,13 +286,15 @@ def test_a_run_that_diverges(study):
 
 
 def cells_of(said, name):
-    return [cell.strip() for row in said.splitlines() if row.startswith(f"| {name} |") for cell in row.split("|")[2:-1]]
+    """Return a candidate's cells in the last table."""
+    row = [row for row in said.splitlines() if row.startswith((f"| {name} |", f"| {name} ("))][-1]
+    return [cell.strip() for cell in row.split("|")[2:-1]]
 
 
 def test_a_candidate_that_costs_the_same(study):
     study.loss = lambda run: line(run) - (0.1 if run.candidate.name == "dropout" else 0.0)
     said = study(CANDIDATES[0], "dropout: --dropout=0.1", "--rates=none")
-    assert cells_of(said, "dropout")[4] == "1.00" and cells_of(said, "dropout")[6:8] == ["0.000", "pays"]
+    assert cells_of(said, "dropout")[4] == "1.00" and cells_of(said, "dropout")[6:8] == ["0.000", "pays by operations"]
     study.loss = lambda run: 2.0  # all alike: no noise at all
     assert "± 0.000" in study(CANDIDATES[0], "seed: --dropout=0.2", "--rates=none", "--ladder=none")
 
@@ -260,7 +305,7 @@ def test_the_lowest_loss_counts_if_asked(study):
     assert cells_of(study(*arguments), "good")[3].startswith("+0.000")
     said = study(*arguments, "--best")
     assert cells_of(said, "good")[3].startswith("+0.300")
-    assert "good: lowest after 400, 400, 400 of 800 steps" in said
+    assert "good: of 800 steps its loss is lowest after 400, before its learning rate has decayed" in said
     rows = list(csv.DictReader((study.folder / "runs.csv").open()))
     assert [(row["loss"], row["best_loss"]) for row in rows if row["candidate"] == "good"] == [("2.5", "1.7")] * 3
 
@@ -279,24 +324,30 @@ def test_a_baseline_that_diverges(study):
 
 def test_lengths_that_coincide_are_one(study):
     study(*CANDIDATES[:2], "--rates=none", "--max_iters=20", "--ladder=1.01,1.5,1.51,2", "--seeds=1")
-    assert sorted(label.split(", ")[3] for label in study.done) == ["20 steps", "20 steps", "30 steps", "40 steps"]
+    assert sorted(label.split(", ")[3] for label in study.done) == [
+        *("20 steps", "20 steps", "30 steps", "37 steps", "40 steps"),
+    ]
 
 
 def test_what_is_missing_does_not_replace_what_was_there(study):
     study(*CANDIDATES[:2], "--rates=none", "--ladder=none")
     before = (study.folder / "table.md").read_text()
-    study.code = "b" * 64
+    study.code, study.computes = "b" * 64, defaultdict(lambda: "something else")
     said = study(*CANDIDATES[:2], "--rates=none", "--ladder=none", "--show")
-    assert "6 of 6 runs are missing; 6 have been done with another model.py" in said
+    assert "6 of 6 runs are missing" in said and "good computes something else than in 3 of its runs" in said
     assert (study.folder / "table.md").read_text() == before
     assert "was of another command" in study(*CANDIDATES[:2], "--rates=none", "--ladder=none", "--seeds=4")
 
 
-def test_a_ladder_of_shorter_runs_only(study):
-    """The rate of the longest is not looked for."""
+def test_a_rung_at_its_cost_decides_also_beyond_the_ladder(study):
     said = study(*CANDIDATES[:2], "--ladder=0.5")
-    assert cells_of(said, "good")[7] == "ladder too short"
-    assert {label.split(", ")[3] for label in study.done} == {"400 steps", "800 steps"}
+    assert cells_of(said, "good")[7] == "pays by operations"
+    assert {label.split(", ")[3] for label in study.done} == {"400 steps", "800 steps", "1,486 steps"}
+
+
+def test_costs_that_are_as_good_as_the_same_share_a_rung(study):
+    comparison = plan_of(study, CANDIDATES)
+    assert comparison.distinct([1.99, 1.5, 1.52, 1.6, 1.01, 0.7]) == [0.7, 1.5, 1.6]
 
 
 def test_rates_are_chosen_by_a_seed_that_no_result_has(study):
@@ -308,7 +359,7 @@ def test_options(study):
     study(*CANDIDATES[:2], "--rates=none", "--seeds=4", "--ladder=0.5,2", "--ladder_seeds=5,6", "--max_iters=100")
     assert sorted(study.done) == sorted(
         [f"{name}, rate 0.003, seed 4, 100 steps" for name in ("base", "good")]
-        + [f"base, rate 0.003, seed {seed}, {steps} steps" for seed in (5, 6) for steps in (50, 200)]
+        + [f"base, rate 0.003, seed {seed}, {steps} steps" for seed in (5, 6) for steps in (50, 186, 200)]
     )
 
 
@@ -335,24 +386,45 @@ def test_a_budget_is_kept(study, budget):
     assert len(study.done) == done  # the same max_iters again
 
 
+def test_checkpoints_that_were_kept_stay(study):
+    arguments = *CANDIDATES[:2], "--rates=none", "--ladder=none"
+    for keep, seeds in (("--keep", "1,2"), ("--seeds=1,2", "1,2"), ("--seeds=1,2,3", "3")):
+        study(*arguments, "--seeds=1,2", keep)
+        for folder in study.folder.glob(f"*/*seed[{seeds}]*"):
+            (folder / "ckpt.pt").touch()
+    study(*arguments)
+    assert {path.parent.name.split("-seed")[1][0] for path in study.folder.rglob("ckpt.pt")} == {"1", "2"}
+
+
+def test_a_tenth_of_a_budget_s_steps_is_the_warm_up(study):
+    study(*CANDIDATES[:2], "--budget=10m", "--rates=none", "--ladder=none")
+    settings = [read_log(folder)[0]["settings"] for folder in study.folder.glob("*/*-seed1-*")]
+    assert {s["max_iters"] // s["warmup_iters"] for s in settings} == {10} and settings[0]["max_iters"] > 100
+
+
 def test_a_budget_that_was_interrupted_keeps_its_length(study, monkeypatch):
     study.limit = 8
     arguments = *CANDIDATES[:2], "--budget=10m", "--workers=1", "--ladder=none"
     with pytest.raises(SystemExit):
         study(*arguments)
     study.limit = math.inf
-    monkeypatch.setattr(timing, "STEPS", 12)  # so that what a step takes comes out otherwise
+    monkeypatch.setattr(timing, "STEPS", 12)  # so that a step's time would be another
     study(*arguments)
     assert len({label.split(", ")[3] for label in study.done}) == 1
 
 
 @pytest.mark.parametrize("arguments, named", [
-    (["config/m1_shakespeare.py"], "config/m1_shakespeare.py: a candidate is needed beside it"),
+    (["config/m1_shakespeare.py"], "config/m1_shakespeare.py: a baseline and a candidate are needed"),
     (["dept"], "depth, methods"),
     ([], "a baseline and a candidate"),
     (["a: --residual=m1", "b: --residual=m7"], "m7"),
     (["a: --residual=m1", "a: --residual=m2"], "two candidates are named 'a'"),
-    (["--residual=m1", "a: --dataset=text", "b: --dataset=shakespeare_char"], "text"),
+    (["--residual=m1", "a: --dataset=text", "b: --dataset=shakespeare_char"], "dataset differs, shakespeare_char and text"),
+    (["a:", "b: --block_size=256"], "block_size differs, 128 and 256"),
+    (["a:", "b: --eval_tokens=256"], "eval_tokens differs"),
+    (["a: --eval_interval=400", "b: --eval_interval=50", "--best"], "eval_interval differs"),
+    (["a:", "b: --residual=m1", "--cost=money"], "cost = 'money'"),
+    (["a:", "b: --residual=m1", "--cost=time", "--plan"], "--cost=operations"),
     (["a: --residual=m1", "b: --seed=3"], "seed is for the comparison"),
     (["a: --residual=m1", "b:", "--seeds=1,1"], "seeds = '1,1'"),
     (["a: --residual=m1", "b:", "--rates=x"], "rates = 'x'"),
@@ -377,32 +449,23 @@ def test_mistakes_are_named(study, arguments, named):
 
 
 @pytest.mark.parametrize("n_layer, lengths", [(2, [0.5, 2]), (4, [0.5, 2, 4]), (12, [0.5, 2, 4, 8])])
-def test_the_ladder_reaches_the_dearest_candidate(study, n_layer, lengths):
+def test_the_ladder_reaches_the_highest_cost(study, n_layer, lengths):
     comparison = plan_of(study, [*CANDIDATES[:2], f"--n_layer={n_layer}"])
     cost = comparison.candidates[1].flops / comparison.baseline.flops
     assert comparison.lengths() == lengths and lengths[-2] < cost <= lengths[-1]
 
 
-def test_longer_runs_take_their_own_rate(study):
+def test_each_length_has_its_own_rate(study):
     """Where the best rate falls as 1/√steps, it is 1/√2 at twice the steps and 1/√8 at eight times."""
-
-    def loss(run):
-        best = 0.008 * run.times**-0.5 if run.times > 1 else 0.008
-        return 2 - 0.2 * math.log2(run.times) + 0.1 * math.log2(run.rate / best) ** 2
-
-    study.loss = loss
+    study.loss = lambda run: (
+        2 - 0.2 * math.log2(run.times) + 0.1 * math.log2(run.rate / (0.008 * run.times**-0.5)) ** 2
+    )
     study(*CANDIDATES[:2], "--ladder=0.5,2,8", "--seeds=1")
-    rates = {
-        label.split(", ")[3]: label.split(", ")[1]
-        for label in study.done
-        if label.startswith("base") and "seed 1" in label
-    }
-    assert rates == {
-        "800 steps": "rate 0.008",
-        "400 steps": "rate 0.008",
-        "1,600 steps": "rate 0.0056",  # from 0.0028, which is rounded
-        "6,400 steps": "rate 0.0028",
-    }
+    of_results = [label.split(", ") for label in study.done if label.startswith("base") and "seed 1" in label]
+    rates = {steps: float(rate.removeprefix("rate ")) for _, rate, _, steps in of_results}
+    expected = {"400 steps": 0.011, "800 steps": 0.008, "1,600 steps": 0.0057, "6,400 steps": 0.0028}
+    assert {steps: rates[steps] for steps in expected} == pytest.approx(expected, rel=0.03)
+    assert rates["1,486 steps"] == pytest.approx(0.008 * 1.8575**-0.5, rel=0.03)
 
 
 def test_the_device_makes_no_other_run(study):
@@ -420,148 +483,81 @@ def test_vertex(losses, expected):
     assert plan.vertex([1e-3, 2e-3, 4e-3], losses, 1) == pytest.approx(expected)
 
 
-# -- the statistics, on simulated runs -----------------------------------------------------------------------
+# -- what else a verdict depends on --------------------------------------------------------------------------
 
 
-def simulated(rng, cost=3.0, effect=0.0, seeds=3, noise=0.01, of_seed=0.0, of_candidate=1.0, steps=1000):
-    """Fit runs of a baseline, a line over log cost, and of a candidate that lies `effect` off it at its cost."""
-    offsets = rng.normal(0, of_seed, seeds)
-
-    def runs(steps, flops, loss, noise):
-        losses = loss + offsets + rng.normal(0, noise, seeds)
-        return [{"steps": steps, "seed": s, "flops": flops, "loss": float(loss)} for s, loss in enumerate(losses)]
-
-    ladder = [run for times in (0.5, 1, 2, 4) for run in runs(1000 * times, times, 2 - 0.2 * math.log2(times), noise)]
-    return stats.CostCurve(ladder, runs(steps, cost, 2 - 0.2 * math.log2(cost) + effect, noise * of_candidate))
-
-
-def share(count, predicate, **settings):
-    rng = np.random.default_rng(0)
-    return np.mean([predicate(simulated(rng, **settings)) for _ in range(count)])
-
-
-def covers(fit, at, truth):
-    value, _, half, _ = fit.estimate(at)
-    return abs(value - truth) < half
-
-
-@pytest.mark.parametrize("settings", [{}, {"of_seed": 0.01}, {"of_seed": 0.05}, {"cost": 1.01}, {"seeds": 5}])
-def test_intervals_of_95_percent_cover_95_percent(settings):
-    cost = settings.get("cost", 3.0)
-    assert 0.925 < share(400, lambda fit: covers(fit, fit.flops, 0.0), **settings) < 0.985
-    assert 0.925 < share(400, lambda fit: covers(fit, 1.0, -0.2 * math.log2(cost)), **settings) < 0.985
-
-
-@pytest.mark.parametrize("steps", [1000, 700])  # as many as a length of the ladder, or not
-def test_a_candidate_of_three_times_the_noise_seldom_seems_to_pay(steps):
-    settings = {"of_candidate": 3.0, "of_seed": 0.01, "steps": steps}
-    assert share(400, lambda fit: covers(fit, fit.flops, 0.0), **settings) > 0.85
-    assert share(400, lambda fit: fit.estimate(fit.flops)[0] + fit.estimate(fit.flops)[2] < 0, **settings) < 0.075
-
-
-def test_nothing_seems_to_pay_where_nothing_does():
-    assert share(600, lambda fit: fit.estimate(fit.flops)[0] + fit.estimate(fit.flops)[2] < 0) < 0.045
-
-
-def test_what_could_be_seen_is_seen():
-    """Of effects as large as a comparison says that it finds with 80 %, about as many are found."""
-    rng = np.random.default_rng(1)
-    least = np.mean([simulated(rng).could_see() for _ in range(200)])
-    found = share(300, lambda fit: fit.estimate(fit.flops)[0] + fit.estimate(fit.flops)[2] < 0, effect=-least)
-    assert 0.7 < found < 0.95
-
-
-@pytest.mark.parametrize("offsets, shared", [
-    ([(0.02, 0.0, -0.02)] * 4, True),
-    ([(0.02, 0.0, -0.02), (-0.02, 0.02, 0.0), (0.0, -0.02, 0.02), (0.02, -0.02, 0.0)], False),
-])  # fmt: skip
-def test_seeds_matter_where_they_lie_alike_at_all_lengths(offsets, shared):
-    wobble = [0.001, -0.002, 0.001]
-    ladder = [
-        {"steps": steps, "seed": seed, "loss": 2.0 - steps + offset + wobble[(steps + seed) % 3]}
-        for steps, of_length in enumerate(offsets)
-        for seed, offset in enumerate(of_length)
+def test_a_verdict_by_time(study):
+    """As many operations in 1.5 times the time: the baseline gains 0.117 in that."""
+    for gain, verdict in ((0.05, "pays by operations; does not pay by time"), (0.3, "pays by operations and time")):
+        study.loss = lambda run: line(run) - (gain if run.candidate.name == "slow" else 0.0)
+        said = study(CANDIDATES[0], f"slow: --dropout={gain}", "--rates=none")
+        cells = cells_of(said, "slow")
+        assert cells[4:6] == ["1.00", "1.50"] and cells[6].startswith("0.000 by operations; 0.11") and cells[7] == verdict
+    assert [label for label in study.done if "1,200 steps" in label] == [
+        f"base, rate 0.003, seed {seed}, 1,200 steps" for seed in (1, 2, 3)
     ]
-    assert stats.seeds_matter(ladder) == shared
+    assert cells_of(study(CANDIDATES[0], "slow: --dropout=0.3", "--rates=none", "--cost=operations"), "slow")[7] == (
+        "pays by operations"
+    )
 
 
-@pytest.mark.parametrize("difference, half, expected", [
-    (-0.1, 0.05, "pays"),
-    (0.1, 0.05, "does not pay"),
-    (-0.1, 0.2, "undecided"),
-    (0.1, 0.2, "undecided"),
-    (-0.005, 0.01, "tie within 0.015"),
-    (-0.1, math.nan, "undecided"),
-])  # fmt: skip
-def test_verdicts(difference, half, expected):
-    fit = SimpleNamespace(flops=1.0, lengths={1.0: 1, 2.0: 2}, estimate=lambda flops: (difference, 0.0, half, 0.0))
-    assert report.verdict(fit) == expected
+def test_a_spread_of_times_that_covers_the_difference_is_no_difference(study):
+    study(CANDIDATES[0], "slow: --dropout=0.1", "--rates=none", "--ladder=none")
+    comparison = plan_of(study, [CANDIDATES[0], "slow: --dropout=0.1"])
+    assert comparison.costs(comparison.candidates[1], 1.0) == {"operations": 1.0, "time": 1.5}
+    comparison.timing.seconds["slow"] = [[second * of_turn for second in turn]
+                                         for turn, of_turn in zip(comparison.timing.seconds["slow"], (0.4, 1, 1.6))]  # fmt: skip
+    assert comparison.costs(comparison.candidates[1], 1.0) == {"operations": 1.0}
 
 
-def test_worth_is_the_cost_of_the_same_loss():
-    fit = simulated(np.random.default_rng(0), cost=3.0, effect=0.1, noise=1e-6)
-    assert fit.worth() == pytest.approx([3.0 / 2**0.5] * 3, rel=0.01)
-    assert simulated(np.random.default_rng(0), cost=3.0, effect=1.0, noise=1e-6).worth() == [0, 0, 0]
-    assert simulated(np.random.default_rng(0), cost=3.0, effect=-1.0, noise=1e-6).worth() == [math.inf] * 3
+def test_notes(study):
+    said = study(CANDIDATES[0], "wide: --n_embd=160", "--rates=none")
+    assert "NOTE no learning rates are tried" in said and "times the baseline's parameters" in said
+    assert "tokens for each parameter" in said
 
 
 def test_another_candidate_changes_nothing(study):
-    two = study(*CANDIDATES[:2]).splitlines()
-    three = study(*CANDIDATES[:3]).splitlines()
-    row = next(line for line in two if line.startswith("| good"))
-    assert row in three
+    two, three = study(*CANDIDATES[:2]), study(*CANDIDATES[:3])
+    assert cells_of(two, "good") == cells_of(three, "good")
 
 
-class Printing:
-    """A run whose process prints a text and fails."""
-
-    def __init__(self, folder, text):
-        self.folder, self.text = folder, text
-
-    def command(self, device):
-        return [sys.executable, "-c", f"print({self.text!r}); raise SystemExit(2)"]
-
-    def label(self):
-        return "a run"
+def test_a_first_answer_comes_early(study, monkeypatch):
+    """A table is printed once each candidate has been trained at its rate, and its intervals follow."""
+    said = study(*CANDIDATES[:2])
+    first = said[said.index("first results") : said.index("NOTE")]
+    assert cells_of(first, "good")[2:5] == ["1.714 ± 0.007", "+0.300", "1.86"] and said.count("first results") == 1
 
 
-def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
-    """Also if that process, which has lost its own comparison, goes on to write to the same file."""
-    workers = Workers(1, compare.pick_device("cpu"))
-    run = Printing(tmp_path, "train.py: error: x: another process is training there: wait\nstep 210/400   loss 1.8")
-    workers.offer(run)
-    assert workers.wait() == [run] and workers.places == [0]
-    workers.offer(run)
-    assert not workers.running  # not now
-
-    failing = Printing(tmp_path, "Traceback ...\nTypeError: no")
-    workers.offer(failing)
-    with pytest.raises(ValueError, match=r"a run: TypeError: no \(all that it printed: .*output.txt\)"):
-        workers.wait()
+def test_odd_lines_of_a_log_are_left_out(study):
+    run = plan_of(study, CANDIDATES[:2]).missing()[0]
+    write_log(run, [2.5, 2.0])
+    log = run.folder / "log.jsonl"
+    whole = log.read_text().splitlines(keepends=True)
+    odd = ["[1, 2]\n", "5\n", '{"event": "step"}\n', '{"event": "eval", "step": 3}\n', '{"eve\n', "\0\0\n", "\n"]
+    log.write_text("".join([*whole[:3], *odd, *whole[3:], '{"event": "end", "st']))
+    assert runs.result_of(run.folder)["loss"] == 2.0 and len(read_log(run.folder)) == len(whole)
+    log.write_text("".join(odd[:3] + whole[1:]))
+    with pytest.raises(ValueError, match="not a log of train.py"):
+        read_log(run.folder)
 
 
-def test_a_process_that_is_asked_to_end_has_not_failed(tmp_path, monkeypatch):
-    workers = Workers(1, compare.pick_device("cpu"))
-    workers.offer(Printing(tmp_path, ""))
-    ((process, *_),) = workers.running.values()
-    monkeypatch.setattr(runs.time, "sleep", lambda seconds: setattr(workers.signal, "number", 15) or process.wait())
-    with pytest.raises(runs.Stopped):
-        workers.wait()
+def test_runs_that_a_plan_lets_share_a_cpu_have_a_thread_each(study):
+    side_by_side, alone = (study(*CANDIDATES[:2], "--plan", f"--workers={number}") for number in (2, 1))
+    assert all(line.startswith("env OMP_NUM_THREADS=1 ") for line in side_by_side.splitlines())
+    assert not any(line.startswith("env") for line in alone.splitlines())
 
 
-class Slow(Printing):
-    def command(self, device):
-        return [sys.executable, "-c", "import time; time.sleep(1)"]
+def test_quick_is_quick(study):
+    study(*CANDIDATES[:2], "--quick", "--max_iters=4000", "--rates=none")
+    assert {label.split(", ")[3] for label in study.done} <= {"3 steps", "6 steps", "8 steps", "12 steps"}
 
 
-def test_a_process_that_is_slow_to_end_is_waited_for(tmp_path, monkeypatch):
-    """Its log has ended before."""
-    workers = Workers(1, compare.pick_device("cpu"))
-    monkeypatch.setattr(runs, "result_of", lambda folder: workers.asked_for)
-    wait = workers.wait
-    workers.asked_for, workers.wait = [], lambda: workers.asked_for.append("a result") or wait(seconds=0.2)
-    workers.train(Slow(tmp_path, ""))
-    assert not workers.running and workers.places == [0]
+def test_a_study_without_comparisons_is_named(study, monkeypatch, tmp_path):
+    monkeypatch.setattr(compare, "BENCH", tmp_path)
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "studies" / "mine.py").write_text("COMPARISON = {}\n")
+    with pytest.raises(ValueError, match="studies/mine.py has no COMPARISONS"):
+        study("mine")
 
 
 # -- with train.py itself ------------------------------------------------------------------------------------
@@ -577,17 +573,20 @@ def in_checkout(checkout, monkeypatch, capsys):
     """A function that runs compare.py here, on runs by the checkout's train.py. It returns what was printed."""
     monkeypatch.setattr("data.prepare.DATA", checkout / "data")
     monkeypatch.setattr(runs, "TRAIN", checkout / "train.py")
-    monkeypatch.setattr(report, "write_figure", lambda *_: None)
+    monkeypatch.setattr(examine, "fingerprint", lambda candidate: "")
+    monkeypatch.setattr(compare, "write_figure", lambda *_: None)
     monkeypatch.setattr(Workers, "train", lambda workers, run: write_log(run, 9.0))  # only measures what a step takes
 
     def run(*arguments):
-        compare.main([*arguments, *TINY_RUNS, f"--out={checkout / 'out'}"])
+        compare.main([*arguments, *TINY_RUNS, f"--out={run.out}"])
         return capsys.readouterr().out
 
+    run.out = checkout / "out"
     return run
 
 
-TINY_RUNS = "--quick", "--rates=none", "--ladder=none", "--workers=1"
+TINY_RUNS = "--rates=none --ladder=none --workers=1 --n_layer=2 --n_head=2 --n_embd=16 --block_size=16".split()
+TINY_RUNS += "--batch_size=2 --max_iters=6 --warmup_iters=1 --eval_tokens=64".split()
 
 
 def test_its_plan_runs_anywhere(in_checkout):
@@ -601,7 +600,7 @@ def test_its_plan_runs_anywhere(in_checkout):
     assert said.count("m1_shakespeare, keep_input") >= 1 and "missing" not in said
 
 
-def test_a_signal_leaves_nothing_behind_and_it_goes_on(in_checkout, monkeypatch, capsys):
+def test_a_signal_leaves_nothing_behind_and_it_resumes(in_checkout, monkeypatch, capsys):
     arguments = "long: --max_iters=400", "short: --residual=m1", "--seeds=2"
     wait, stopped = Workers.wait, []
 

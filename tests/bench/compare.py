@@ -1,5 +1,5 @@
 """
-Does it pay? Candidates beside a baseline, on any text, each at the learning rate that suits it, and at equal cost:
+Does it pay? Candidates and a baseline, on any text, each at the learning rate that suits it, compared at equal cost:
 
     python tests/bench/compare.py config/standard_shakespeare.py config/m1_shakespeare.py "config/m1_shakespeare.py --keep_input"
 
@@ -7,7 +7,7 @@ Every argument is a candidate, written as one would write it after train.py, in 
 first one is the baseline. "NAME: words" gives it a name. Settings of train.py outside quotes are for all; a candidate's
 own win over them. The name of a file in tests/bench/studies stands for the comparisons in it.
 
-Given again, it goes on where it was. Runs count as long as model.py, train.py and the tokens stay as they are.
+Rerun it to continue. A run counts as long as its candidate computes what it computed, and the tokens stay the same.
 """
 
 import json
@@ -18,40 +18,39 @@ import shutil
 import sys
 import time
 from contextlib import redirect_stdout
-from importlib.util import find_spec
 from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent
 sys.path.insert(0, str(BENCH.parents[1]))
 
-import torch
-
-from config import declared, given_settings
+from config import given_settings, read_settings
 from config.runtime.common import UserError, clock, install_excepthook, pick_device, quiet_pipe
 from plan import Comparison
-from runs import Stopped, Workers, read_committed, read_log, remove_checkpoints
+from report import Report, write_figure
+from runs import ONE_THREAD, Stopped, Workers, read_committed, read_log, runs_at_a_time, share_a_cpu, tidy
 
 # -----------------------------------------------------------------------------
 out = ""  # folder of table.md, runs.csv, figure.png and the runs; empty: out/compare, or out/<the study's name>
 rates = ""  # learning rates to begin with, 1e-3,2e-3; empty: half, once and twice the candidate's own; none: its own
 seeds = "1,2,3"  # of the main runs and the ladder
-ladder = ""  # lengths of the baseline, 0.5,2,4; empty: up to the dearest candidate's cost; none: equal steps only
+ladder = ""  # lengths of the baseline, 0.5,2,4; empty: up to the highest cost of a candidate; none: equal steps only
 ladder_seeds = ""  # empty: those of the main runs
+cost = "both"  # operations, time or both: the price at which the baseline is trained for as much
 budget = ""  # 45m or 2h: choose max_iters such that the whole fits into it
 workers = 0  # runs at a time; 0: one for each thread of the CPU, or each GPU
 device = "auto"  # auto, cpu, cuda, mps
 plan = False  # print the commands of the runs that can be done now, a line each, and do none
 show = False  # show what has been run, and run nothing
 best = False  # take a run's lowest validation loss, of those every --eval_interval steps, and not its last
-reuse = False  # take runs of other code (model.py, train.py) as they are
+reuse = False  # take runs as they are whose candidate computed something else
 keep = False  # keep the checkpoints of runs that have ended
-quick = False  # tiny runs, to see that it works: no figure counts
+quick = False  # tiny runs, to see that it works: the results are meaningless
 # -----------------------------------------------------------------------------
 
 
 def read_arguments(argv):
     """Return compare.py's own settings, the candidates' words, and the options of train.py for all of them."""
-    own = declared(__file__)[0]
+    own = read_settings(__file__, [])
     mine = [word for word in argv if word in ("-h", "--help") or word.partition("=")[0].removeprefix("--") in own]
     rest = [word for word in argv if word not in mine]
     words, common = ([word for word in rest if word.startswith("--") == dashed] for dashed in (False, True))
@@ -62,12 +61,15 @@ def read_study(name) -> dict:
     """Return {title: arguments} of the comparisons of a study."""
     studies = sorted(path.stem for path in (BENCH / "studies").glob("*.py"))
     if name not in studies:
-        raise UserError(f"{name}: a candidate is needed beside it, or one of the studies {', '.join(studies)}")
-    return runpy.run_path(str(BENCH / "studies" / f"{name}.py"))["COMPARISONS"]
+        raise UserError(f"{name}: a baseline and a candidate are needed, or one of the studies {', '.join(studies)}")
+    comparisons = runpy.run_path(str(BENCH / "studies" / f"{name}.py")).get("COMPARISONS")
+    if not isinstance(comparisons, dict):
+        raise UserError(f"tests/bench/studies/{name}.py has no COMPARISONS: {{title: arguments of compare.py}}")
+    return comparisons
 
 
 def read_comparisons(argv):
-    """Return the comparisons that the arguments ask for, and the folder for what they come to."""
+    """Return the comparisons that the arguments ask for, and the folder for their results."""
     options, words, _ = read_arguments(argv)
     study = words[0] if len(words) == 1 else ""
     top = Path(options["out"] or f"out/{study or 'compare'}")
@@ -98,10 +100,6 @@ def read_comparisons(argv):
 
 
 def main(argv):
-    if not find_spec("scipy"):
-        raise UserError("the statistics need scipy: pip install scipy")
-    from report import Report, write_figure
-
     again = shlex.join(["python", sys.argv[0], *argv])
     comparisons, top = read_comparisons(argv)
     options = comparisons[0].options
@@ -109,8 +107,11 @@ def main(argv):
         quiet_pipe()
     if options["plan"]:
         for comparison in comparisons:
+            number = runs_at_a_time(options["workers"], comparison.device)
+            threads = [f"{name}={value}" for name, value in ONE_THREAD.items()]
+            alone = ["env", *threads] if share_a_cpu(number, comparison.device) else []
             for run in comparison.missing():
-                print(shlex.join(run.command(options["device"])))
+                print(shlex.join([*alone, *run.command(options["device"])]))
         return
     if not options["show"]:
         for comparison in comparisons:
@@ -130,17 +131,17 @@ def main(argv):
 def do(comparison, again):
     """Do all runs of a comparison that are missing. A signal lets those that are at work save and end."""
     options, timing, began = comparison.options, comparison.timing, time.time()
-    gpus = torch.cuda.device_count() if comparison.device.type == "cuda" else 0
-    number = options["workers"] or gpus or (torch.get_num_threads() if comparison.device.type == "cpu" else 1)
+    number = runs_at_a_time(options["workers"], comparison.device)
     workers = Workers(number, comparison.device, options["keep"])
+    has_preliminary = has_one_each(comparison)
     try:
         if comparison.missing():
-            print(f"{comparison.title or 'comparison'}: measuring what a step takes ...", flush=True)
+            print(comparison.title, flush=True)
             timing.measure(workers)
             if options["budget"]:
                 comparison.choose_max_iters(number)
-            for run in comparison.stale():
-                print(f"of another model.py or train.py, so done again (--reuse takes it): {run.label()}")
+            for line in comparison.what_changed():
+                print(f"{line}: they are done again (--reuse takes them)")
             show_plan(comparison, number)
         while (todo := comparison.missing()) or workers.running:
             for run in todo:
@@ -148,6 +149,9 @@ def do(comparison, again):
             ended = workers.wait()
             for run in ended:
                 show_end(comparison, run, number)
+            if not has_preliminary and has_one_each(comparison):
+                has_preliminary = True
+                print(f"\nfirst results, of at least one run each:\n\n{Report(comparison).markdown()}", flush=True)
             if not ended and sys.stdout.isatty():
                 show_progress(workers.running)
     except Stopped as stopped:
@@ -155,9 +159,14 @@ def do(comparison, again):
         raise SystemExit(128 + stopped.number) from None
     finally:
         workers.stop()
-    for planned in comparison.planned():  # of runs that a scheduler has done
-        if not options["keep"]:
-            remove_checkpoints(planned.run.folder)
+    for planned in comparison.planned():  # also of runs that a scheduler has done
+        tidy(planned.run.folder, options["keep"])
+
+
+def has_one_each(comparison):
+    """Say whether each candidate has been trained once at its learning rate."""
+    done = {plan.candidate for plan in comparison.planned() if plan.stage == "main" and comparison.is_done(plan)}
+    return done >= set(comparison.candidates)
 
 
 def show_plan(comparison, number):
@@ -167,30 +176,31 @@ def show_plan(comparison, number):
     for stage in [*dict.fromkeys(plan.stage for plan in planned), "all"]:
         of_stage = [plan for plan in planned if stage in (plan.stage, "all")]
         todo = [plan for plan in of_stage if not comparison.is_done(plan)]
-        seconds = sum(timing.seconds(plan) for plan in todo) / number
+        seconds = sum(timing.run_seconds(plan) for plan in todo) / number
         operations = sum(plan.candidate.flops * plan.times for plan in todo)
         rows.append([stage, str(len(of_stage)), str(len(todo)), f"{operations:.2g}", clock(seconds)])
     for row in rows:
         print("   ".join(cell.rjust(width) for cell, width in zip(row, (13, 5, 5, 10, 8))))
-    more = "; more learning rates may have to be tried" if comparison.is_searching() else ""
-    print(f"{number} at a time on {comparison.device}{more}", flush=True)
+    more = ["more learning rates"] * comparison.is_searching()
+    more += ["the baseline's training at a candidate's cost"] * bool(comparison.lengths())
+    print(f"{number} at a time on {comparison.device}; {' and '.join(more) or 'nothing'} may be added", flush=True)
 
 
 def show_end(comparison, run, number):
-    """Print what has come of a run, and how long the rest will take."""
+    """Print the result of a run, and how long the rest will take."""
     planned, timing = comparison.planned(), comparison.timing
     todo = [plan for plan in planned if not comparison.is_done(plan)]
     result = comparison.result(run)
     if not result:
-        came = "is under way elsewhere"
+        said = "is under way elsewhere"
     else:
-        came = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
+        said = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
     done = [plan for plan in planned if comparison.is_done(plan)]
     took = sum(comparison.result(plan.run)["seconds"] or 0 for plan in done)
-    expected = sum(timing.seconds(plan) - timing.start for plan in done)
+    expected = sum(timing.run_seconds(plan) - timing.start for plan in done)
     longer = max(took / expected, 0.5) if done else 1
-    left = clock(sum(timing.seconds(plan) for plan in todo) / number * longer)
-    print(f"\r[{len(planned) - len(todo)}/{len(planned)}] {run.label()}: {came}; {left} left", flush=True)
+    left = clock(sum(timing.run_seconds(plan) for plan in todo) / number * longer)
+    print(f"\r[{len(planned) - len(todo)}/{len(planned)}] {run.label()}: {said}; {left} left", flush=True)
 
 
 def show_progress(running):

@@ -3,20 +3,24 @@
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
-from config.runtime.metrics import code_version
 from config.runtime.common import UserError, atomic_write, sha256
+from config.runtime.log import code_version
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared
-from runs import Candidate, Run, make_candidate, origin, read_words, result_of
+from examine import identify, identity_under
+from runs import Candidate, Run, make_candidate, read_words, result_of
+from stats import CostCurve, has_diverged, is_same_cost
 from timing import Timing
 
-QUICK = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=2", "--max_iters=6"]
-QUICK += ["--warmup_iters=1", "--eval_tokens=64"]
+QUICK_SHAPE = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=2"]
 MOST_RATES = 10  # that are tried for one candidate
+ALIKE = 0.05  # a time that differs from the operations by no more needs no verdict of its own
+PRICES = ("operations", "time")
 
 
 class Planned(NamedTuple):
@@ -30,20 +34,18 @@ class Comparison:
     """Candidates, the first of which is the baseline, and the runs that compare them.
 
     `words` are the candidates', `common` the options of train.py for all of them, `options` compare.py's own settings.
-    `committed` has results that count, by the name of their run, whatever their code and data; `times` has what a step
-    of each candidate took in these.
+    `committed` has results that count, by the name of their run, whatever their code and data, and to which none are
+    added; `times` has what a step of each candidate took in these.
     """
 
     def __init__(self, title, words, common, options, device, committed=None, times=None):
         self.title, self.options, self.device, self.quick = title, options, device, options["quick"]
-        common = QUICK * self.quick + common
-        read = [read_words(text, common) for text in words]
-        datasets = {settings["dataset"] for _, settings in read}
-        if len(datasets) > 1:
-            raise UserError(f"datasets {' and '.join(sorted(datasets))}: losses compare on one and the same only")
+        read = [read_words(text, QUICK_SHAPE * self.quick + common, self.quick) for text in words]
+        check_alike([settings for _, settings in read], options["best"])
         none = {"vocab_size": 1, "sha256": ""}  # results have what they cost; the data may not be here
-        data = none if committed else load_dataset(ensure_prepared(*datasets)).meta
-        self.candidates = [make_candidate(name, settings, data["vocab_size"]) for name, settings in read]
+        data = none if committed else load_dataset(ensure_prepared(read[0][1]["dataset"])).meta
+        self.vocab_size = data["vocab_size"]
+        self.candidates = [make_candidate(name, settings, self.vocab_size) for name, settings in read]
         names = [candidate.name for candidate in self.candidates]
         for name in names:
             if names.count(name) > 1:
@@ -54,16 +56,21 @@ class Comparison:
             raise UserError("--best is the lowest loss of several: say how many steps apart, as in --eval_interval=100")
         if options["budget"]:
             in_seconds(options["budget"])
+        if options["cost"] not in ("both", *PRICES):
+            raise UserError(f"cost = {options['cost']!r} does not work: it must be one of both, {', '.join(PRICES)}")
         self.seeds = numbers(options, "seeds", int)
         self.ladder_seeds = numbers(options, "ladder_seeds", int) or self.seeds
         self.tuning_seed = next(seed for seed in count() if seed not in self.seeds + self.ladder_seeds)
         self.rates = numbers(options, "rates", float)
-        out, name = options["out"].resolve(), origin(code_version(), data)
-        self.folder = out / name
-        tokens = name.partition("-")[2]
-        self.others = [folder for folder in sorted(out.glob(f"????????-{tokens}")) if folder.name != name]
+        tokens = sha256(json.dumps(data["sha256"], sort_keys=True).encode())[:8]
+        self.folder = options["out"].resolve() / tokens  # of runs on these tokens
         self.committed, self.results = committed or {}, {}
+        if not committed:  # examine the candidates, and find out which earlier runs they would repeat
+            self.code = code_version()["sha256"]
+            self.candidates = identify(self.candidates, self.folder, self.code, self.vocab_size)
         self.timing = Timing(self, times)
+        if options["cost"] == "time" and not self.timing.is_known() and options["plan"]:
+            raise UserError("--cost=time is measured where the runs are done: plan them with --cost=operations")
         asked = [options["budget"], *(candidate.settings for candidate in self.candidates)]
         self.budget_file = self.folder / f"budget-{sha256(json.dumps(asked, sort_keys=True).encode())[:8]}.json"
         self.read_budget()
@@ -92,7 +99,11 @@ class Comparison:
             return
         seconds, timing = in_seconds(self.options["budget"]), self.timing
         planned = self.planned() + [Planned("rates", candidate, 1.0, None) for candidate in self.candidates]
-        per_iter = sum(plan.times * timing.steps[plan.candidate.name] for plan in planned) / workers
+        costs = [self.costs(candidate, candidate.flops / self.baseline.flops) for candidate in self.candidates]
+        cheap = [cost for of_one in costs for cost in of_one.values() if cost < 2 and self.lengths()]
+        for times in self.distinct(cheap):  # whose verdicts are likely to need rungs
+            planned += self.plan_rung(times)
+        per_iter = sum(plan.times * timing.step(plan.candidate) for plan in planned) / workers
         max_iters = math.floor((seconds - len(planned) * timing.start / workers) / per_iter)
         if max_iters < 20:
             least = (20 * per_iter + len(planned) * timing.start / workers) / 60
@@ -122,21 +133,34 @@ class Comparison:
 
     def last_result(self, run):
         """Return the same with the loss at the run's end."""
-        name = run.folder.name
-        if name not in self.results:
-            folders = [self.folder, *(self.others if self.options["reuse"] else [])]
-            found = next(filter(None, (result_of(folder / name) for folder in folders)), self.committed.get(name))
-            if not found:
-                return None
-            if "origin" in found and found["origin"] not in [folder.name for folder in folders]:
+        if run.folder.name not in self.results:
+            found = result_of(run.folder)
+            if found and found["code"] != self.code and not self.computes_the_same(run, found["code"]):
                 cure = "remove it, and give the command again"
-                raise UserError(f"{run.folder}: model.py, train.py or the data were changed before it began: {cure}")
-            self.results[name] = found
-        return self.results[name]
+                raise UserError(f"{run.folder}: the code or the data were changed before it began: {cure}")
+            if not found and self.options["reuse"]:
+                found = next((result | {"earlier": True} for result in self.earlier_results(run)), None)
+            if not found and run.name not in self.committed:
+                return None
+            self.results[run.folder.name] = found or self.committed[run.name]
+        return self.results[run.folder.name]
 
-    def stale(self):
-        """Return the missing runs that have been done with other code."""
-        return [run for run in self.missing() if any(result_of(folder / run.folder.name) for folder in self.others)]
+    def computes_the_same(self, run, code):
+        """Say whether a run of other code is the candidate's all the same, also if files were changed since we began."""
+        known = identity_under(code, run.candidate, self.folder)
+        if not known and code == code_version()["sha256"]:
+            known = identify([run.candidate], self.folder, code, self.vocab_size)[0].identity
+        return known == run.candidate.identity
+
+    def earlier_results(self, run):
+        """Return the results of such a run by code under which the candidate computed something else."""
+        folders = [folder for folder in self.folder.glob(f"{run.name}-*") if folder != run.folder]
+        return [result for result in map(result_of, sorted(folders)) if result]
+
+    def what_changed(self):
+        """Return a line for each candidate that computes something else than when its missing runs were done."""
+        stale = Counter(run.candidate.name for run in self.missing() if self.earlier_results(run))
+        return [f"{name} computes something else than in {number} of its runs" for name, number in stale.items()]
 
     def is_done(self, planned):
         return planned.run is not None and self.result(planned.run) is not None
@@ -153,18 +177,22 @@ class Comparison:
             plan += [Planned("rates", candidate, 1.0, run) for run in self.tuning(candidate)[1]]
         for seed in self.seeds:  # in turns, so that a machine that slows down slows all of them
             plan += [self.plan_run("main", candidate, 1.0, seed) for candidate in self.candidates]
-        lengths = self.lengths()
-        if lengths and lengths[-1] > 1 and self.is_searching():
-            known = self.rate(self.baseline) is not None
-            runs = self.tuning(self.baseline, lengths[-1])[1] if known else [None, None]
-            plan += [Planned("ladder's rate", self.baseline, lengths[-1], run) for run in runs]
-        for times in reversed(lengths):
-            plan += [self.plan_run("ladder", self.baseline, times, seed) for seed in self.ladder_seeds]
+        for times in reversed(self.lengths()):
+            plan += self.plan_rung(times)
+        if self.lengths() and not self.committed and all(self.is_done(planned) for planned in plan):
+            for times in self.distinct(self.open_costs(plan)):
+                plan += self.plan_rung(times)
         return plan
 
     def plan_run(self, stage, candidate, times, seed):
         rate = self.rate(candidate, times)
         return Planned(stage, candidate, times, None if rate is None else self.run(candidate, rate, seed, times))
+
+    def plan_rung(self, times):
+        """Return the runs of the baseline at a length: of the search for its rate there, and one for each seed."""
+        runs = self.tuning(self.baseline, times)[1]
+        plan = [Planned("ladder's rate", self.baseline, times, run) for run in runs]
+        return plan + [self.plan_run("ladder", self.baseline, times, seed) for seed in self.ladder_seeds]
 
     def lengths(self) -> list[float]:
         """Return the lengths of the ladder, over the baseline's own: by default powers of two, without 1."""
@@ -181,24 +209,59 @@ class Comparison:
         shortest = 1 / self.baseline.settings["max_iters"]
         return [2.0**power for power in range(lowest, highest + 1) if power and 2.0**power >= shortest]
 
+    # -- costs -----------------------------------------------------------------------------------------------
+
+    def costs(self, candidate, operations) -> dict:
+        """Return what a candidate's training costs, over the baseline's: {"operations": ..., "time": ...}.
+
+        The time is left out where it differs from the operations by no more than a twentieth, or its own spread.
+        """
+        if self.options["cost"] == "operations" or not self.timing.is_known():
+            return {"operations": operations}
+        ratio, spread = self.timing.ratio(candidate, self.baseline)
+        time = float(f"{ratio * candidate.settings['max_iters'] / self.baseline.settings['max_iters']:.3g}")
+        if self.options["cost"] == "time":
+            return {"time": time}
+        differs = abs(time / operations - 1) > max(ALIKE, spread / ratio)
+        return {"operations": operations} | ({"time": time} if differs else {})
+
+    def curve(self, candidate, planned) -> CostCurve | None:
+        """Return a candidate's fit to those of the `planned` runs that are done, or None while it has too few."""
+
+        def results(stage, of):
+            plans = [plan for plan in planned if plan.stage == stage and plan.candidate is of]
+            return [self.result(plan.run) for plan in plans if self.is_done(plan)]
+
+        runs, base = results("main", candidate), results("main", self.baseline)
+        if not runs or not base or has_diverged(runs) or has_diverged(base):
+            return None
+        ladder = base + [result for result in results("ladder", self.baseline) if result["loss"] is not None]
+        return CostCurve(ladder, runs, same_batches=candidate.batch == self.baseline.batch)
+
+    def open_costs(self, planned) -> list[float]:
+        """Return the costs at which the baseline must be trained, because a ladder of `planned` runs cannot decide."""
+        fits = {candidate: self.curve(candidate, planned) for candidate in self.candidates[1:]}
+        costs = [(fit, cost) for one, fit in fits.items() if fit for cost in self.costs(one, fit.cost).values()]
+        return [cost for fit, cost in costs if fit.verdict(cost) is None]
+
+    def distinct(self, costs) -> list[float]:
+        """Return these costs, but of those that are as good as the same only the first, and none of the ladder's."""
+        max_iters, taken = self.baseline.settings["max_iters"], [1.0, *self.lengths()]
+        for cost in sorted(costs):
+            if not any(is_same_cost(one, max(1, round(cost * max_iters)) / max_iters) for one in taken):
+                taken.append(cost)
+        return taken[1 + len(self.lengths()) :]
+
     # -- learning rates --------------------------------------------------------------------------------------
 
     def is_searching(self):
         return self.options["rates"] != "none" and len(self.rates) != 1
 
     def rate(self, candidate, times=1.0):
-        """Return the learning rate of a candidate for a length of training, or None if it is not known yet.
-
-        The baseline's is looked for at its own length and at the longest. Between them it is a power of the length.
-        """
+        """Return the learning rate of a candidate for a length of training, or None if it is not known yet."""
         if not self.is_searching():
             return self.rates[0] if self.rates else candidate.settings["learning_rate"]
-        own = self.tuning(candidate)[0]
-        longest = max(self.lengths(), default=1.0)
-        if times <= 1 or own is None or longest <= 1:
-            return own
-        of_longest = self.tuning(candidate, longest)[0]
-        return of_longest and two_digits(own * (of_longest / own) ** (math.log(times) / math.log(longest)))
+        return self.tuning(candidate, times)[0]
 
     def tuning(self, candidate, times=1.0):
         """Return the candidate's best learning rate, or None while runs are missing, and the runs of the search.
@@ -208,8 +271,11 @@ class Comparison:
         """
         if not self.is_searching():
             return None, []
-        if times > 1:
-            grid = [self.rate(candidate) / 2, self.rate(candidate)]
+        if times != 1:  # longer runs want a lower rate
+            own = self.rate(candidate)
+            if own is None:
+                return None, [None, None]
+            grid = [own / 2, own] if times > 1 else [own, 2 * own]
         else:
             own = candidate.settings["learning_rate"]
             grid = list(self.rates) or [own / 2, own, 2 * own]
@@ -228,6 +294,15 @@ class Comparison:
                     raise UserError(f"{candidate.name}: every run has diverged, down to a learning rate of {grid[0]:g}")
                 return vertex(grid, losses, best), runs
             grid.append(2 * grid[-1] if best and losses[best] < math.inf else grid[0] / 2)
+
+
+def check_alike(all_settings, best):
+    """Raise a UserError for settings in which candidates may not differ: their losses would not compare."""
+    for name in ("dataset", "block_size", "eval_tokens", *["eval_interval"] * best):
+        values = sorted({str(settings[name]) for settings in all_settings})
+        if len(values) > 1:
+            why = "only losses over the same windows of the same text, evaluated as often, compare"
+            raise UserError(f"{name} differs, {' and '.join(values)}: {why}")
 
 
 def vertex(rates, losses, best):

@@ -4,16 +4,14 @@ import csv
 import io
 import math
 import statistics
+from functools import cached_property
 from importlib.util import find_spec
-
-import numpy as np
 
 from config.runtime.common import atomic_write, file_errors
 from runs import DEFAULTS, NO_MATTER
-from stats import CostCurve, has_diverged, holm
+from stats import TIE, holm
 
-TIE = 0.02  # nats: a candidate whose whole interval is nearer to 0 ties with the baseline
-HEADER = ["candidate", "parameters", "rate", "loss", "lowers it by", "× operations", "× time", "must lower it by"]
+HEADER = ["candidate", "parameters", "rate", "loss", "measured gain", "× operations", "× time", "break-even gain"]
 HEADER += ["verdict", "compute worth"]
 FACTS = ["loss", "best_loss", "best_step", "parameters", "flops", "seconds", "machine", "commit"]
 
@@ -26,28 +24,24 @@ class Report:
         self.planned = comparison.planned()
         self.done = [plan for plan in self.planned if comparison.is_done(plan)]
         self.lacking = len(self.planned) - len(self.done)
-        self.main = {candidate.name: self.results("main", candidate) for candidate in comparison.candidates}
-        self.base, *self.others = self.main
-        self.unit = self.cost(self.base)
-        self.ladder = [
-            r for r in self.main[self.base] + self.results("ladder", comparison.baseline) if r["loss"] is not None
-        ]
-        whole = [name for name in self.others if self.is_whole(name)] if self.is_whole(self.base) else []
-        self.fits = {name: CostCurve(self.ladder, self.main[name]) for name in whole}
-        # the cost that brings the baseline to a candidate's loss, over the baseline's own: low, worth, high
-        self.worth = {name: [flops / self.unit for flops in fit.worth()] for name, fit in self.fits.items()}
-        self.p = holm({name: fit.estimate(self.unit)[3] for name, fit in self.fits.items()})  # at equal steps
+        self.candidates = {candidate.name: candidate for candidate in comparison.candidates}
+        self.base, *self.others = self.candidates
+        self.main = {name: self.results("main", candidate) for name, candidate in self.candidates.items()}
+        fits = {name: comparison.curve(self.candidates[name], self.done) for name in self.others}
+        self.fits = {name: fit for name, fit in fits.items() if fit}
+        self.p = holm({name: fit.gain({1.0: 1})[3] for name, fit in self.fits.items()})  # at equal steps
+
+    @cached_property
+    def worth(self):
+        """Return, by name, the cost that brings the baseline to a candidate's loss: low, worth, high, or None."""
+        return {name: fit.worth() for name, fit in self.fits.items()}
 
     def results(self, stage, candidate):
         plans = [plan for plan in self.done if plan.stage == stage and plan.candidate is candidate]
         return [self.comparison.result(plan.run) for plan in plans]
 
-    def is_whole(self, name):
-        return bool(self.main[name]) and not has_diverged(self.main[name])
-
-    def cost(self, name):
-        """Return the floating-point operations of a candidate's whole training, or None if none has come to its end."""
-        return next((result["flops"] for result in self.main[name] if result["loss"] is not None), None)
+    def costs(self, name):
+        return self.comparison.costs(self.candidates[name], self.fits[name].cost)
 
     # -- the table -------------------------------------------------------------------------------------------
 
@@ -57,105 +51,139 @@ class Report:
         if not runs:
             return [name] + [""] * (len(HEADER) - 1)
         losses = [result["loss"] for result in runs]
-        cells = [name, f"{runs[0]['parameters']:,}", f"{runs[0]['rate']:g}"]
+        of_earlier_code = " (earlier code)" * any(result.get("earlier", False) for result in runs)
+        cells = [name + of_earlier_code, f"{runs[0]['parameters']:,}", f"{runs[0]['rate']:g}"]
         cells.append("diverged" if None in losses else mean_sd(losses))
-        cells.append(self.lowered(name) if fit else "")
-        cells.append(f"{self.cost(name) / self.unit:.2f}" if self.cost(name) and self.unit else "")
-        cells.append(self.times(name))
-        if not fit or len(fit.lengths) == 1:
+        cells.append(self.measured_gain(name) if fit else "")
+        cells += [self.operations(name), self.times(name)]
+        if not fit or len(fit.rungs) == 1:
             return cells + ["", "", ""]
-        if not fit.estimate(fit.flops):
-            return cells + ["", "ladder too short", ""]
-        return cells + [decimal(fit.gain(fit.flops, self.unit)), verdict(fit), self.worth_in_words(name)]
+        gains = [(price, fit.break_even(cost)) for price, cost in self.costs(name).items() if fit.reference(cost)]
+        by_price = [decimal(gain) + f" by {price}" * (len(gains) > 1) for price, gain in gains]
+        return cells + ["; ".join(by_price), self.verdict(name), self.worth_in_words(name)]
 
-    def lowered(self, name):
-        """Return by how much the loss is lower than the baseline's after its steps: ± half an interval of 95 %.
+    def measured_gain(self, name):
+        """Return by how much the loss is lower than the baseline's after its steps: ± half of a 95% interval."""
+        gain, _, half, _ = self.fits[name].gain({1.0: 1})
+        word = "" if not self.p[name] < 0.05 else " better" if gain > 0 else " worse"
+        return decimal(gain, "+") + plus_minus(half) + word
 
-        It is positive where the candidate is better.
-        """
-        difference, _, half, _ = self.fits[name].estimate(self.unit)
-        word = "" if not self.p[name] < 0.05 else " better" if difference < 0 else " worse"
-        return decimal(-difference, "+") + plus_minus(half) + word
+    def operations(self, name):
+        """Return the operations of a whole training over the baseline's, if both have come to an end."""
+        ended = [[run["flops"] for run in self.main[of] if run["loss"] is not None] for of in (name, self.base)]
+        return f"{ended[0][0] / ended[1][0]:.2f}" if all(ended) else ""
 
     def times(self, name):
-        steps = self.comparison.timing.steps
-        return f"{steps[name] / steps[self.base]:.2f}" if steps else ""
+        timing = self.comparison.timing
+        if not timing.is_known():
+            return ""
+        ratio, spread = timing.ratio(self.candidates[name], self.candidates[self.base])
+        return f"{ratio:.2f}" + f" ± {spread:.2f}" * (spread >= 0.005)
+
+    def verdict(self, name):
+        """Return the verdict, and by which price where prices differ, where it pays, or where it is the time alone."""
+        fit, costs, prices = self.fits[name], self.costs(name), {}
+        for price, cost in costs.items():
+            prices.setdefault(fit.verdict(cost) or "undecided", []).append(price)
+        if len(prices) == 1 and "pays" not in prices and "operations" in costs:
+            return next(iter(prices))
+        return "; ".join(f"{verdict} by {' and '.join(of)}" for verdict, of in prices.items())
 
     def worth_in_words(self, name):
-        low, worth, high = map(self.bounded, self.worth[name])
-        return f"{worth} ({low} to {high})"
+        if not self.worth[name]:
+            return ""
+        low, worth, high = (self.bounded(times, self.fits[name].rungs) for times in self.worth[name])
+        return f"{'roughly ' * (len(self.fits[name].rungs) < 4)}{worth} ({low} to {high})"
 
-    def bounded(self, times):
+    def bounded(self, times, rungs):
         """Return a cost over the baseline's in words; what lies beyond the ladder is less, or more, than its ends."""
-        costs = [result["flops"] / self.unit for result in self.ladder]
-        return f"< {min(costs):.3g}" if times == 0 else f"> {max(costs):.3g}" if math.isinf(times) else f"{times:.2f}"
+        return f"< {rungs[0]:.3g}" if times == 0 else f"> {rungs[-1]:.3g}" if math.isinf(times) else f"{times:.2f}"
 
     # -- in words --------------------------------------------------------------------------------------------
 
     def sentence(self, name):
         """Return what the table says of a candidate, or "" where nothing can be said."""
         fit = self.fits.get(name)
-        if not fit or not fit.estimate(fit.flops) or len(fit.lengths) == 1:
+        cost = fit and next(iter(self.costs(name).values()))
+        if not fit or len(fit.rungs) == 1 or not fit.reference(cost):
             return ""
-        difference, _, half, _ = fit.estimate(self.unit)
-        must, cost = fit.gain(fit.flops, self.unit), fit.flops / self.unit
-        owes = f"must lower the loss by {decimal(must)}" if must > -5e-4 else f"may raise the loss by {decimal(-must)}"
-        does = f"lowers it by {-difference:.3f}" if difference < 0 else f"raises it by {difference:.3f}"
-        said = f"{name} costs {cost:.2f} times, {owes}, {does}{plus_minus(half)}: {verdict(fit)}."
+        gain, _, half, _ = fit.gain({1.0: 1})
+        even = f"breaks even at a gain of {decimal(fit.break_even(cost))}"
+        said = f"{name} costs {cost:.2f} times, {even}, gains {decimal(gain)}{plus_minus(half)}: {self.verdict(name)}."
         if math.isnan(half):
             return said
-        sees = f"A difference of {fit.could_see():.3f} at equal cost would have been found in 80 % of such comparisons"
-        return f"{said} It is worth {self.worth_in_words(name)} times. {sees}."
+        worth = f" It is worth {self.worth_in_words(name)} times the baseline's training." if self.worth[name] else ""
+        found = f"A difference of {fit.could_see(cost):.3f} at equal cost is found in roughly 80% of such comparisons"
+        return f"{said}{worth} {found}."
 
     def notes(self):
         """Return, as lines, what speaks against taking the table as it stands."""
         comparison, lines = self.comparison, []
         if self.lacking:
-            stale = len(comparison.stale())
-            other = f"; {stale} have been done with another model.py or train.py, which --reuse takes" if stale else ""
-            lines.append(f"{self.lacking} of {len(self.planned)} runs are missing{other}")
+            lines.append(f"{self.lacking} of {len(self.planned)} runs are missing")
+            lines += [line + ": --reuse takes them" for line in comparison.what_changed()]
         if comparison.quick:
-            lines.append("quick: no figure counts")
+            lines.append("quick: the results are meaningless")
         for plan in self.done:
             if comparison.result(plan.run)["loss"] is None and plan.stage in ("main", "ladder"):
                 lines.append(f"diverged: {plan.run.label()}")
         if len(comparison.seeds) == 1:
             lines.append("one seed: nothing is known of the noise, so there are no intervals")
-        for setting in ("block_size", "eval_tokens"):
-            values = {candidate.settings[setting] for candidate in comparison.candidates}
-            if len(values) > 1:
-                lines.append(f"{setting} differs: the candidates' losses are over different windows of the text")
-        if self.unit:
-            baseline = next(result for result in self.main[self.base] if result["loss"] is not None)
-            tokens = comparison.baseline.tokens_per_step * baseline["steps"] / baseline["parameters"]
-            if tokens < 20:
-                early = "so early, more training lowers the loss much, and a costly method must gain as much"
-                lines.append(f"{tokens:.2g} tokens for each parameter of the baseline: {early}")
+        if not comparison.is_searching() and comparison.lengths() and not comparison.committed:
+            lines.append("no learning rates are tried: one that suits a length badly makes the baseline worse there")
+        lines += self.notes_on_sizes() + self.notes_on_ends()
         if len(self.others) > 4:
             chance = "one of forty seems to pay by chance: look again at what does, with other --seeds"
             lines.append(f"{len(self.others)} candidates: where nothing pays, {chance}")
         means = [mean for _, _, mean, _ in self.lengths()]
         if any(later > earlier for earlier, later in zip(means, means[1:])):
-            lines.append("the baseline's loss rises with its length somewhere: its ladder cannot be trusted there")
-        results = [comparison.result(plan.run) for plan in self.done]
-        for plan, result in zip(self.done, results):
-            if plan.stage == "main" and result["loss"] is not None and result["best_loss"] < result["loss"] - TIE:
-                lines.append(f"{plan.run.label()}: its loss was lower before the end, {result['best_loss']:.3f}")
-        for name in self.main if comparison.options["best"] else ():
-            runs = [result for result in self.main[name] if result["loss"] is not None]
-            steps = ", ".join(f"{result['best_step']:,}" for result in runs)
-            lines += [f"{name}: lowest after {steps} of {runs[0]['steps']:,} steps"] if runs else []
+            lines.append("the baseline's loss rises with its length somewhere: a shorter training counts there")
         for fact in ("machine", "commit"):
-            values = sorted({str(result[fact]) for result in results})
+            values = sorted({str(comparison.result(plan.run)[fact]) for plan in self.done})
             if len(values) > 1:
                 lines.append(f"runs of more than one {fact}: {'; '.join(values)}")
+        return lines
+
+    def notes_on_sizes(self):
+        """Return lines on tokens for each parameter, and on candidates that have more or fewer parameters."""
+        if not self.main[self.base]:
+            return []
+        lines, parameters = [], self.main[self.base][0]["parameters"]
+        tokens = self.comparison.baseline.tokens_per_step * self.main[self.base][0]["steps"] / parameters
+        if tokens < 20:
+            early = "so early, more training lowers the loss much, and a costly method must gain as much"
+            lines.append(f"{tokens:.2g} tokens for each parameter of the baseline: {early}")
+        for name in self.others:
+            times = self.main[name][0]["parameters"] / parameters if self.main[name] else 1
+            if abs(times - 1) > 0.2:
+                beside = "compare it with a baseline of as many, too, such as one of another --n_embd"
+                lines.append(f"{name} has {times:.2f} times the baseline's parameters: {beside}")
+        return lines
+
+    def notes_on_ends(self):
+        """Return lines on trainings whose loss is lowest long before their end, and on where, with --best."""
+        lines, groups = [], {}
+        for plan in self.done:
+            result = self.comparison.last_result(plan.run)
+            if plan.stage in ("main", "ladder") and result["loss"] is not None:
+                groups.setdefault((plan.candidate.name, result["steps"]), []).append(result)
+        for (name, steps), results in groups.items():
+            at = statistics.median(result["best_step"] for result in results)
+            rise = statistics.fmean(result["loss"] - result["best_loss"] for result in results)
+            if at < 0.8 * steps and (self.comparison.options["best"] or rise > TIE):
+                early = "before its learning rate has decayed: a shorter training may reach a lower one"
+                lines.append(f"{name}: of {steps:,} steps its loss is lowest after {at:,.0f}, {early}")
+            elif self.comparison.options["best"] and steps == self.main[name][0]["steps"]:
+                lines.append(f"{name}: of {steps:,} steps its loss is lowest after {at:,.0f}")
         return lines
 
     def lengths(self):
         """Return (steps, learning rate, mean loss, deviation) of the baseline's lengths."""
         found = {}
-        for result in sorted(self.ladder, key=lambda result: result["steps"]):
-            found.setdefault((result["steps"], result["rate"]), []).append(result["loss"])
+        ladder = self.main[self.base] + self.results("ladder", self.comparison.baseline)
+        for result in sorted(ladder, key=lambda result: result["steps"]):
+            if result["loss"] is not None:
+                found.setdefault((result["steps"], result["rate"]), []).append(result["loss"])
         return [(*key, statistics.fmean(losses), deviation(losses)) for key, losses in found.items()]
 
     # -- files -----------------------------------------------------------------------------------------------
@@ -199,18 +227,6 @@ class Report:
         print(f"the same, and all runs: {table}, {folder / 'runs.csv'}")
 
 
-def verdict(fit):
-    """Say whether a candidate pays: by the interval of 95 % of its loss less the baseline's at its cost."""
-    difference, _, half, _ = fit.estimate(fit.flops)
-    if len(fit.lengths) == 1:
-        return ""
-    if difference + half < 0:
-        return "pays"
-    if difference - half > 0:
-        return "does not pay"
-    return f"tie within {abs(difference) + half:.3f}" if abs(difference) + half < TIE else "undecided"
-
-
 def mean_sd(values):
     return f"{statistics.fmean(values):.3f}{plus_minus(deviation(values))}"
 
@@ -239,9 +255,9 @@ def as_table(header, rows):
 
 
 def write_figure(reports, path):
-    """Draw cost and worth of the candidates of all reports, or a single candidate beside the ladder."""
-    known = [(report, name) for report in reports for name in report.fits]
-    known = [(report, name) for report, name in known if report.row(name)[-1]]
+    """Draw cost and worth of the candidates of all reports. What is there of an earlier comparison goes."""
+    path.unlink(missing_ok=True)
+    known = [(report, name) for report in reports for name, worth in report.worth.items() if worth]
     if not known:
         return
     if not find_spec("matplotlib"):
@@ -253,10 +269,7 @@ def write_figure(reports, path):
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(8, 5))
-    if len(known) == 1:
-        draw_ladder(axis, *known[0])
-    else:
-        draw_worth(axis, reports, known)
+    draw_worth(axis, reports, known)
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter("{x:g}")
     axis.grid(color="#e4e4e4", linewidth=0.7)
@@ -267,20 +280,6 @@ def write_figure(reports, path):
     print(f"figure: {path}")
 
 
-def draw_ladder(axis, report, name):
-    """Draw the baseline's loss by its cost, with its band of 95 %, and the candidate as a point."""
-    fit = report.fits[name]
-    costs = np.geomspace(min(fit.lengths), max(fit.lengths), 100)
-    estimates = [fit.estimate_row(fit.baseline(flops)) for flops in costs]
-    loss, half = (np.array([estimate[i] for estimate in estimates]) for i in (0, 2))
-    axis.plot(costs / report.unit, loss, color="black", linewidth=1, label=plain(report.base))
-    axis.fill_between(costs / report.unit, loss - half, loss + half, color="black", alpha=0.12, linewidth=0)
-    axis.plot([r["flops"] / report.unit for r in report.ladder], [r["loss"] for r in report.ladder], "k.", markersize=4)
-    loss, _, half, _ = fit.estimate_row(fit.mean("candidate", fit.steps))
-    axis.errorbar(fit.flops / report.unit, loss, half, fmt="o", color="#1f5a92", capsize=3, label=plain(name))
-    axis.set(xlabel=f"cost: operations, over those of {plain(report.base)}", ylabel="validation loss")
-
-
 def plain(name):
     """Return a name as matplotlib writes it: no formula, and no _ at the start, which would hide it."""
     return name.replace("$", r"\$").removeprefix("_")
@@ -289,8 +288,8 @@ def plain(name):
 def draw_worth(axis, reports, known):
     """Draw what each candidate is worth over what it costs, in times the baseline's training. A marker is a title."""
     names = list(dict.fromkeys(name for _, name in known))
-    shortest = min(min(r["flops"] for r in report.ladder) / report.unit for report, _ in known)
-    longest = max(max(r["flops"] for r in report.ladder) / report.unit for report, _ in known)
+    shortest = min(report.fits[name].rungs[0] for report, name in known)
+    longest = max(report.fits[name].rungs[-1] for report, name in known)
     axis.plot([shortest, longest], [shortest, longest], color="black", linewidth=1)
     middle = (shortest * longest**2) ** (1 / 3)
     axis.annotate("breaks even", (middle, middle), (-8, 8), textcoords="offset points", fontsize=9, ha="right")
@@ -298,7 +297,7 @@ def draw_worth(axis, reports, known):
     axis.annotate("no gain", (shortest, 1), (0, 4), textcoords="offset points", fontsize=9)
     for report, name in known:
         style = {"color": f"C{names.index(name) % 10}", "marker": "osD^vP*X"[reports.index(report) % 8]}
-        cost = report.fits[name].flops / report.unit
+        cost = report.fits[name].cost
         low, worth, high = report.worth[name]
         ends = [min(max(times, shortest), longest) for times in (low, high)]
         axis.plot([cost, cost], ends, color=style["color"], linewidth=1.3)

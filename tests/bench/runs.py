@@ -1,7 +1,9 @@
-"""Runs of train.py: from a candidate's words to the command, from the folder to what came of it, and many at a time."""
+"""Runs of train.py: from a candidate's words to the command, from the folder to its result, and many at a time."""
 
 import csv
+import ctypes
 import json
+import math
 import os
 import shlex
 import signal
@@ -26,9 +28,11 @@ from model import GPT, GPTConfig
 
 DEFAULTS = read_settings(TRAIN, [])
 OURS = ("out_dir", "init_from", "overwrite", "eval_only", "seed")  # settings that a comparison makes itself
+QUICK_STEPS = ["--max_iters=6", "--warmup_iters=1", "--eval_tokens=64"]
 METHOD = ("attention", "qk_scale", "sigma", "residual", "keep_input")  # settings that a folder's name starts with
 NO_MATTER = ("device", "tensorboard", "wandb")  # settings that do not make another run of it
-TRAINING_ELSEWHERE = "another process is training there"  # what train.py says of a folder that is in use
+FACTS_OF_START = {"settings", "parameters", "flops_per_token", "machine", "code", "data"}  # in a log's first line
+IN_USE = 3  # train.py's exit code for a folder in which another process is training
 
 
 # -- what is compared ----------------------------------------------------------------------------------------
@@ -42,6 +46,7 @@ class Candidate:
     settings: dict  # all of them
     parameters: int
     flops_per_token: float
+    identity: str = ""  # the name of what it computes, of examine.py; results that are committed have none
 
     @property
     def flops(self):
@@ -50,13 +55,18 @@ class Candidate:
 
     @property
     def tokens_per_step(self):
-        return self.settings["batch_size"] * self.settings["grad_accum_steps"] * self.settings["block_size"]
+        return math.prod(self.batch)
+
+    @property
+    def batch(self):
+        return [self.settings[name] for name in ("batch_size", "grad_accum_steps", "block_size")]
 
 
-def read_words(words, common):
+def read_words(words, common, quick=False):
     """Return the name and the settings in such words as "config/m1_shakespeare.py --keep_input", or "name: " and such.
 
-    Config files come first, then the `common` options, then its own. Raises UserError for settings that cannot work.
+    Config files come first, then the `common` options, then its own, then, if it shall be `quick`, the fewest steps.
+    Raises UserError for settings that cannot work.
     """
     name, colon, rest = f"{words} ".partition(": ")
     try:
@@ -70,7 +80,7 @@ def read_words(words, common):
     if "-h" in options or "--help" in options:
         raise UserError(f"{words}: --help is no setting: python train.py --help lists them")
     given = {}
-    for part in (files, common, options):
+    for part in (files, common, options, QUICK_STEPS * quick):
         given |= given_settings(TRAIN, part)
     taken = [setting for setting in OURS if setting in given]
     if taken:
@@ -102,8 +112,13 @@ class Run:
     parent: Path
 
     @cached_property
+    def name(self):
+        """Return the name that it has in committed results: of its settings alone."""
+        return folder_name(self.settings())
+
+    @cached_property
     def folder(self):
-        return self.parent / folder_name(self.settings())
+        return self.parent / "-".join(filter(None, (self.name, self.candidate.identity)))
 
     @property
     def steps(self):
@@ -114,21 +129,28 @@ class Run:
         settings = dict(self.candidate.settings) | {"learning_rate": self.rate, "seed": self.seed}
         settings |= {"max_iters": self.steps, "warmup_iters": int(settings["warmup_iters"] * self.times)}
         settings["eval_interval"] = settings["eval_interval"] or self.steps  # only at the end
-        return {name: value for name, value in settings.items() if value != DEFAULTS[name]}
+        return changed(settings)
 
     def command(self, device="auto"):
         """Return the words that train it. Given again they go on where it was."""
         settings = self.settings() | ({} if device == "auto" else {"device": device})
-        options = [f"--{name}={value}" for name, value in settings.items()]
-        return [sys.executable, str(TRAIN), *options, f"--out_dir={self.folder}", "--init_from=auto"]
+        return [sys.executable, str(TRAIN), *options_of(settings), f"--out_dir={self.folder}", "--init_from=auto"]
 
     def label(self):
         return f"{self.candidate.name}, rate {self.rate:g}, seed {self.seed}, {self.steps:,} steps"
 
 
+def changed(settings):
+    return {name: value for name, value in settings.items() if value != DEFAULTS[name]}
+
+
+def options_of(settings):
+    return [f"--{name}={value}" for name, value in changed(settings).items()]
+
+
 def folder_name(settings):
-    """Return the name of a run's folder, which is its settings' own. It starts readable and ends in their digest."""
-    settings = {name: value for name, value in settings.items() if value != DEFAULTS[name] and name not in NO_MATTER}
+    """Return the name of settings: it starts readable and ends in their digest."""
+    settings = {name: value for name, value in changed(settings).items() if name not in NO_MATTER}
     method = [name if settings[name] is True else str(settings[name]) for name in METHOD if name in settings]
     digest = sha256(json.dumps(settings, sort_keys=True).encode())[:8]
     whole = DEFAULTS | settings
@@ -138,19 +160,25 @@ def folder_name(settings):
 
 @file_errors()
 def read_log(folder) -> list[dict]:
-    """Return the whole lines of a run's log.jsonl, none if there is no log."""
+    """Return the lines of a run's log.jsonl, none if there is no log. A line that a kill has torn is left out."""
     path = folder / "log.jsonl"
-    if not path.exists():
-        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.exists() else []
+    lines = [line for line in map(parsed, lines) if line]
+    if lines and not FACTS_OF_START <= lines[0].keys():
+        raise UserError(f"{path}: not a log of train.py: move the folder away to do the run again")
+    return lines
+
+
+def parsed(line):
+    """Return a line of a log as a dict, or None if it is not whole, or not one of train.py's."""
     try:
-        lines = [
-            json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"
-        ]
-        if lines and not {"settings", "parameters", "flops_per_token", "machine", "code", "data"} <= lines[0].keys():
-            raise ValueError
-        return [line for line in lines if line["event"] and line["step"] >= 0]
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise UserError(f"{path}: not a log of train.py: move the folder away to do the run again") from None
+        facts = json.loads(line)
+    except ValueError:
+        return None
+    if not line.endswith("\n") or not isinstance(facts, dict) or not isinstance(facts.get("step"), int):
+        return None
+    needed = {"step": "tokens_per_second", "eval": "val_loss"}.get(facts.get("event"), "event")
+    return facts if needed in facts else None
 
 
 def result_of(folder) -> dict | None:
@@ -172,21 +200,21 @@ def result_of(folder) -> dict | None:
         "seconds": last.get("seconds"),
         "machine": start["machine"],
         "commit": start["code"]["commit"],
-        "origin": origin(start["code"], start["data"]),
+        "code": start["code"]["sha256"],
         "rate": settings["learning_rate"],
         "seed": settings["seed"],
         "steps": steps,
     }
 
 
-def origin(code, data):
-    """Return what tells runs of the same model.py, train.py and tokens: the name of the folder that they are in."""
-    return f"{code['sha256'][:8]}-{sha256(json.dumps(data['sha256'], sort_keys=True).encode())[:8]}"
-
-
-def remove_checkpoints(folder):
-    for name in ("ckpt.pt", "best.pt"):
-        (folder / name).unlink(missing_ok=True)
+def tidy(folder, keep):
+    """Remove the checkpoints of a run that has ended, unless it is, or once was, one to `keep`."""
+    mark = folder / "keep"
+    if keep:
+        mark.touch()
+    elif not mark.exists():
+        for name in ("ckpt.pt", "best.pt"):
+            (folder / name).unlink(missing_ok=True)
 
 
 def read_committed(path):
@@ -210,6 +238,27 @@ def read_committed(path):
 # -- many runs -----------------------------------------------------------------------------------------------
 
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def share_a_cpu(number, device):
+    """Say whether so many runs at a time have to take a thread of the CPU each, or get in each other's way."""
+    return device.type == "cpu" and number > 1
+
+
+def runs_at_a_time(workers, device):
+    """Return how many runs are done at a time: `workers`, or, for 0, one for each GPU or each thread of the CPU."""
+    if device.type != "cpu":
+        return workers or max(1, torch.cuda.device_count())
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
+    # one thread may be what somebody has exported for runs side by side
+    return workers or (torch.get_num_threads() if torch.get_num_threads() > 1 else len(cores))
+
+
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here, since a forked process must do little
+
+
 class Stopped(Exception):
     """A signal, of this `number`, asks for an end."""
 
@@ -222,12 +271,11 @@ class Workers:
 
     def __init__(self, number, device, keep=False):
         self.places, self.device, self.keep = list(range(number)), device, keep
-        self.threads = 1 if device.type == "cpu" and number > 1 else torch.get_num_threads()
-        self.environment = os.environ | ({"OMP_NUM_THREADS": "1"} if self.threads == 1 else {})
+        self.threads = 1 if share_a_cpu(number, device) else torch.get_num_threads()
+        self.environment = os.environ | (ONE_THREAD if share_a_cpu(number, device) else {})
         self.running = {}  # {run: (process, place, where its output begins)}
         self.elsewhere = {}  # {run that another comparison is at: when to look again}
-        self.asked = set()  # processes that have been asked to end: a second time would end them at once
-        self.signal = StopSignal(self.ask_to_end)
+        self.signal = StopSignal()
 
     def offer(self, run):
         """Start to train `run`, if there is a free place for it. What it prints goes to a file of its folder."""
@@ -247,6 +295,7 @@ class Workers:
                 stderr=output,
                 env=self.environment,
                 start_new_session=True,  # a terminal's Ctrl-C comes to this process, which passes it on once
+                preexec_fn=end_with_parent if sys.platform == "linux" else None,
             )
         self.running[run] = process, place, begin
 
@@ -262,13 +311,12 @@ class Workers:
         if self.signal.number:  # it may have ended a process that had hardly begun, which is no failure
             raise Stopped(self.signal.number)
         for run in list(ended):
-            _, place, begin = self.running.pop(run)
+            process, place, begin = self.running.pop(run)
             self.places.append(place)
             said = (run.folder / "output.txt").read_bytes()[begin:].decode(errors="replace").strip()
             if result_of(run.folder):
-                if not self.keep:
-                    remove_checkpoints(run.folder)
-            elif TRAINING_ELSEWHERE in said:
+                tidy(run.folder, self.keep)
+            elif process.returncode == IN_USE:
                 if run in self.elsewhere:
                     ended.remove(run)  # which has been said
                 self.elsewhere[run] = time.time() + 10
@@ -283,16 +331,15 @@ class Workers:
             self.offer(run)
             self.wait()
 
-    def ask_to_end(self):
-        """Let what is running finish its step, save and end."""
-        for process, *_ in self.running.values():
-            if process not in self.asked:
-                self.asked.add(process)
-                process.send_signal(signal.SIGTERM)
-
     def stop(self):
-        """End what is running, and wait for it."""
-        self.ask_to_end()
+        """Let what is running finish its step, save and end, and wait for it."""
+        for process, *_ in self.running.values():
+            process.send_signal(signal.SIGTERM)
         for process, *_ in self.running.values():
             process.wait()
         self.running.clear()
+
+
+def end_with_parent():
+    """Ask Linux, in a new process, for a SIGTERM when its parent ends, even if that is killed."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -34,7 +34,7 @@ from config import given_settings, read_settings
 from config.runtime.checkpoint import of_model
 from config.runtime.common import UserError, atomic_write, install_excepthook, machine_name, pick_attention_kernel
 from config.runtime.common import pick_device, pick_dtype, use_plain_attention
-from config.runtime.metrics import code_version
+from config.runtime.log import code_version
 from model import GPT, GPTConfig
 
 # -----------------------------------------------------------------------------

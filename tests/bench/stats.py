@@ -13,6 +13,10 @@ from scipy.stats import CensoredData, logrank, permutation_test
 from scipy.stats import f as f_distribution
 from scipy.stats import t as student
 
+TIE = 0.02  # nats: a candidate whose whole interval is nearer to 0 ties with the baseline
+SAME_COST = 0.02  # costs that differ by no more are one
+NO_LONGER = "the baseline no longer gains: more steps, data or dropout first"
+
 
 class LinearModel:
     """Least squares of y on rows of named numbers; what a row does not name is 0 there."""
@@ -75,109 +79,167 @@ def has_diverged(results, name="loss"):
 
 
 class CostCurve:
-    """A candidate's loss beside the baseline's, whose loss by cost is known from runs of several lengths, the ladder.
+    """A candidate's loss, and the baseline's at several lengths of training, the rungs of a ladder.
 
-    Between its lengths the baseline's loss is the straight line over the logarithm of the cost. Every length has its
-    mean, and so has the candidate. Runs of one length that share a seed share an offset. Runs of different lengths
-    share it too if the baseline's do (`seeds_matter`). The candidate's noise is taken to be as large as the baseline's,
-    unless its seeds lie clearly farther apart (`split_noise`). No other candidate is in the fit, so none can make this
-    one's interval wide or narrow.
+    Every rung has its mean, and so has the candidate. Runs of one seed share an offset if an F test finds one in the
+    ladder, and if a candidate's steps have the same tokens as the baseline's (`same_batches`). The noise is two
+    variances, the candidate's and the baseline's, as in Welch's test: a candidate whose seeds lie farther apart has a
+    wider interval. No other candidate's runs are in the fit.
     """
 
-    def __init__(self, ladder, runs):
-        """Take results: those of the baseline, of all lengths, and the candidate's. None of them has diverged."""
-        self.steps, self.flops = runs[0]["steps"], runs[0]["flops"]
-        self.lengths = dict(sorted({result["flops"]: result["steps"] for result in ladder}.items()))  # {cost: steps}
-        self.seeds, self.shared = {result["seed"] for result in runs}, seeds_matter(ladder)
-        rows = [{result["flops"]: 1} | self.seed_of(result) for result in ladder]
-        rows += [{"candidate": 1} | self.seed_of(result) for result in runs]
-        self.model = LinearModel(rows, [result["loss"] for result in ladder + runs])
-        self.noise = self.split_noise(np.arange(len(rows)) >= len(ladder))
+    def __init__(self, ladder, runs, same_batches=True):
+        """Take results, none of which has diverged: the baseline's, those of its own length first, and the candidate's.
 
-    def shares_seeds(self, steps):
-        """Say whether runs of so many steps share their seeds' offsets with others: a rung's with the candidate's."""
-        return self.shared or steps == self.steps and steps in self.lengths.values()
-
-    def seed_of(self, result):
-        return {f"seed {result['seed']}": 1} if self.shares_seeds(result["steps"]) else {}
-
-    def mean(self, group, steps, weight=1.0):
-        """Return the row of a group's mean loss, over the seeds where it shares theirs."""
-        share = weight / len(self.seeds) if self.shares_seeds(steps) else 0.0
-        return {group: weight} | {f"seed {seed}": share for seed in self.seeds}
-
-    def baseline(self, flops, weight=1.0):
-        """Return the row of the baseline's loss at a cost, or None beyond the ladder."""
-        costs = list(self.lengths)
-        if not 0.999 * costs[0] <= flops <= 1.001 * costs[-1]:
-            return None
-        place = float(np.interp(math.log(flops), np.log(costs), range(len(costs))))
-        below = min(int(place), len(costs) - 1)
-        above = min(below + 1, len(costs) - 1)
-        rows = [self.mean(costs[below], self.lengths[costs[below]], weight * (1 - place + below))]
-        rows.append(self.mean(costs[above], self.lengths[costs[above]], weight * (place - below)))
-        return add(*rows)
-
-    def split_noise(self, own):
-        """Return (rows, variance, degrees of freedom) of the candidate's and the baseline's noise, or of both together.
-
-        They are two if the candidate's variance is larger, by an F test at p < 0.2. So lenient a test keeps the
-        intervals of a candidate right whose seeds are three times as far apart, and costs the others little.
+        Costs are operations over those of the baseline's own length.
         """
-        X, noise = self.model.X, self.model.noise
-        leverage = np.einsum("ij,jk,ik->i", X, self.model.inverse, X)
-        parts = []
-        for rows in (own, ~own):
-            freedom = (1 - leverage)[rows].sum()
-            parts.append((rows, noise[rows] @ noise[rows] / freedom if freedom > 0.5 else math.nan, freedom))
-        (_, variance, freedom), (_, of_baseline, freedom_of_baseline) = parts
-        if f_distribution.sf(variance / of_baseline, freedom, freedom_of_baseline) < 0.2:
-            return parts
-        return [(own | ~own, self.model.variance, self.model.freedom)]
+        unit = ladder[0]["flops"]
+        self.cost = runs[0]["flops"] / unit
+        self.rungs = sorted({result["flops"] / unit for result in ladder})
+        self.shared = same_batches and seeds_matter(ladder)
+        seeds = {f"seed {result['seed']}" for result in ladder + runs} if self.shared else set()
+        self.seeds = dict.fromkeys(seeds, 1 / max(1, len(seeds)))
+        rows = [{result["flops"] / unit: 1} for result in ladder] + [{"candidate": 1} for _ in runs]
+        if self.shared:
+            rows = [row | {f"seed {result['seed']}": 1} for row, result in zip(rows, ladder + runs)]
+        self.model = LinearModel(rows, [result["loss"] for result in ladder + runs])
+        own = np.array(["candidate" in row for row in rows])
+        self.noise = [self.noise_of(own), self.noise_of(~own)]
 
-    def estimate_row(self, row):
+    def noise_of(self, rows):
+        """Return (rows, the variance of their noise, its degrees of freedom)."""
+        X, noise = self.model.X[rows], self.model.noise[rows]
+        freedom = len(X) - np.einsum("ij,jk,ik->", X, self.model.inverse, X)
+        return rows, noise @ noise / freedom if freedom > 0.5 else math.nan, freedom
+
+    def estimate(self, row):
         """Return (the sum that a row stands for, its standard error, half its interval's width, p of its being 0).
 
-        The variances of two kinds of noise add up, with the degrees of freedom of Welch and Satterthwaite.
+        The variances of the two kinds of noise add up, with the degrees of freedom of Welch and Satterthwaite.
         """
         (x,) = self.model.columns([row])
         weights = self.model.X @ self.model.inverse @ x  # of the losses, in the sum
-        parts = [(variance * (weights[rows] @ weights[rows]), freedom) for rows, variance, freedom in self.noise]
-        value, total = float(x @ self.model.coefficients), sum(part for part, _ in parts)
+        shares = [(weights[rows] @ weights[rows], variance, freedom) for rows, variance, freedom in self.noise]
+        parts = [(share * variance, freedom) for share, variance, freedom in shares if share > 1e-12]
+        total = sum(part for part, _ in parts)
         spread = sum(part**2 / freedom for part, freedom in parts if freedom)
         freedom = total**2 / spread if spread else self.model.freedom or math.nan
-        return by_students_t(value, math.sqrt(total), freedom)
+        return by_students_t(float(x @ self.model.coefficients), math.sqrt(total), freedom)
 
-    def estimate(self, flops):
-        """Return the candidate's loss less the baseline's at a cost, as `estimate_row` does; None beyond the ladder."""
-        other = self.baseline(flops, weight=-1)
-        return other and self.estimate_row(add(self.mean("candidate", self.steps), other))
-
-    def gain(self, flops, other):
-        """Return by how much the baseline's loss is lower at a cost than at the cost `other`."""
-        (x,) = self.model.columns([add(self.baseline(other), self.baseline(flops, weight=-1))])
+    def loss(self, row):
+        """Return the loss that a row stands for, over all seeds."""
+        (x,) = self.model.columns([add(row, self.seeds)])
         return float(x @ self.model.coefficients)
+
+    # -- the baseline at a cost ------------------------------------------------------------------------------
+
+    def is_measured(self, cost):
+        return any(is_same_cost(rung, cost) for rung in self.rungs)
+
+    def at(self, cost):
+        """Return the row of the baseline's loss at a cost, or None below the shortest rung.
+
+        What little a rung is off the cost is corrected by the parabola over log cost through it and its neighbors.
+        Where there is no rung it is the chord between two. That lies above a convex curve, in the candidate's favor,
+        so *does not pay* is safe there, and nothing else is. Beyond the longest rung it is the longest.
+        """
+        if not self.is_measured(cost):
+            below, above = self.around(cost, cost)
+            return interpolated(below[-1:] + above[:1], cost) if below else None
+        nearest = min(self.rungs, key=lambda rung: abs(math.log(rung / cost)))
+        below, above = self.around(nearest / 1.2, nearest * 1.2)  # rungs that are nearer tell the slope less well
+        return interpolated([*below[-1:], nearest, *above[:1]], cost)
+
+    def around(self, low, high):
+        return [rung for rung in self.rungs if rung <= low], [rung for rung in self.rungs if rung >= high]
+
+    def reference(self, cost):
+        """Return the row of the lowest loss that the baseline reaches at this cost or a lower one, or None."""
+        at_cost = self.at(cost)
+        rows = [{rung: 1.0} for rung in self.rungs if rung < cost and not is_same_cost(rung, cost)]
+        return min(rows + [at_cost], key=self.loss) if at_cost else None
+
+    def rises(self, cost):
+        """Say whether the baseline's loss grows towards this cost, or the next rung, by a t test (p < 0.05)."""
+        below, above = self.around(cost * (1 + SAME_COST), cost)
+        rungs = below if self.is_measured(cost) else below + above[:1]
+        lowest = min(rungs, key=lambda rung: self.loss({rung: 1}), default=None)
+        if not rungs or lowest == rungs[-1]:
+            return False
+        rise, _, _, p = self.estimate({rungs[-1]: 1, lowest: -1})
+        return rise > 0 and p / 2 < 0.05
+
+    # -- what follows from it --------------------------------------------------------------------------------
+
+    def gain(self, reference):
+        """Return by how much the candidate's loss is lower than that of a row, as `estimate` does."""
+        return self.estimate(add(reference, {"candidate": -1}))
+
+    def break_even(self, cost):
+        """Return by how much a candidate of this cost must lower the loss of the baseline at its own length."""
+        return self.loss({1.0: 1}) - self.loss(self.reference(cost))
+
+    def verdict(self, cost):
+        """Say whether the candidate pays at a cost, or return None where the baseline must be trained at it to know."""
+        reference = self.reference(cost)
+        if not reference:
+            return None
+        gain, _, half, _ = self.gain(reference)
+        if gain + half < 0:
+            return "does not pay"
+        if self.rises(cost):
+            return NO_LONGER
+        if not self.is_measured(cost):
+            return None
+        if gain - half > 0:
+            return "pays"
+        return f"tie within {abs(gain) + half:.3f}" if abs(gain) + half < TIE else "undecided"
+
+    def could_see(self, cost):
+        """Return the least difference at a cost that is found with a probability of roughly 80%."""
+        _, error, half, _ = self.gain(self.reference(cost))
+        return half + 0.84 * error
+
+    def curve(self, costs):
+        """Return the baseline's loss at costs within the ladder: through its rungs, and from four of them on between
+        them as the power law with a floor that is nearest, L∞ + a C^-b; of fewer, along chords."""
+        rungs, losses = np.array(self.rungs), np.array([self.loss({rung: 1}) for rung in self.rungs])
+        law = np.zeros_like
+        if len(rungs) >= 4:
+            fits = {b: np.polyfit(rungs**-b, losses, 1, full=True) for b in np.geomspace(0.02, 4, 50)}
+            b = min(fits, key=lambda b: fits[b][1].sum())
+            law = lambda cost: np.polyval(fits[b][0], cost**-b)
+        return law(costs) + np.interp(np.log(costs), np.log(rungs), losses - law(rungs))
 
     def worth(self):
         """Return (low, worth, high): the cost that brings the baseline to the candidate's loss, and its interval.
 
-        At an end the candidate is just told apart from the baseline. What lies beyond the ladder is 0 or infinite.
+        What lies beyond the ladder is 0 or infinite. None where the baseline's loss rises along it.
         """
-        costs = np.geomspace(min(self.lengths), max(self.lengths), 200)
-        above, _, half, _ = np.array([self.estimate(flops) for flops in costs]).T  # it grows with the cost
-        half = np.nan_to_num(half, nan=math.inf)
-        return [first_zero(costs, line) for line in (above + half, above, above - half)]
+        if len(self.rungs) == 1 or self.rises(self.rungs[-1]):
+            return None
+        costs = np.geomspace(self.rungs[0], self.rungs[-1], 400)
+        above, half = self.loss({"candidate": 1}) - self.curve(costs), self.gain({1.0: 1})[2]
+        half = math.inf if math.isnan(half) else half
+        return [first_zero(costs, above + off) for off in (half, 0, -half)]
 
-    def could_see(self):
-        """Return the least difference at the candidate's cost that is found with a probability of 80 %."""
-        _, error, half, _ = self.estimate(self.flops)
-        return half + 0.84 * error
+
+def is_same_cost(one, other):
+    return abs(one / other - 1) <= SAME_COST
+
+
+def interpolated(rungs, cost):
+    """Return the row of Lagrange's polynomial over log cost through the rungs."""
+    row = {}
+    for rung in rungs:
+        others = [other for other in rungs if other != rung]
+        row[rung] = math.prod(math.log(cost / other) / math.log(rung / other) for other in others)
+    return row
 
 
 def seeds_matter(ladder):
     """Say whether runs of one seed lie off the others' mean at all lengths alike: by an F test, at p < 0.05."""
     losses = [result["loss"] for result in ladder]
-    lengths = [{result["steps"]: 1} for result in ladder]
+    lengths = [{result["flops"]: 1} for result in ladder]
     seeds = [{f"seed {result['seed']}": 1} for result in ladder]
     without, shared = LinearModel(lengths, losses), LinearModel([a | b for a, b in zip(lengths, seeds)], losses)
     gained = without.freedom - shared.freedom

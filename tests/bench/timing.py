@@ -1,67 +1,90 @@
-"""What a step of each candidate takes here: some steps of train.py, one candidate after the other, in turns."""
+"""What a step of each candidate takes here: some steps of train.py, the candidates alternating."""
 
 import json
-import shutil
 import statistics
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from config.runtime.common import UserError, atomic_write, machine_name, pick_compile, sha256
 from runs import Run, read_log
 
 STEPS, LOOK = 24, 8  # steps of a run, and between its log lines
+TURNS = 3  # runs of each candidate
 
 
 class Timing:
     """Seconds of a step of each candidate, and of what comes before and after the steps, by the candidate's name."""
 
     def __init__(self, comparison, steps=None):
-        """Take what has been measured here before, or `steps`."""
+        """Take what has been measured here before, or `steps`, whose spread is not known."""
         self.comparison = comparison
-        of = [machine_name(comparison.device), *((c.name, c.settings) for c in comparison.candidates)]
+        self.turns = 1 if comparison.quick else TURNS
+        of = [machine_name(comparison.device), *((c.name, c.identity, c.settings) for c in comparison.candidates)]
         self.path = comparison.folder / f"timing-{sha256(json.dumps(of, sort_keys=True).encode())[:8]}.json"
-        self.steps, self.start = steps, 0.0
+        self.seconds = {name: [[value]] for name, value in (steps or {}).items()}  # by candidate, turn and log line
+        self.starts = []
         if self.path.exists():
-            self.steps, self.start = json.loads(self.path.read_text())
+            self.seconds, self.starts = json.loads(self.path.read_text())
 
     def measure(self, workers):
-        """Measure, unless that has been done, with nothing beside what is measured."""
-        if self.steps:
-            return
-        seconds = {candidate.name: [] for candidate in self.comparison.candidates}
-        starts = []
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        parent = Path(tempfile.mkdtemp(prefix="timing-", dir=self.path.parent))  # another comparison may measure too
-        try:
-            for turn in range(1 if self.comparison.quick else 2):
-                for candidate in self.comparison.candidates:
-                    began = time.time()
-                    run = self.short_run(candidate, turn, parent, workers.threads)
-                    workers.train(run)
-                    lines = [line for line in read_log(run.folder) if line["event"] == "step"]
-                    if len(lines) < 2:
-                        raise UserError(f"{candidate.name}: has diverged before step {STEPS}, at learning rate 0")
-                    per_second = [line["tokens_per_second"] for line in lines[1:]]  # the first is a warm-up
-                    seconds[candidate.name] += [candidate.tokens_per_step / tokens for tokens in per_second]
-                    starts.append(time.time() - began - STEPS * statistics.median(seconds[candidate.name]))
-        finally:
-            workers.stop()
-            shutil.rmtree(parent, ignore_errors=True)
-        self.steps = {name: statistics.median(of_one) for name, of_one in seconds.items()}
-        self.start = max(0.0, statistics.median(starts))
-        with atomic_write(self.path) as file:
-            file.write(json.dumps([self.steps, self.start]).encode())
+        """Measure what has not been measured, with nothing else running. What is done when it is stopped counts."""
+        for turn in range(self.turns):
+            for candidate in self.comparison.candidates:
+                done = self.seconds.setdefault(candidate.name, [])
+                if len(done) > turn:
+                    continue
+                print(f"measuring a step, {turn + 1} of {self.turns}: {candidate.name}", flush=True)
+                done.append(self.measure_once(candidate, turn, workers))
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_write(self.path) as file:
+                    file.write(json.dumps([self.seconds, self.starts]).encode())
+
+    def measure_once(self, candidate, turn, workers):
+        """Return the seconds of a step, between log lines, of a run outside of the folder that holds the others."""
+        began = time.time()
+        with tempfile.TemporaryDirectory(prefix="timing-") as parent:
+            run = self.short_run(candidate, turn, Path(parent), workers.threads)
+            try:
+                workers.train(run)
+                lines = [line for line in read_log(run.folder) if line["event"] == "step"]
+            finally:
+                workers.stop()
+        if len(lines) < 2:
+            raise UserError(f"{candidate.name}: has diverged before step {STEPS}, at learning rate 0")
+        seconds = [candidate.tokens_per_step / line["tokens_per_second"] for line in lines[1:]]  # one warms up
+        self.starts.append(max(0.0, time.time() - began - STEPS * statistics.median(seconds)))
+        return seconds
 
     def short_run(self, candidate, turn, parent, threads):
         settings = dict(candidate.settings)
-        if settings["compile"] == "auto":  # as the whole run will choose
-            settings["compile"] = str(pick_compile(self.comparison.device, candidate.flops, threads)).lower()
+        if settings["compile"] == "auto":  # as the whole run, with its number of threads, will choose
+            flops = candidate.flops * torch.get_num_threads() / threads
+            settings["compile"] = str(pick_compile(self.comparison.device, flops)).lower()
         settings |= {"max_iters": STEPS, "log_interval": LOOK, "eval_tokens": 1, "warmup_iters": 0, "eval_interval": 0}
         return Run(replace(candidate, settings=settings), 0.0, turn, 1.0, parent)  # at no rate does it diverge
 
-    def seconds(self, planned):
+    # -- what is known ---------------------------------------------------------------------------------------
+
+    def is_known(self):
+        return all(self.seconds.get(candidate.name) for candidate in self.comparison.candidates)
+
+    @property
+    def start(self):
+        return statistics.median(self.starts) if self.starts else 0.0
+
+    def step(self, candidate):
+        return statistics.median(second for turn in self.seconds[candidate.name] for second in turn)
+
+    def ratio(self, candidate, other):
+        """Return the time of a candidate's step over another's, and by how much that differs between turns."""
+        turns = zip(self.seconds[candidate.name], self.seconds[other.name])
+        ratios = [statistics.median(seconds) / statistics.median(others) for seconds, others in turns]
+        return self.step(candidate) / self.step(other), (max(ratios) - min(ratios)) / 2
+
+    def run_seconds(self, planned):
         """Return the seconds that a planned run takes."""
-        steps = planned.candidate.settings["max_iters"] * planned.times
-        return self.start + self.steps[planned.candidate.name] * steps
+        return self.start + self.step(planned.candidate) * planned.candidate.settings["max_iters"] * planned.times

@@ -27,7 +27,7 @@ RATES = {
     "Method 5.7": ("--attention=summed_qk --qk_scale=5.7", 4e-3, 8e-3),
     "W2, diagonal σ, n_inner 299": ("--attention=w2 --sigma=diagonal --n_inner=299", 4e-3, 8e-3),  # equal parameters
 }
-RUN = ["--max_iters=400", "--warmup_iters=40", "--eval_tokens=1000000000", "--rates=none"]
+RUN = ["--max_iters=400", "--warmup_iters=40", "--eval_tokens=1000000000", "--rates=none", "--cost=operations"]
 
 
 def candidates(place):

@@ -1,0 +1,86 @@
+"""What compare.py says of simulated runs: how often it is wrong, and what a fit makes of a ladder."""
+
+import math
+
+import numpy as np
+import pytest
+
+import stats
+from simulate import CURVES, comparison_of, pays, reports, simulate
+
+POWER = {"curve": CURVES["8 layers of width 256"], "noise": 0.005}
+SLOW = POWER | {"curve": CURVES["slow"]}
+
+
+@pytest.mark.parametrize("arguments, settings", [
+    ((1.24, 3), POWER),
+    ((1.41, 9), POWER),
+    ((2.83, 5), SLOW | {"of_candidate": 0.5}),
+    ((1.41, 3), SLOW | {"of_candidate": 2}),
+    ((2.83, 5), POWER | {"of_seed": 0.02}),
+    ((1.41, 9, "--ladder=4"), POWER),
+    ((1.019, 9), POWER),  # as good as the baseline's own cost
+    ((1.41, 3), POWER | {"of_candidate": 3}),
+])  # fmt: skip
+def test_nothing_seems_to_pay_where_nothing_does(arguments, settings):
+    """The baseline's curve has a floor, the costs are not those of its ladder, and the candidate's noise is another."""
+    noisy = settings.get("of_candidate") == 3
+    shares, covered = simulate(comparison_of(*arguments), 300, np.random.default_rng(0), **settings)
+    assert pays(shares) <= (0.06 if noisy else 0.04)
+    assert all((0.88 if noisy else 0.92) <= share <= 0.99 for share in covered.values())
+
+
+def test_what_pays_is_found():
+    """Of effects as large as a comparison says that it finds with roughly 80%, about as many are found."""
+    comparison, rng = comparison_of(1.41, 5), np.random.default_rng(1)
+    least = np.mean([each.fits["candidate"].could_see(1.41) for each in reports(comparison, 50, rng, **POWER)])
+    shares, _ = simulate(comparison, 200, rng, effect=least, **POWER)
+    assert 0.6 < pays(shares) < 0.95
+
+
+def rising(cost):
+    """A baseline that is at its best at its own length."""
+    return 1.619 + (0.02 if cost > 1 else -0.11) * math.log2(cost)
+
+
+@pytest.mark.parametrize("effect", [0.0, 0.015])
+def test_a_baseline_may_always_train_for_less(effect):
+    """Longer training makes the baseline worse, so that a candidate may be better than it at its cost and not before."""
+    settings = {"curve": rising, "noise": 0.005, "effect": effect}
+    shares, _ = simulate(comparison_of(1.86, 3), 100, np.random.default_rng(0), **settings)
+    assert pays(shares) == 0 and shares.get(stats.NO_LONGER if effect else "does not pay") > 0.5
+
+
+def test_only_runs_whose_steps_have_the_same_tokens_share_offsets():
+    results = [
+        {"flops": flops, "seed": seed, "loss": 2 - flops / 10 + 0.02 * seed + 0.001 * ((seed + flops) % 2)}
+        for flops in (1, 2, 4)
+        for seed in (1, 2, 3)
+    ]
+    ladder, runs = results, [result | {"flops": 1.5} for result in results[:3]]
+    shared, apart = (stats.CostCurve(ladder, runs, same_batches) for same_batches in (True, False))
+    assert shared.shared and not apart.shared
+    assert shared.gain({1.0: 1})[2] < apart.gain({1.0: 1})[2] / 2
+
+
+def test_a_rung_that_is_a_little_off_is_corrected():
+    """At 1.02 times a rung's cost the baseline has gained 2 % of the slope, which the chord to the next understates."""
+    curve = CURVES["8 layers of width 256"]
+    ladder = [{"flops": flops, "seed": 1, "loss": curve(flops)} for flops in (1, 0.5, 2)]
+    fit = stats.CostCurve(ladder, [{"flops": 1.02, "seed": 1, "loss": 2.0}])
+    assert fit.loss(fit.at(1.02)) == pytest.approx(curve(1.02), abs=2e-4)
+    assert fit.loss(fit.at(1.41)) > curve(1.41) + 0.005  # where there is no rung: a chord, for *does not pay* alone
+
+
+def test_worth_is_the_cost_of_the_same_loss():
+    curve = CURVES["8 layers of width 256"]
+
+    def worth(loss, rungs=(1, 0.5, 2, 4)):
+        noise = [1e-5, -1e-5]
+        ladder = [{"flops": cost, "seed": s, "loss": curve(cost) + noise[s]} for cost in rungs for s in (0, 1)]
+        runs = [{"flops": 3.0, "seed": s, "loss": loss - noise[s]} for s in (0, 1)]
+        return stats.CostCurve(ladder, runs).worth()
+
+    assert worth(curve(1.41)) == pytest.approx([1.41] * 3, rel=0.01)
+    assert worth(curve(0.4)) == [0, 0, 0] and worth(curve(5)) == [math.inf] * 3
+    assert worth(curve(1.41), rungs=(1, 0.5, 2))[1] == pytest.approx(1.48, abs=0.03)  # along a chord, so roughly
