@@ -229,7 +229,7 @@ def folder_lock(folder):
 @file_errors()
 def read_text(path) -> str:
     """Return a UTF-8 file as it is: line ends stay, so that the same bytes are the same text on every system."""
-    if Path(path).exists() and not Path(path).is_file():  # a FIFO would wait for ever
+    if Path(path).is_fifo():  # reading it could wait for ever
         raise UserError(f"{path}: not a file")
     try:
         return Path(path).read_bytes().decode("utf-8").removeprefix("\ufeff")  # the mark some editors put in front
