@@ -63,7 +63,7 @@ DAMAGE = [
     (write("meta.json", b"{"), "meta.json: not JSON"),
     (write("meta.json", b"\xff"), "meta.json: not JSON"),
     (write("meta.json", b"[" * 100_000), "meta.json: not JSON"),
-    *((write("meta.json", content), FORM) for content in (b"{}", b"[]", b"null", b"5", b'"version"', b'{"version": 2}')),
+    *((write("meta.json", content), FORM) for content in (b"{}", b"[]", b"null", b"5", b'{"version": 2}')),
     (edit(version=1), "meta.json: version 1 is not 2"),
     *((edit(**{name: None}), FORM) for name in (
         "version", "vocab_size", "dtype", "source", "text_sha256", "tokens", "bytes", "sha256", "tokenizer")),
