@@ -187,7 +187,7 @@ def find_tokenizer(name):
 
 
 def write_dataset(folder, coder, encoded, length, source):
-    """Write what `encode_all` yields, `length` characters in all. The new files take their places together, or none does."""
+    """Write what `encode_all` yields, `length` characters in all. The new files take their places together or not."""
     tokens, sizes = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
     hashes, text_hash = {split: hashlib.sha256() for split in SPLITS}, hashlib.sha256()
     dtype, began, done = token_dtype(coder.vocab_size), time.time(), 0
@@ -227,7 +227,7 @@ def write_dataset(folder, coder, encoded, length, source):
         files["meta.json"].write(json.dumps(meta, indent=1).encode())
         for file in files.values():  # a full disk shows here
             file.flush()
-        # until here what was in the folder is whole; from here on nothing is, until there is a meta.json again
+        # from here on nothing in the folder is whole, until there is a meta.json again
         (folder / "meta.json").unlink(missing_ok=True)
 
     size = sum(sizes.values())

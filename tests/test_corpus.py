@@ -190,13 +190,13 @@ def test_a_limit_streams_that_much_and_no_more(tmp_path):
 def test_openwebtext_script(repo, tmp_path):
     (tmp_path / "dataset").mkdir()
     parquet(tmp_path / "dataset" / "train.parquet", [None, *DOCUMENTS * 40])
-    command = ["data/openwebtext/prepare.py", f"--dataset={tmp_path / 'dataset'}", "--tokenizer=char", "--val_fraction=0.25"]
-    repo(command)
+    options = [f"--dataset={tmp_path / 'dataset'}", "--tokenizer=char", "--val_fraction=0.25"]
+    repo(["data/openwebtext/prepare.py", *options])
     loaded = load_dataset("data/openwebtext")
     text = [loaded.tokenizer.decode(loaded.splits[split]) for split in ("train", "val")]
     assert "".join(text) == "\n".join(DOCUMENTS * 40)
     assert len(text[1]) / len("".join(text)) == pytest.approx(0.25, abs=0.01)
-    repo([*command, "--limit=1KB"])
+    repo(["data/openwebtext/prepare.py", *options, "--limit=1KB"])
     limited = load_dataset("data/openwebtext").meta
     assert 1000 <= sum(limited["bytes"].values()) < 1300
     assert limited["source"] == f"{tmp_path / 'dataset'}, its first 1KB"

@@ -229,7 +229,7 @@ def test_git_ignores_what_is_prepared():
         ("text utf16.txt", "utf16.txt: not UTF-8 text at byte 0"),
         ("text empty.txt", "empty.txt: fewer than two distinct characters"),
         ("text short.txt", "short.txt: the text is too short"),
-        ("text config", "config: no .txt, .md, .jsonl files below this folder"),
+        ("text config/runtime", "config/runtime: no .txt, .md, .jsonl files below this folder"),
         ("text book.txt.gz", "book.txt.gz: only plain text and .jsonl are read here"),
         ("text fifo.txt", "fifo.txt: not a file"),
         (f"text {'x' * 300}", "x: File name too long"),

@@ -127,7 +127,7 @@ def test_a_text_starts_with_a_new_line_if_there_are_any(text, tokens):
 @pytest.mark.parametrize("state", [{}, None, [], {"kind": "word"}, {"kind": []}, {"kind": "bpe", "ranks": 5}])
 def test_strange_tokenizers_are_refused(state):
     """tests/test_dataset.py has more of them."""
-    with pytest.raises(TokenizerError, match=f"not a tokenizer of kind 'char', 'bpe' or 'hf': {re.escape(repr(state))}"):
+    with pytest.raises(TokenizerError, match=re.escape(f"not a tokenizer of kind 'char', 'bpe' or 'hf': {state!r}")):
         tokenizer_from_state(state)
 
 

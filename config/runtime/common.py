@@ -224,7 +224,7 @@ def folder_lock(folder):
 @file_errors()
 def read_text(path) -> str:
     """Return the text of a UTF-8 file, with its own line ends: the same text on every system."""
-    if Path(path).exists() and not Path(path).is_file():  # a FIFO would wait for ever
+    if Path(path).is_fifo():  # reading it could wait for ever
         raise UserError(f"{path}: not a file")
     return decode_text(Path(path).read_bytes(), path)
 
