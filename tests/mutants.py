@@ -155,6 +155,16 @@ MUTANTS = {
         ("input_ids[:, -self.config.block_size :]", "input_ids[:, : self.config.block_size]", EXPORT),
         ("attention_mask[:, 1:] > attention_mask[:, :-1]", "attention_mask[:, 1:] < attention_mask[:, :-1]", EXPORT),
     ],
+    "tests/bench/tasks.py": [
+        ("((step + 1) / warmup", "(step / warmup", "test_experiments.py -k fair"),
+        ("else decayed)", "else highest)", "test_experiments.py -k fair"),
+        ("held_out if step == HELD_OUT else seen", "seen", "test_experiments.py -k entailments"),
+        ("y[asked][None])", "y[asked][None].clamp(max=0))", "test_experiments.py -k published_recipe"),
+    ],
+    "tests/bench/speed.py": [
+        ("step / turn[0] for step in turn", "step / times[0][0] for step in turn", "test_bench.py -k alternate"),
+        ("max(accumulate(", "max((lambda sizes, initial: list(sizes))(", "test_bench.py -k peak"),
+    ],
     "tests/bench/plan.py": [
         ("math.exp(top / bottom)", "math.exp(-top / bottom)", COMPARE),
         ("(math.log(times) / math.log(longest))", "(times / longest)", COMPARE),
