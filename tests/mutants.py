@@ -207,6 +207,16 @@ MUTANTS = {
         ("key=key_of(candidate), code=code)", "key=key_of(candidate))", COMPARE),
         ("numbers).encode()\n        checkpoint", 'numbers[:1]).encode()\n        checkpoint', "test_examine.py -k fingerprint"),
     ],
+    "tests/bench/tasks.py": [
+        ("((step + 1) / warmup", "(step / warmup", "test_experiments.py -k fair"),
+        ("else decayed)", "else highest)", "test_experiments.py -k fair"),
+        ("held_out if step == HELD_OUT else seen", "seen", "test_experiments.py -k entailments"),
+        ("y[asked][None])", "y[asked][None].clamp(max=0))", "test_experiments.py -k published_recipe"),
+    ],
+    "tests/bench/speed.py": [
+        ("step / turn[0] for step in turn", "step / times[0][0] for step in turn", "test_bench.py -k alternate"),
+        ("max(accumulate(", "max((lambda sizes, initial: list(sizes))(", "test_bench.py -k peak"),
+    ],
     "tests/bench/plan.py": [
         ("math.exp(top / bottom)", "math.exp(-top / bottom)", COMPARE),
         ("[own / 2, own] if times > 1", "[own] if times > 1", COMPARE),
