@@ -205,7 +205,7 @@ MUTANTS = {
         ("find(read_fingerprints(folder), **facts)", "None", COMPARE),
         ('{"key": key, "machine": machine, "fingerprint": mark}', '{"key": key, "machine": machine}', COMPARE),
         ("key=key_of(candidate), code=code)", "key=key_of(candidate))", COMPARE),
-        ("numbers).encode()\n        checkpoint", 'numbers[:1]).encode()\n        checkpoint', "test_examine.py -k fingerprint"),
+        ('{"max_iters": 4,', '{"max_iters": 2,', "test_examine.py -k fingerprint"),
     ],
     "tests/bench/tasks.py": [
         ("((step + 1) / warmup", "(step / warmup", "test_experiments.py -k fair"),
@@ -229,7 +229,7 @@ MUTANTS = {
         ('if found and found["code"] != self.code and', "if False and", COMPARE),
         ("for times in self.distinct(self.open_costs(plan)):", "for times in []:", VERDICTS),
         ("max(ALIKE, spread / ratio)", "ALIKE", COMPARE),
-        ('return {"operations": operations} | ({"time": time} if differs else {})', 'return {"operations": operations}', COMPARE),
+        ('({"time": time} if differs else {})', "{}", COMPARE),
         ('"eval_tokens", *["eval_interval"] * best', '"eval_tokens"', COMPARE),
         ('("dataset", "block_size", ', '("dataset", ', COMPARE),
     ],

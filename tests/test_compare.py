@@ -419,7 +419,7 @@ def test_a_budget_that_was_interrupted_keeps_its_length(study, monkeypatch):
     ([], "a baseline and a candidate"),
     (["a: --residual=m1", "b: --residual=m7"], "m7"),
     (["a: --residual=m1", "a: --residual=m2"], "two candidates are named 'a'"),
-    (["--residual=m1", "a: --dataset=text", "b: --dataset=shakespeare_char"], "dataset differs, shakespeare_char and text"),
+    (["--residual=m1", "a: --dataset=text", "b: --dataset=shakespeare_char"], "dataset differs"),
     (["a:", "b: --block_size=256"], "block_size differs, 128 and 256"),
     (["a:", "b: --eval_tokens=256"], "eval_tokens differs"),
     (["a: --eval_interval=400", "b: --eval_interval=50", "--best"], "eval_interval differs"),
@@ -492,7 +492,8 @@ def test_a_verdict_by_time(study):
         study.loss = lambda run: line(run) - (gain if run.candidate.name == "slow" else 0.0)
         said = study(CANDIDATES[0], f"slow: --dropout={gain}", "--rates=none")
         cells = cells_of(said, "slow")
-        assert cells[4:6] == ["1.00", "1.50"] and cells[6].startswith("0.000 by operations; 0.11") and cells[7] == verdict
+        assert cells[4:6] == ["1.00", "1.50"] and cells[7] == verdict
+        assert cells[6].startswith("0.000 by operations; 0.11")
     assert [label for label in study.done if "1,200 steps" in label] == [
         f"base, rate 0.003, seed {seed}, 1,200 steps" for seed in (1, 2, 3)
     ]
@@ -505,8 +506,8 @@ def test_a_spread_of_times_that_covers_the_difference_is_no_difference(study):
     study(CANDIDATES[0], "slow: --dropout=0.1", "--rates=none", "--ladder=none")
     comparison = plan_of(study, [CANDIDATES[0], "slow: --dropout=0.1"])
     assert comparison.costs(comparison.candidates[1], 1.0) == {"operations": 1.0, "time": 1.5}
-    comparison.timing.seconds["slow"] = [[second * of_turn for second in turn]
-                                         for turn, of_turn in zip(comparison.timing.seconds["slow"], (0.4, 1, 1.6))]  # fmt: skip
+    turns = comparison.timing.seconds["slow"]
+    comparison.timing.seconds["slow"] = [[second * of for second in turn] for turn, of in zip(turns, (0.4, 1, 1.6))]
     assert comparison.costs(comparison.candidates[1], 1.0) == {"operations": 1.0}
 
 

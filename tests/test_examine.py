@@ -90,7 +90,7 @@ def test_a_loss_of_ones_own_does_not_compare(monkeypatch):
 
 CHANGES = {  # a file, what is changed in it, and whether the candidate then computes something else
     "nothing": ("model.py", "", "", False),
-    "a comment and a class": ("model.py", "class KVCache:", "class Mine(Attention):  # mine\n    pass\n\n\nclass KVCache:", False),
+    "a comment and a class": ("model.py", "class KVCache:", "class Mine:  # mine\n    pass\n\n\nclass KVCache:", False),
     "initial size": ("model.py", "(2 * self.config.n_layer) ** -0.5", "self.config.n_layer ** -0.5", True),
     "batch order": ("train.py", "data.batch(seed, iter_num,", "data.batch(seed, iter_num + 1,", True),
     "decay": ("train.py", "1 + math.cos(math.pi * done)", "1 + math.cos(3 * done)", True),
@@ -119,6 +119,6 @@ def test_a_fingerprint_is_that_of_what_is_computed(tmp_path, monkeypatch):
 def test_train_py_that_fails_is_told_with_its_traceback(tmp_path, capsys):
     (tmp_path / "train.py").write_text("raise TypeError('mine')")
     candidate = runs.make_candidate("mine", SETTINGS, vocab_size=19)
-    with pytest.raises(ValueError, match="mine: train.py does not get through a step of a small model: TypeError: mine"):
+    with pytest.raises(ValueError, match="mine: train.py does not get .*: TypeError: mine"):
         examine.fingerprint(candidate, tmp_path / "train.py")
     assert "Traceback" in capsys.readouterr().err

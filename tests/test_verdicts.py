@@ -45,7 +45,7 @@ def rising(cost):
 
 @pytest.mark.parametrize("effect", [0.0, 0.015])
 def test_a_baseline_may_always_train_for_less(effect):
-    """Longer training makes the baseline worse, so that a candidate may be better than it at its cost and not before."""
+    """Longer training makes the baseline worse, so a candidate may beat it at its cost and not before."""
     settings = {"curve": rising, "noise": 0.005, "effect": effect}
     shares, _ = simulate(comparison_of(1.86, 3), 100, np.random.default_rng(0), **settings)
     assert pays(shares) == 0 and shares.get(stats.NO_LONGER if effect else "does not pay") > 0.5

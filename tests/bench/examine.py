@@ -142,7 +142,8 @@ def find(rows, **facts):
 def fingerprint(candidate, program=None) -> str:
     """Return the SHA-256 of the losses and weights of a few steps of train.py, in float32 by one thread of a CPU."""
     with tempfile.TemporaryDirectory(prefix="fingerprint-") as folder:
-        command = [sys.executable, str(program or runs.TRAIN), *options_of(small(candidate.settings)), f"--out_dir={folder}"]
+        options = options_of(small(candidate.settings))
+        command = [sys.executable, str(program or runs.TRAIN), *options, f"--out_dir={folder}"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         lines = [line for line in read_log(Path(folder)) if line["event"] in ("step", "eval")]

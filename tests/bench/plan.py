@@ -146,7 +146,7 @@ class Comparison:
         return self.results[run.folder.name]
 
     def computes_the_same(self, run, code):
-        """Say whether a run of other code is the candidate's all the same, also if files were changed since we began."""
+        """Say whether a run of other code is the candidate's, also if files were changed since we began."""
         known = identity_under(code, run.candidate, self.folder)
         if not known and code == code_version()["sha256"]:
             known = identify([run.candidate], self.folder, code, self.vocab_size)[0].identity
