@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import runs
-from config.runtime.checkpoint import of_model
+from config.runtime.checks import of_model
 from config.runtime.common import UserError, sha256
 from model import GPT, GPTConfig
 from runs import options_of, read_log

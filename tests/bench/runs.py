@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 from config import convert, given_settings, read_settings
-from config.runtime.checkpoint import of_model
+from config.runtime.checks import of_model
 from config.runtime.checks import check_settings, ineffective_settings
 from config.runtime.common import StopSignal, UserError, file_errors, sha256
 from model import GPT, GPTConfig

@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 from config import given_settings, read_settings
-from config.runtime.checkpoint import of_model
+from config.runtime.checks import of_model
 from config.runtime.common import UserError, atomic_write, install_excepthook, machine_name, pick_attention_kernel
 from config.runtime.common import pick_device, pick_dtype, use_plain_attention
 from config.runtime.log import code_version
