@@ -1,5 +1,5 @@
 """
-A GPT decoder in one file: Llama's block, three kinds of attention, seven residual methods.
+A GPT decoder in one file: Llama's block, four kinds of attention, six residual methods, four connections.
 
 The one idea: an attention kind is nothing but a way to make score vectors. Every kind here
 is, exactly, softmax(q̂ k̂ᵀ) V for some q̂ and k̂:
@@ -8,6 +8,7 @@ is, exactly, softmax(q̂ k̂ᵀ) V for some q̂ and k̂:
     standard     q/√d                               k
     w2           (2/τ)·[μ_q, σ_q, 1]                [μ_k, σ_k, -(‖μ_k‖² + ‖σ_k‖²)/2]
     summed_qk    [s_0·q_0, ..., s_l·q_l]            [k_0, ..., k_l]        (layer l)
+    cosine       s·q/‖q‖                            k/‖k‖
 
 So PyTorch's causal attention serves all of them. It serves recomputing as well: a layer's
 attention weights are remembered as its (q̂, k̂), never as a T x T matrix, and applied to new
@@ -19,12 +20,21 @@ and mlp_i(h) the branches of layer i, layer l >= 1 adds up the layers i = 0..l:
     m2, m4.*     h  = Σ_i w_i attn_i(x)                 all others    h  = x + attn_l(x)
     m1, m3.*     x' = Σ_i w_i mlp_i(x + attn_i(x))      all others    x' = h + mlp_l(h)
 
+A connection says what a layer reads: the output of the layer before it, or a mix of all outputs so far.
+
 References
     Llama                      Touvron et al. 2023, https://arxiv.org/abs/2302.13971
     RoPE                       Su et al. 2021, https://arxiv.org/abs/2104.09864
     SwiGLU                     Shazeer 2020, https://arxiv.org/abs/2002.05202
     grouped-query attention    Ainslie et al. 2023, https://arxiv.org/abs/2305.13245
     Probabilistic Transformer  Wu & Tu 2023, https://arxiv.org/abs/2311.15211 (what m1-m5 start from)
+    RealFormer                 He et al. 2020, https://arxiv.org/abs/2012.11747 (Method 5.1)
+    QK-norm                    Henry et al. 2020, https://arxiv.org/abs/2010.04245
+    L2 attention               Kim et al. 2020, https://arxiv.org/abs/2006.04710
+    value residual             Zhou et al. 2024, https://arxiv.org/abs/2410.17897
+    x0 lambdas                 Jordan et al. 2024, https://github.com/KellerJordan/modded-nanogpt
+    DenseFormer                Pagliardini et al. 2024, https://arxiv.org/abs/2402.02622
+    attention residuals        Kimi Team 2026, https://arxiv.org/abs/2603.15031
 
 Shapes: B batch, T time, C = n_embd channels, H heads (G key/value heads), D = C/H head width,
 V vocabulary. Layers count from 0.
@@ -80,15 +90,17 @@ class GPTConfig:
     n_inner: int | None = None  # width of the MLP; None or 0: 8/3 n_embd, rounded up to a multiple of 64
     dropout: float = 0.0
     bias: bool = False  # biases in the linear layers of attention and MLP
-    attention: str = "standard"  # standard, w2, summed_qk
+    attention: str = "standard"  # standard, w2, summed_qk, cosine
     qk_scale: str = "5.1"  # summed_qk: 5.1 to 5.7
-    sigma: str = "scalar"  # w2: scalar, diagonal
+    sigma: str = "scalar"  # w2: scalar, diagonal, none
+    value_residual: bool = False  # mix the first layer's values into every layer's
     residual: str = "standard"  # standard, m1, m2, m3.1, m3.2, m4.1, m4.2
     keep_input: bool = False  # m1 to m4: add the sum to the residual instead of replacing it
+    connection: str = "latest"  # what a layer reads: latest, x0, dense, attnres
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
     tie_weights: bool = False  # one matrix for the embedding and the head
-    activation_checkpointing: bool = False  # m1 to m4: less memory, for recomputing once more in the backward pass
+    activation_checkpointing: bool = False  # less memory: the backward pass runs every block once more
 
     def __post_init__(self):
         for field, choices in CHOICES.items():
@@ -111,8 +123,12 @@ class GPTConfig:
     def label(self):
         """The method in words, such as "w2 attention (sigma=scalar), m1 residual with input"."""
         options = ", ".join(f"{name}={getattr(self, name)}" for name in ATTENTIONS[self.attention].options)
-        kept = " with input" if self.keep_input and self.residual != "standard" else ""
-        return f"{self.attention} attention{options and f' ({options})'}, {self.residual} residual{kept}"
+        label = f"{self.attention} attention{options and f' ({options})'}, {self.residual} residual"
+        if self.keep_input and self.residual != "standard":
+            label += " with input"
+        if self.value_residual:
+            label += ", value residual"
+        return label if self.connection == "latest" else f"{label}, {self.connection} connection"
 
 
 # -----------------------------------------------------------------------------
@@ -135,6 +151,14 @@ def apply_rope(x, rope):
     """Rotate x (B, H, T, D) by its positions' angles."""
     cos, sin = (table.type_as(x) for table in rope)
     return torch.addcmul(x * cos, x.roll(x.size(-1) // 2, dims=-1), sin)
+
+
+def weighted_sum(weights, tensors):
+    """Return Σ_i w_i x_i, number by number: a matrix product would round the residual stream under autocast."""
+    total = weights[0] * tensors[0]
+    for w, x in zip(weights[1:], tensors[1:]):
+        total = torch.addcmul(total, w, x)
+    return total
 
 
 def causal_attention(q_hat, k_hat, v, dropout=0.0):
@@ -197,6 +221,8 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.n_embd, self.G * self.D, bias=config.bias)
         self.o_proj = nn.Linear(self.H * self.D, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
+        if config.value_residual and layer > 0:
+            self.value_mix = nn.Parameter(torch.full((2,), 0.5))  # a and b; see mix_first
 
     def init_at_self(self):
         """Start the queries as their keys, so that a token attends to itself first.
@@ -222,13 +248,28 @@ class Attention(nn.Module):
         q, k = self.project(x, rope)
         return q * self.D**-0.5, k, None
 
-    def forward(self, x, q_hat, k_hat, cache=None, slot=None):
-        """Return W_O softmax(q̂ k̂ᵀ) W_V x, (B, T, C). The cache has the values of earlier tokens in its slot."""
-        v = rearrange(self.v_proj(x), "B T (G D) -> B G T D", D=self.D)
+    def values(self, x, earlier):
+        """Return v (B, G, T, D) of the normed input x (B, T, C). `earlier` is as in `score_vectors`."""
+        return rearrange(self.v_proj(x), "B T (G D) -> B G T D", D=self.D)
+
+    def mix_first(self, v, v_0):
+        """Return a v + b v_0, ResFormer's value residual, with learned a and b.
+
+        v_0 has the values of the first layer when it ran first, also where a later layer recomputes this one on its
+        own input. Both a and b start at 1/2, as in the paper, so that values keep about their size.
+        """
+        return weighted_sum(self.value_mix.type_as(v).unbind(), (v, v_0))
+
+    def output(self, y, x):
+        """Return (B, T, C) for the mixed values y (B, T, H D) and the normed input x (B, T, C)."""
+        return self.o_proj(y)
+
+    def forward(self, x, q_hat, k_hat, v, cache=None, slot=None):
+        """Return W_O softmax(q̂ k̂ᵀ) v, (B, T, C). The cache has the values of earlier tokens in its slot."""
         if cache is not None:
             v = cache.update(slot, v)
         y = self.mix_values(q_hat, k_hat, v)
-        return self.dropout(self.o_proj(rearrange(y, "B H T D -> B T (H D)")))
+        return self.dropout(self.output(rearrange(y, "B H T D -> B T (H D)"), x))
 
     def mix_values(self, q_hat, k_hat, v):
         """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), for the keys and values of all tokens so far."""
@@ -243,7 +284,7 @@ class Attention(nn.Module):
         return T * self.H * (self.score_width() + self.D)
 
 
-SIGMAS = ("scalar", "diagonal")
+SIGMAS = ("scalar", "diagonal", "none")
 
 
 class W2Attention(Attention):
@@ -252,14 +293,17 @@ class W2Attention(Attention):
     S = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ. R is RoPE, which turns the means only. Written
     out, S = (2/τ)(μ_q·μ_k + σ_q·σ_k - (‖μ_k‖² + ‖σ_k‖²)/2) - (‖μ_q‖² + ‖σ_q‖²)/τ, and softmax
     over the keys cancels the last term. σ is a number per head (scalar) or a vector (diagonal).
+    Without σ (none) this is the L2 attention of Kim et al., but for RoPE, for queries and keys with
+    a matrix each (theirs share one), and for τ: theirs is √d_k, and fixed.
     """
 
     options = ("sigma",)
 
     def __init__(self, config, layer):
         super().__init__(config, layer)
-        self.K = 1 if config.sigma == "scalar" else self.D
-        self.sigma = nn.Linear(config.n_embd, (self.H + self.G) * self.K, bias=False)
+        self.K = {"scalar": 1, "diagonal": self.D, "none": 0}[config.sigma]
+        if self.K:
+            self.sigma = nn.Linear(config.n_embd, (self.H + self.G) * self.K, bias=False)
         self.tau_shift = nn.Parameter(torch.zeros(self.H))
 
     @property
@@ -271,25 +315,27 @@ class W2Attention(Attention):
         return math.log(2 * self.D**0.5) + 0.1 * self.tau_shift
 
     def score_vectors(self, x, rope, earlier):
-        mu_q, mu_k = self.project(x, rope)
-        sigma = F.softplus(rearrange(self.sigma(x), "B T (H K) -> B H T K", K=self.K)).type_as(mu_q)
-        sigma_q, sigma_k = sigma.split((self.H, self.G), dim=1)
+        queries, keys = ([vector] for vector in self.project(x, rope))  # μ, and σ if there is one
+        if self.K:
+            sigma = F.softplus(rearrange(self.sigma(x), "B T (H K) -> B H T K", K=self.K)).type_as(queries[0])
+            queries.append(sigma[:, : self.H])
+            keys.append(sigma[:, self.H :])
         scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1)
 
         # A key's bias is large beside what tells keys apart. In one bfloat16 number it would cost several
         # times standard attention's error, so it enters as its bfloat16 value and the remainder. It is cut
         # off after 8 bits by arithmetic, because the compiler drops a cast to bfloat16 and back.
-        exact = torch.promote_types(mu_k.dtype, torch.float32)
-        bias = -sum(part.to(exact).square().sum(-1, keepdim=True) for part in (mu_k, sigma_k)) / 2
+        exact = torch.promote_types(keys[0].dtype, torch.float32)
+        bias = -sum(part.to(exact).square().sum(-1, keepdim=True) for part in keys) / 2
         step = torch.exp2(bias.detach().abs().clamp_min(1e-30).log2().floor() - 7)
         coarse = (bias.detach() / step).trunc() * step
 
         # a GPU's fused kernels want multiples of 8, the CPU's is fastest without padding
         pad = (0, 0 if x.device.type == "cpu" else -self.score_width() % 8)
-        ones = F.pad(mu_q.new_ones(*mu_q.shape[:-1], 2), pad)
-        biases = F.pad(torch.cat((coarse, bias - coarse), dim=-1), pad).type_as(mu_k)
-        q_hat = (torch.cat((mu_q, sigma_q, ones), dim=-1) * scale).type_as(mu_q)
-        return q_hat, torch.cat((mu_k, sigma_k, biases), dim=-1), None
+        ones = F.pad(torch.ones_like(queries[0][..., :2]), pad)
+        biases = F.pad(torch.cat((coarse, bias - coarse), dim=-1), pad).type_as(keys[0])
+        q_hat = (torch.cat((*queries, ones), dim=-1) * scale).type_as(ones)
+        return q_hat, torch.cat((*keys, biases), dim=-1), None
 
     def score_width(self):
         return self.D + self.K + 2
@@ -299,7 +345,11 @@ QK_SCALES = ("5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "5.7")
 
 
 class SummedQKAttention(Attention):
-    """softmax(Σ_i q_i k_iᵀ / d_i) V, the sum running over the layers i = 0..l (Method 5)."""
+    """softmax(Σ_i q_i k_iᵀ / d_i) V, the sum running over the layers i = 0..l (Method 5).
+
+    5.1 is RealFormer's running sum of scores (He et al.). As score vectors it needs no T x T tensor, and a
+    fused kernel computes it.
+    """
 
     options = ("qk_scale",)
 
@@ -337,11 +387,27 @@ class SummedQKAttention(Attention):
         return self.m * self.D
 
 
-ATTENTIONS = {"standard": Attention, "w2": W2Attention, "summed_qk": SummedQKAttention}
-CHOICES = {"attention": ATTENTIONS, "qk_scale": QK_SCALES, "sigma": SIGMAS, "residual": RESIDUALS}  # of GPTConfig
+class CosineAttention(Attention):
+    """softmax(s_h cos(q, k)) V with a learned s_h per head: QK-norm (Henry et al.).
+
+    s_h starts at √d_k, as standard attention does: there |q| and |k| are about √d_k at first, so that q·k/√d_k is
+    √d_k cos(q, k). The paper has one scale for all heads, which starts at log₂(T² - T).
+    """
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.log_scale = nn.Parameter(torch.full((self.H,), math.log(self.D) / 2))
+
+    def score_vectors(self, x, rope, earlier):
+        q, k = self.project(x, rope)
+        q_hat = F.normalize(q, dim=-1) * self.log_scale.exp().view(-1, 1, 1)
+        return q_hat.type_as(q), F.normalize(k, dim=-1).type_as(k), None
+
+
+ATTENTIONS = {"standard": Attention, "w2": W2Attention, "summed_qk": SummedQKAttention, "cosine": CosineAttention}
 
 # -----------------------------------------------------------------------------
-# Block and model
+# MLP, block and residual methods
 
 
 class MLP(nn.Module):
@@ -364,6 +430,7 @@ class Kept(NamedTuple):
     block: nn.Module  # itself, which they recompute
     q_hat: torch.Tensor  # its score vectors, which stand for its attention weights
     k_hat: torch.Tensor
+    v: torch.Tensor  # its values (B, G, T, D), of the tokens that it has read now
     qk: tuple | None  # summed_qk: its plain (q, k)
 
 
@@ -372,12 +439,13 @@ class Block(nn.Module):
 
     def __init__(self, config, layer):
         super().__init__()
-        self.layer, self.activation_checkpointing = layer, config.activation_checkpointing
+        self.layer = layer
         self.attn_norm = RMSNorm(config.n_embd, eps=config.norm_eps)
         self.attn = ATTENTIONS[config.attention](config, layer)
         self.mlp_norm = RMSNorm(config.n_embd, eps=config.norm_eps)
         self.mlp = MLP(config)
         self.residual, self.keep_input = RESIDUALS[config.residual], config.keep_input
+        self.value_residual = config.value_residual
         self.sources = self.residual.sources(layer) if self.residual else ()  # the layers recomputed; none in layer 0
         self.summed = self.residual.branch if self.sources else None  # the branch whose residual is a sum here
         if self.summed and self.residual.weights == "learned":
@@ -388,11 +456,12 @@ class Block(nn.Module):
 
         `earlier` has what the layers before this one have kept; the cache, when generating, what they have read.
         """
-        normed, q_hat, k_hat, qk = self.scores(x, rope, earlier)
+        v_0 = earlier[0].v if self.value_residual and earlier else None
+        normed, q_hat, k_hat, v, qk = self.vectors(x, rope, earlier, v_0)
         if cache is not None:
             k_hat = cache.update((self.layer, "keys"), k_hat)
 
-        attn = self.attn(normed, q_hat, k_hat, cache, (self.layer, self.layer))  # attn_l(x)
+        attn = self.attn(normed, q_hat, k_hat, v, cache, (self.layer, self.layer))  # attn_l(x)
         if self.summed == "attention":  # Methods 2 and 4: h = Σ_i w_i attn_i(x)
             h = self.sum_over_layers(attn, x, x, earlier, cache)
         else:
@@ -403,7 +472,8 @@ class Block(nn.Module):
             out = self.sum_over_layers(mlp, h, x, earlier, cache)
         else:
             out = h + mlp
-        kept = Kept(self, q_hat, k_hat, qk) if self.residual or qk else None
+        needed = self.residual or qk is not None or self.value_residual and self.layer == 0
+        kept = Kept(self, q_hat, k_hat, v, qk) if needed else None
         return out, kept
 
     def sum_over_layers(self, own, replaced, x, earlier, cache):
@@ -413,14 +483,11 @@ class Block(nn.Module):
         `replaced`. With keep_input it is added to that.
         """
         total = replaced if self.keep_input else torch.zeros_like(replaced)  # in float32 also under autocast
-        unit = F.rms_norm(x, x.shape[-1:], eps=self.attn_norm.eps)  # times a layer's weight: its norm of x
         *weights, own_weight = self.weights()
         for w, i in zip(weights, self.sources):
-            block, q_hat, k_hat, _ = earlier[i]
-            recompute = block.recompute
-            if self.activation_checkpointing and torch.is_grad_enabled():
-                recompute = partial(checkpoint, recompute, use_reentrant=False)
-            total = total + recompute(w, x, unit, q_hat, k_hat, cache, (self.layer, i))
+            block, q_hat, k_hat, *_ = earlier[i]
+            v_0 = earlier[0].v if self.value_residual and i > 0 else None
+            total = total + block.recompute(w, x, q_hat, k_hat, earlier[:i], v_0, cache, (self.layer, i))
         return total + own_weight * own
 
     def weights(self):
@@ -431,22 +498,29 @@ class Block(nn.Module):
             case "mean": return [1 / m] * m
             case "learned": return self.mix.softmax(dim=0).unbind()
 
-    def recompute(self, w, x, unit, q_hat, k_hat, cache=None, slot=None):
-        """Return w attn_i(x) or w mlp_i(x + attn_i(x)) of this layer i on a later layer's x.
-
-        unit is x / rms(x), (q̂, k̂) are those of this layer's first run; dropout is drawn anew.
-        """
-        attn = self.attn(unit * self.attn_norm.weight, q_hat, k_hat, cache, slot)
-        return w * (attn if self.residual.branch == "attention" else self.mlp_branch(x + attn))
-
     # methods so that `compile_blocks` can compile them by themselves
 
-    def scores(self, x, rope, earlier):
+    def vectors(self, x, rope, earlier, v_0=None):
+        """Return the layer's normed input, q̂, k̂ and values, and the plain (q, k) of `score_vectors`."""
         normed = self.attn_norm(x)
-        return normed, *self.attn.score_vectors(normed, rope, earlier)
+        q_hat, k_hat, qk = self.attn.score_vectors(normed, rope, earlier)
+        return normed, q_hat, k_hat, self.values(normed, earlier, v_0), qk
+
+    def values(self, normed, earlier, v_0=None):
+        v = self.attn.values(normed, earlier)
+        return v if v_0 is None else self.attn.mix_first(v, v_0)
 
     def mlp_branch(self, h):
         return self.mlp(self.mlp_norm(h))
+
+    def recompute(self, w, x, q_hat, k_hat, earlier=(), v_0=None, cache=None, slot=None):
+        """Return w attn_i(x) or w mlp_i(x + attn_i(x)) of this layer i on a later layer's x.
+
+        (q̂, k̂) are those of this layer's first run; dropout is drawn anew.
+        """
+        normed = self.attn_norm(x)
+        attn = self.attn(normed, q_hat, k_hat, self.values(normed, earlier, v_0), cache, slot)
+        return w * (attn if self.residual.branch == "attention" else self.mlp_branch(x + attn))
 
 
 class KVCache:
@@ -470,6 +544,92 @@ class KVCache:
         return self.slots[slot][:, :, :end]
 
 
+# -----------------------------------------------------------------------------
+# Connections: what a layer reads
+
+
+class Latest(nn.Module):
+    """x_l, the output of the layer before: the standard connection, and the base of the others."""
+
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, outputs, inputs):
+        """Return what layer l = len(inputs) reads, (B, T, C); for l = n_layer, what the head does.
+
+        `outputs` has x_0, the embedding, and x_1 to x_l, what the layers so far have put out; `inputs` what they have
+        read. What a token reads may depend on its own numbers alone.
+        """
+        return outputs[-1]
+
+
+class X0(Latest):
+    """a_l x_l + b_l x_0 in every layer, as in modded-nanogpt, except that x_0 is not normed there.
+
+    a starts at 1 and b at 0: as the standard connection.
+    """
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.a = nn.Parameter(torch.ones(config.n_layer))
+        self.b = nn.Parameter(torch.zeros(config.n_layer))
+
+    def forward(self, outputs, inputs):
+        l = len(inputs)
+        if l == len(self.a):  # the head reads the last layer alone
+            return outputs[-1]
+        return weighted_sum((self.a[l], self.b[l]), (outputs[-1], outputs[0]))
+
+
+class Dense(Latest):
+    """Σ_{i≤l} w_li x_i from the second layer on, and in the head (DenseFormer, without its dilation and period).
+
+    w_ll starts at 1 and all others at 0: as the standard connection.
+    """
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.w = nn.ParameterList(torch.eye(l + 1)[l] for l in range(1, config.n_layer + 1))
+
+    def forward(self, outputs, inputs):
+        l = len(inputs)
+        return weighted_sum(self.w[l - 1].unbind(), outputs) if l else outputs[0]
+
+
+class AttnRes(Latest):
+    """Σ_{i≤l} p_li f_i with p_l = softmax_i(w_l · rms_norm(f_i)): attention residuals.
+
+    f_0 is the embedding, f_i what layer i - 1 has added to its input, and w_l a learned query. As in the paper, w starts
+    at 0: at the mean of all f_i. There attention and MLP read a mix each, here a layer reads one; a weight in the norm
+    would only scale w.
+    """
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.w = nn.Parameter(torch.zeros(config.n_layer, config.n_embd))
+
+    def forward(self, outputs, inputs):
+        l = len(inputs)
+        if l == 0:
+            return outputs[0]
+        added = [outputs[0], *(after - before for before, after in zip(inputs, outputs[1:]))]
+        scores = [(F.rms_norm(f, f.shape[-1:]) * self.w[l - 1]).sum(-1, keepdim=True) for f in added]
+        return weighted_sum(torch.stack(scores).softmax(dim=0), added)
+
+
+CONNECTIONS = {"latest": Latest, "x0": X0, "dense": Dense, "attnres": AttnRes}
+CHOICES = {
+    "attention": ATTENTIONS,
+    "qk_scale": QK_SCALES,
+    "sigma": SIGMAS,
+    "residual": RESIDUALS,
+    "connection": CONNECTIONS,
+}  # of GPTConfig
+
+# -----------------------------------------------------------------------------
+# The model
+
+
 class GPT(nn.Module):
     """The model. It also takes the place of the GPT in nanoGPT's model.py.
 
@@ -482,6 +642,7 @@ class GPT(nn.Module):
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.connection = CONNECTIONS[config.connection](config)
         self.norm = RMSNorm(config.n_embd, eps=config.norm_eps)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_weights:
@@ -517,10 +678,17 @@ class GPT(nn.Module):
 
         x = self.embed(idx)
         rope = rope_table(start, stop, self.config.head_dim, self.config.rope_theta, x)
-        earlier = []  # what the layers so far have kept
+        # of the layers so far: what has come out, what they have read, and what they have kept. In tuples, since with
+        # activation checkpointing the backward pass comes back to each of them.
+        outputs, inputs, earlier = (x,), (), ()
+        saving = self.config.activation_checkpointing and torch.is_grad_enabled()
+        run = partial(checkpoint, use_reentrant=False) if saving else lambda module, *inputs: module(*inputs)
         for block in self.blocks:
-            x, kept = block(x, rope, earlier, cache)
-            earlier.append(kept)
+            inputs += (run(self.connection, outputs, inputs),)
+            x, kept = run(block, inputs[-1], rope, earlier, cache)
+            outputs += (x,)
+            earlier += (kept,)
+        x = run(self.connection, outputs, inputs)
         if cache is not None:
             cache.length = stop
         return self.norm(x)
@@ -596,13 +764,13 @@ class GPT(nn.Module):
     def compile_blocks(self):
         """Compile, in place, what all layers have in common, and what they recompute: once, not L(L-1)/2 times."""
         for block in self.blocks:
-            if self.config.residual == "standard" and self.config.attention != "summed_qk":
+            if self.config.residual == "standard" and self.config.attention != "summed_qk" and not block.value_residual:
                 block.forward = torch.compile(block.forward)
                 continue
             if self.config.attention == "summed_qk":  # its score vectors have another width in each layer
                 block.attn.project = torch.compile(block.attn.project)
             else:
-                block.scores = torch.compile(block.scores)
+                block.vectors = torch.compile(block.vectors)
             block.attn.forward = torch.compile(block.attn.forward)
             block.mlp_branch = torch.compile(block.mlp_branch)
             block.recompute = torch.compile(block.recompute)
