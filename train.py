@@ -54,7 +54,8 @@ n_inner = 0  # width of the MLP; 0: 8/3 n_embd, rounded up to a multiple of 64
 dropout = 0.0  # share of activations dropped, in attention and residual branches
 bias = False  # biases in the linear layers
 attention = "standard"  # standard, w2, summed_qk, cosine
-qk_scale = "5.1"  # of summed_qk: 5.1 to 5.7
+qk_scale = "5.1"  # of summed_qk: what divides the QKᵀ of layer i, d its width, m the layers so far, a and b learned:
+#   5.1 √d   5.2 √d √m   5.3 √d m   5.4 d^a m^b   5.5 a_i √d   5.6 a_i d^b_i   5.7 a_i
 sigma = "scalar"  # of w2: scalar, diagonal, none (L2 attention)
 value_residual = False  # mix the first layer's values into every layer's
 residual = "standard"  # standard, m1, m2, m3.1, m3.2, m4.1, m4.2
