@@ -1,5 +1,5 @@
 """
-A GPT decoder in one file: Llama's block, three kinds of attention, seven residual methods.
+A GPT decoder in one file: Llama's block, and other attentions, residuals and connections to try in it.
 
 The one idea: an attention kind is nothing but a way to make score vectors. Every kind here
 is, exactly, softmax(q̂ k̂ᵀ) V for some q̂ and k̂:
@@ -8,16 +8,19 @@ is, exactly, softmax(q̂ k̂ᵀ) V for some q̂ and k̂:
     standard     q/√d                               k
     w2           (2/τ)·[μ_q, σ_q, 1]                [μ_k, σ_k, -(‖μ_k‖² + ‖σ_k‖²)/2]
     summed_qk    [s_0·q_0, ..., s_l·q_l]            [k_0, ..., k_l]        (layer l)
+    cosine       s·q/‖q‖                            k/‖k‖
 
-So PyTorch's causal attention serves all of them. It serves recomputing as well: a layer's
-attention weights are remembered as its (q̂, k̂), never as a T x T matrix, and applied to new
-values by calling it again. No mask is passed anywhere, so none can be forgotten.
+So PyTorch's causal attention serves all of them, and recomputing as well: a layer's attention
+weights are remembered as its (q̂, k̂), never as a T x T matrix, and applied to new values by
+calling it again. No mask is passed anywhere, so none can be forgotten.
 
-Recomputing is what the residual methods do. With attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm_i(x)
+Recomputing is what the residual methods m1 to m4.2 do. With attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm_i(x)
 and mlp_i(h) the branches of layer i, layer l >= 1 adds up the layers i = 0..l:
 
     m2, m4.*     h  = Σ_i w_i attn_i(x)                 all others    h  = x + attn_l(x)
     m1, m3.*     x' = Σ_i w_i mlp_i(x + attn_i(x))      all others    x' = h + mlp_l(h)
+
+A connection says what a layer reads: the output of the layer before it, or a mix of all outputs so far.
 
 References
     Llama                      Touvron et al. 2023, https://arxiv.org/abs/2302.13971
@@ -25,6 +28,13 @@ References
     SwiGLU                     Shazeer 2020, https://arxiv.org/abs/2002.05202
     grouped-query attention    Ainslie et al. 2023, https://arxiv.org/abs/2305.13245
     Probabilistic Transformer  Wu & Tu 2023, https://arxiv.org/abs/2311.15211 (what m1-m5 start from)
+    RealFormer                 He et al. 2020, https://arxiv.org/abs/2012.11747 (Method 5.1)
+    QK-norm                    Henry et al. 2020, https://arxiv.org/abs/2010.04245
+    L2 attention               Kim et al. 2020, https://arxiv.org/abs/2006.04710
+    value residual             Zhou et al. 2024, https://arxiv.org/abs/2410.17897
+    x0 lambdas                 Jordan et al. 2024, https://github.com/KellerJordan/modded-nanogpt
+    DenseFormer                Pagliardini et al. 2024, https://arxiv.org/abs/2402.02622
+    attention residuals        Kimi Team 2026, https://arxiv.org/abs/2603.15031
 
 Shapes: B batch, T time, C = n_embd channels, H heads (G key/value heads), D = C/H head width,
 V vocabulary. Layers count from 0.
@@ -64,12 +74,12 @@ RESIDUALS = {
 
 
 class ConfigError(ValueError):
-    """A value of a GPTConfig that cannot work: its field, the value, and what would."""
+    """A value of a GPTConfig that cannot work: names the field, the value, and what would."""
 
 
 @dataclass
 class GPTConfig:
-    """The shape and the method of a model. Raises ConfigError for an unknown name, and for heads that do not divide."""
+    """The shape and the method of a model. Raises ConfigError for a value that cannot work."""
 
     block_size: int = 1024  # the longest context, in tokens
     vocab_size: int = 50304  # GPT-2's 50257 rounded up to a multiple of 64
@@ -80,15 +90,17 @@ class GPTConfig:
     n_inner: int | None = None  # width of the MLP; None or 0: 8/3 n_embd, rounded up to a multiple of 64
     dropout: float = 0.0
     bias: bool = False  # biases in the linear layers of attention and MLP
-    attention: str = "standard"  # standard, w2, summed_qk
+    attention: str = "standard"  # standard, w2, summed_qk, cosine
     qk_scale: str = "5.1"  # summed_qk: 5.1 to 5.7
-    sigma: str = "scalar"  # w2: scalar, diagonal
+    sigma: str = "scalar"  # w2: scalar, diagonal, none
+    value_residual: bool = False  # mix the first layer's values into every layer's
     residual: str = "standard"  # standard, m1, m2, m3.1, m3.2, m4.1, m4.2
     keep_input: bool = False  # m1 to m4: add the sum to the residual instead of replacing it
+    connection: str = "latest"  # what a layer reads: latest, x0, dense, attnres
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
     tie_weights: bool = False  # one matrix for the embedding and the head
-    activation_checkpointing: bool = False  # m1 to m4: less memory, for recomputing once more in the backward pass
+    activation_checkpointing: bool = False  # less memory: the backward pass runs every block once more
 
     def __post_init__(self):
         for field, choices in CHOICES.items():
@@ -111,8 +123,10 @@ class GPTConfig:
     def label(self):
         """The method in words, such as "w2 attention (sigma=scalar), m1 residual with input"."""
         options = ", ".join(f"{name}={getattr(self, name)}" for name in ATTENTIONS[self.attention].options)
-        kept = " with input" if self.keep_input and self.residual != "standard" else ""
-        return f"{self.attention} attention{options and f' ({options})'}, {self.residual} residual{kept}"
+        label = f"{self.attention} attention{options and f' ({options})'}, {self.residual} residual"
+        label += " with input" if self.keep_input and self.residual != "standard" else ""
+        label += ", value residual" if self.value_residual else ""
+        return label + (f", {self.connection} connection" if self.connection != "latest" else "")
 
 
 # -----------------------------------------------------------------------------
@@ -122,8 +136,7 @@ class GPTConfig:
 def rope_table(start, stop, head_dim, theta, like):
     """Return cos and ±sin of RoPE's angles for the positions start..stop-1, each (T, D); sin is - in the first half.
 
-    Dimensions j and j + D/2 turn together by position · theta^(-2j/D), as in Llama.
-    Computed in float32 at least, whatever the type of the tensor `like`.
+    Dimensions j and j + D/2 turn together by position · theta^(-2j/D), as in Llama. In float32 at least.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     frequency = theta ** (-torch.arange(0, head_dim, 2, device=like.device, dtype=dtype) / head_dim)
@@ -137,11 +150,34 @@ def apply_rope(x, rope):
     return torch.addcmul(x * cos, x.roll(x.size(-1) // 2, dims=-1), sin)
 
 
-def causal_attention(q_hat, k_hat, v, dropout=0.0):
-    """Return softmax(q̂ k̂ᵀ) v, each query seeing the keys up to its own position.
+def weighted_sum(weights, tensors):
+    """Return Σ_i w_i x_i, without the matrix product that autocast would round to bfloat16."""
+    total = weights[0] * tensors[0]
+    for w, x in zip(weights[1:], tensors[1:]):
+        total = torch.addcmul(total, w, x)
+    return total
 
-    q̂ (B, H, T, S) and k̂ (B, G, T, S) are score vectors, which hold the scale already;
-    v (B, G, T, D) -> (B, H, T, D). A single query is the newest token and sees all keys.
+
+def multiply_adds(module, without=()):
+    """Return the multiply-adds per token of all nn.Linear in `module`, but for its parts named in `without`.
+
+    Raises NotImplementedError for any other matrix: its module must say itself what it costs, in `operations`.
+    """
+    skipped = {part for name in without for part in getattr(module, name).modules()}
+    total = 0
+    for part in set(module.modules()) - skipped:
+        for name, p in part.named_parameters(recurse=False):
+            if isinstance(part, nn.Linear):
+                total += p.numel() if name == "weight" else 0
+            elif p.dim() > 1 and p.numel() > max(p.shape):
+                raise NotImplementedError(f"{type(part).__name__}.{name} is no nn.Linear's: override `operations`")
+    return total
+
+
+def causal_attention(q_hat, k_hat, v, dropout=0.0):
+    """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), each query seeing the keys up to its own position.
+
+    Score vectors q̂ (B, H, T, S) and k̂ (B, G, T, S) hold the scale already. A single query is the newest token.
     """
     q_hat, k_hat, D = q_hat.to(v.dtype), k_hat.to(v.dtype), v.size(-1)
     T, S = q_hat.shape[-2:]
@@ -158,10 +194,7 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
 
 
 def attention_layout(device_type, dtype, T, S, D, group, fused=True):
-    """Return the width to pad v (T x D) to, and how often to repeat the heads of k̂ and v, for PyTorch's best kernel.
-
-    Score vectors have width S, and each head of k̂ and v serves `group` query heads.
-    """
+    """Return the width to pad v to, and how often to repeat the heads of k̂ and v, for PyTorch's best kernel."""
     if device_type == "mps":  # its kernel was wrong where v is narrower, up to PyTorch 2.11
         return S, 1
     if T == 1 or device_type == "cpu" and not fused:  # for a single query the cache is not worth padding
@@ -187,7 +220,9 @@ class RMSNorm(nn.RMSNorm):
 class Attention(nn.Module):
     """softmax(q kᵀ/√d_k) V: the standard kind, and the base of the others."""
 
-    options = ()  # the fields of GPTConfig that only this kind reads
+    options = {}  # the fields of GPTConfig that only this kind reads, and the choices of each, or None
+    scoring = ("q_proj", "k_proj")  # its parts that make score vectors: they do not run again when it is recomputed
+    reads_earlier = False  # are score vectors or values made of what `earlier` layers have kept?
 
     def __init__(self, config, layer):
         super().__init__()
@@ -197,12 +232,13 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.n_embd, self.G * self.D, bias=config.bias)
         self.o_proj = nn.Linear(self.H * self.D, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
+        if config.value_residual and layer > 0:
+            self.value_mix = nn.Parameter(torch.full((2,), 0.5))  # a and b of Block
 
     def init_at_self(self):
         """Start the queries as their keys, so that a token attends to itself first.
 
-        Where no identity path carries it past the attention (Methods 2 and 4 as written), deep models would
-        average it away.
+        Where no identity path carries it past the attention, deep models would average it away.
         """
         per_group = self.q_proj.weight.unflatten(0, (self.G, -1, self.D))
         per_group.copy_(self.k_proj.weight.unflatten(0, (self.G, 1, self.D)))
@@ -216,19 +252,26 @@ class Attention(nn.Module):
     def score_vectors(self, x, rope, earlier):
         """Make the layer's q̂ (B, H, T, S) and k̂ (B, G, T, S) from its normed input x (B, T, C).
 
-        `earlier` has the layers before this one, each as what it has `Kept`. Third comes the plain (q, k) that later
-        layers' scores need of this one, or None. Each vector may depend only on its own token: there is no mask.
+        `earlier` has what each layer before this one has `Kept`. Third comes what later layers' scores need of this
+        one, or None. Each vector may depend only on its own token: there is no mask.
         """
         q, k = self.project(x, rope)
         return q * self.D**-0.5, k, None
 
-    def forward(self, x, q_hat, k_hat, cache=None, slot=None):
-        """Return W_O softmax(q̂ k̂ᵀ) W_V x, (B, T, C). The cache has the values of earlier tokens in its slot."""
-        v = rearrange(self.v_proj(x), "B T (G D) -> B G T D", D=self.D)
+    def values(self, x, earlier):
+        """Return the values v (B, G, T, D) of the normed input x. `earlier` is as in `score_vectors`."""
+        return rearrange(self.v_proj(x), "B T (G D) -> B G T D", D=self.D)
+
+    def output(self, y, x):
+        """Return (B, T, C) for the mixed values y (B, T, H D) and the normed input x."""
+        return self.o_proj(y)
+
+    def forward(self, x, q_hat, k_hat, v, cache=None, slot=None):
+        """Return W_O softmax(q̂ k̂ᵀ) v, (B, T, C). The cache has the values of earlier tokens in its slot."""
         if cache is not None:
             v = cache.update(slot, v)
         y = self.mix_values(q_hat, k_hat, v)
-        return self.dropout(self.o_proj(rearrange(y, "B H T D -> B T (H D)")))
+        return self.dropout(self.output(rearrange(y, "B H T D -> B T (H D)"), x))
 
     def mix_values(self, q_hat, k_hat, v):
         """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), for the keys and values of all tokens so far."""
@@ -239,69 +282,75 @@ class Attention(nn.Module):
         return self.D
 
     def context_operations(self, T):
-        """Return the multiply-adds per token, in a context of T, of all but the matrices: scores and mixed values."""
+        """Return the multiply-adds per token, in a context of T, of scores and mixed values."""
         return T * self.H * (self.score_width() + self.D)
 
+    def operations(self, T, recomputed=False):
+        """Return all multiply-adds per token in a context of T, when it runs first or is recomputed."""
+        return multiply_adds(self, without=self.scoring if recomputed else ()) + self.context_operations(T)
 
-SIGMAS = ("scalar", "diagonal")
 
 
 class W2Attention(Attention):
-    """Minus the squared Wasserstein-2 distance of Gaussians N(μ, diag(σ²)) in the place of q·k.
+    """Minus the squared Wasserstein-2 distance of Gaussians N(μ, diag(σ²)) instead of q·k.
 
-    S = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ. R is RoPE, which turns the means only. Written
-    out, S = (2/τ)(μ_q·μ_k + σ_q·σ_k - (‖μ_k‖² + ‖σ_k‖²)/2) - (‖μ_q‖² + ‖σ_q‖²)/τ, and softmax
-    over the keys cancels the last term. σ is a number per head (scalar) or a vector (diagonal).
+    S = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ. R is RoPE, which turns the means only. Written out,
+    S = (2/τ)(μ_q·μ_k + σ_q·σ_k - (‖μ_k‖² + ‖σ_k‖²)/2) - (‖μ_q‖² + ‖σ_q‖²)/τ, and softmax cancels the last
+    term. σ is a number per head (scalar) or a vector (diagonal). Without σ (none) this is L2 attention, but
+    for RoPE and τ, which is √d_k there, and with a matrix each for queries and keys, which share one there.
     """
 
-    options = ("sigma",)
+    options = {"sigma": ("scalar", "diagonal", "none")}
 
     def __init__(self, config, layer):
         super().__init__(config, layer)
-        self.K = 1 if config.sigma == "scalar" else self.D
-        self.sigma = nn.Linear(config.n_embd, (self.H + self.G) * self.K, bias=False)
+        self.K = {"scalar": 1, "diagonal": self.D, "none": 0}[config.sigma]
+        if self.K:
+            self.sigma = nn.Linear(config.n_embd, (self.H + self.G) * self.K, bias=False)
+            self.scoring = (*self.scoring, "sigma")
         self.tau_shift = nn.Parameter(torch.zeros(self.H))
 
     @property
     def log_tau(self):
-        """log τ (H,), which starts where q·k enters with 1/√d_k.
-
-        It learns at a tenth of the rate: at the full one τ grows while nothing is there yet to attend to.
-        """
+        """log τ (H,), which starts where q·k enters with 1/√d_k."""
+        # It learns at a tenth of the rate: at the full one τ grows while nothing is there yet to attend to.
         return math.log(2 * self.D**0.5) + 0.1 * self.tau_shift
 
     def score_vectors(self, x, rope, earlier):
-        mu_q, mu_k = self.project(x, rope)
-        sigma = F.softplus(rearrange(self.sigma(x), "B T (H K) -> B H T K", K=self.K)).type_as(mu_q)
-        sigma_q, sigma_k = sigma.split((self.H, self.G), dim=1)
+        queries, keys = ([mu] for mu in self.project(x, rope))
+        if self.K:
+            sigma = F.softplus(rearrange(self.sigma(x), "B T (H K) -> B H T K", K=self.K)).type_as(queries[0])
+            queries.append(sigma[:, : self.H])
+            keys.append(sigma[:, self.H :])
         scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1)
 
         # A key's bias is large beside what tells keys apart. In one bfloat16 number it would cost several
         # times standard attention's error, so it enters as its bfloat16 value and the remainder. It is cut
         # off after 8 bits by arithmetic, because the compiler drops a cast to bfloat16 and back.
-        exact = torch.promote_types(mu_k.dtype, torch.float32)
-        bias = -sum(part.to(exact).square().sum(-1, keepdim=True) for part in (mu_k, sigma_k)) / 2
+        exact = torch.promote_types(keys[0].dtype, torch.float32)
+        bias = -sum(part.to(exact).square().sum(-1, keepdim=True) for part in keys) / 2
         step = torch.exp2(bias.detach().abs().clamp_min(1e-30).log2().floor() - 7)
         coarse = (bias.detach() / step).trunc() * step
 
         # a GPU's fused kernels want multiples of 8, the CPU's is fastest without padding
         pad = (0, 0 if x.device.type == "cpu" else -self.score_width() % 8)
-        ones = F.pad(mu_q.new_ones(*mu_q.shape[:-1], 2), pad)
-        biases = F.pad(torch.cat((coarse, bias - coarse), dim=-1), pad).type_as(mu_k)
-        q_hat = (torch.cat((mu_q, sigma_q, ones), dim=-1) * scale).type_as(mu_q)
-        return q_hat, torch.cat((mu_k, sigma_k, biases), dim=-1), None
+        ones = F.pad(torch.ones_like(queries[0][..., :2]), pad)
+        biases = F.pad(torch.cat((coarse, bias - coarse), dim=-1), pad).type_as(keys[0])
+        q_hat = (torch.cat((*queries, ones), dim=-1) * scale).type_as(ones)
+        return q_hat, torch.cat((*keys, biases), dim=-1), None
 
     def score_width(self):
         return self.D + self.K + 2
 
 
-QK_SCALES = ("5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "5.7")
-
-
 class SummedQKAttention(Attention):
-    """softmax(Σ_i q_i k_iᵀ / d_i) V, the sum running over the layers i = 0..l (Method 5)."""
+    """softmax(Σ_i q_i k_iᵀ / d_i) V, the sum running over the layers i = 0..l (Method 5).
 
-    options = ("qk_scale",)
+    5.1 is RealFormer's running sum of scores. Made of score vectors, it goes through a fused kernel.
+    """
+
+    options = {"qk_scale": ("5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "5.7")}
+    reads_earlier = True
 
     def __init__(self, config, layer):
         super().__init__(config, layer)
@@ -337,11 +386,27 @@ class SummedQKAttention(Attention):
         return self.m * self.D
 
 
-ATTENTIONS = {"standard": Attention, "w2": W2Attention, "summed_qk": SummedQKAttention}
-CHOICES = {"attention": ATTENTIONS, "qk_scale": QK_SCALES, "sigma": SIGMAS, "residual": RESIDUALS}  # of GPTConfig
+class CosineAttention(Attention):
+    """softmax(s_h cos(q, k)) V with a learned s_h per head: QK-norm (Henry et al.).
+
+    s_h starts at √d_k, which is where standard attention starts: |q| and |k| are about √d_k then, so that q·k/√d_k
+    is √d_k cos(q, k). The paper has one scale for all heads, which starts at log₂(T² - T).
+    """
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.log_scale = nn.Parameter(torch.full((self.H,), math.log(self.D) / 2))
+
+    def score_vectors(self, x, rope, earlier):
+        q, k = self.project(x, rope)
+        q_hat = F.normalize(q, dim=-1) * self.log_scale.exp().view(-1, 1, 1)
+        return q_hat.type_as(q), F.normalize(k, dim=-1).type_as(k), None
+
+
+ATTENTIONS = {"standard": Attention, "w2": W2Attention, "summed_qk": SummedQKAttention, "cosine": CosineAttention}
 
 # -----------------------------------------------------------------------------
-# Block and model
+# MLP, block and residual methods
 
 
 class MLP(nn.Module):
@@ -364,15 +429,20 @@ class Kept(NamedTuple):
     block: nn.Module  # itself, which they recompute
     q_hat: torch.Tensor  # its score vectors, which stand for its attention weights
     k_hat: torch.Tensor
-    qk: tuple | None  # summed_qk: its plain (q, k)
+    v: torch.Tensor  # its values, of the tokens that it has just read
+    qk: object  # what score_vectors returns third, such as the plain (q, k) of summed_qk
 
 
 class Block(nn.Module):
-    """One layer. Under Methods 1 to 4 later layers recompute it on their own input."""
+    """One layer. Under Methods 1 to 4 later layers recompute it on their own input.
+
+    With value_residual its values are a v + b v_0 (ResFormer), a and b learned from 1/2, as in the paper. v_0 are the
+    values of the first layer in its first run, also where a later layer recomputes this one.
+    """
 
     def __init__(self, config, layer):
         super().__init__()
-        self.layer, self.activation_checkpointing = layer, config.activation_checkpointing
+        self.layer = layer
         self.attn_norm = RMSNorm(config.n_embd, eps=config.norm_eps)
         self.attn = ATTENTIONS[config.attention](config, layer)
         self.mlp_norm = RMSNorm(config.n_embd, eps=config.norm_eps)
@@ -382,17 +452,21 @@ class Block(nn.Module):
         self.summed = self.residual.branch if self.sources else None  # the branch whose residual is a sum here
         if self.summed and self.residual.weights == "learned":
             self.mix = nn.Parameter(torch.zeros(len(self.sources) + 1))
+        self.value_residual = config.value_residual
+        self.reads_earlier = bool(self.residual or self.value_residual or self.attn.reads_earlier)
 
     def forward(self, x, rope, earlier=(), cache=None):
         """Return x' (B, T, C) for x (B, T, C), and what is Kept for later layers, or None where they need nothing.
 
-        `earlier` has what the layers before this one have kept; the cache, when generating, what they have read.
+        `earlier` has what each of the layers before this one has kept.
         """
-        normed, q_hat, k_hat, qk = self.scores(x, rope, earlier)
+        if self.reads_earlier and len(earlier) < self.layer:
+            raise ValueError(f"layer {self.layer} needs `earlier`: what each of the layers before it has Kept")
+        normed, q_hat, k_hat, v, qk = self.vectors(x, rope, earlier, self.first_values(earlier))
         if cache is not None:
             k_hat = cache.update((self.layer, "keys"), k_hat)
 
-        attn = self.attn(normed, q_hat, k_hat, cache, (self.layer, self.layer))  # attn_l(x)
+        attn = self.attn(normed, q_hat, k_hat, v, cache, (self.layer, self.layer))  # attn_l(x)
         if self.summed == "attention":  # Methods 2 and 4: h = Σ_i w_i attn_i(x)
             h = self.sum_over_layers(attn, x, x, earlier, cache)
         else:
@@ -403,25 +477,17 @@ class Block(nn.Module):
             out = self.sum_over_layers(mlp, h, x, earlier, cache)
         else:
             out = h + mlp
-        kept = Kept(self, q_hat, k_hat, qk) if self.residual or qk else None
-        return out, kept
+        return out, Kept(self, q_hat, k_hat, v, qk) if self.reads_earlier or qk is not None else None
 
-    def sum_over_layers(self, own, replaced, x, earlier, cache):
-        """Return Σ_i w_i attn_i(x), or Σ_i w_i mlp_i(x + attn_i(x)).
-
-        Earlier layers i are recomputed, this one's `own` output comes last. The sum takes the place of the residual
-        `replaced`. With keep_input it is added to that.
-        """
-        total = replaced if self.keep_input else torch.zeros_like(replaced)  # in float32 also under autocast
-        unit = F.rms_norm(x, x.shape[-1:], eps=self.attn_norm.eps)  # times a layer's weight: its norm of x
-        *weights, own_weight = self.weights()
+    def sum_over_layers(self, last_output, residual, x, earlier, cache):
+        """Return Σ_i w_i attn_i(x), or Σ_i w_i mlp_i(x + attn_i(x)), in the place of the residual or added to it."""
+        total = residual if self.keep_input else torch.zeros_like(residual)  # in float32 also under autocast
+        *weights, last_weight = self.weights()
         for w, i in zip(weights, self.sources):
-            block, q_hat, k_hat, _ = earlier[i]
-            recompute = block.recompute
-            if self.activation_checkpointing and torch.is_grad_enabled():
-                recompute = partial(checkpoint, recompute, use_reentrant=False)
-            total = total + recompute(w, x, unit, q_hat, k_hat, cache, (self.layer, i))
-        return total + own_weight * own
+            block, q_hat, k_hat, *_ = earlier[i]
+            v_0 = block.first_values(earlier[:i])
+            total = total + block.recompute(w, x, q_hat, k_hat, earlier[:i], v_0, cache, (self.layer, i))
+        return total + last_weight * last_output
 
     def weights(self):
         """Return w_i of the layers summed, this one's own last."""
@@ -431,29 +497,43 @@ class Block(nn.Module):
             case "mean": return [1 / m] * m
             case "learned": return self.mix.softmax(dim=0).unbind()
 
-    def recompute(self, w, x, unit, q_hat, k_hat, cache=None, slot=None):
-        """Return w attn_i(x) or w mlp_i(x + attn_i(x)) of this layer i on a later layer's x.
+    def first_values(self, earlier):
+        return earlier[0].v if self.value_residual and earlier else None
 
-        unit is x / rms(x), (q̂, k̂) are those of this layer's first run; dropout is drawn anew.
-        """
-        attn = self.attn(unit * self.attn_norm.weight, q_hat, k_hat, cache, slot)
-        return w * (attn if self.residual.branch == "attention" else self.mlp_branch(x + attn))
+    def operations(self, T, recomputed=False):
+        """Return the multiply-adds per token in a context of T, without those of the layers that it recomputes."""
+        attention_alone = recomputed and self.residual.branch == "attention"
+        return self.attn.operations(T, recomputed) + (0 if attention_alone else multiply_adds(self, without=("attn",)))
 
     # methods so that `compile_blocks` can compile them by themselves
 
-    def scores(self, x, rope, earlier):
+    def vectors(self, x, rope, earlier, v_0):
+        """Return the normed input, q̂, k̂, the values, and what `score_vectors` returns third."""
         normed = self.attn_norm(x)
-        return normed, *self.attn.score_vectors(normed, rope, earlier)
+        q_hat, k_hat, qk = self.attn.score_vectors(normed, rope, earlier)
+        return normed, q_hat, k_hat, self.values(normed, earlier, v_0), qk
+
+    def values(self, normed, earlier, v_0):
+        v = self.attn.values(normed, earlier)
+        return v if v_0 is None else weighted_sum(self.attn.value_mix.type_as(v).unbind(), (v, v_0))
 
     def mlp_branch(self, h):
         return self.mlp(self.mlp_norm(h))
 
+    def recompute(self, w, x, q_hat, k_hat, earlier, v_0, cache=None, slot=None):
+        """Return w attn_i(x) or w mlp_i(x + attn_i(x)) of this layer i on a later layer's x.
+
+        (q̂, k̂) are those of this layer's first run; dropout is drawn anew.
+        """
+        normed = self.attn_norm(x)
+        attn = self.attn(normed, q_hat, k_hat, self.values(normed, earlier, v_0), cache, slot)
+        return w * (attn if self.residual.branch == "attention" else self.mlp_branch(x + attn))
+
 
 class KVCache:
-    """What generation keeps of the tokens already read.
+    """What generation keeps of the tokens already read, with room for `size` of them.
 
-    Per layer its keys k̂, and per pair (layer, source layer) the values, since what a layer recomputes of an earlier
-    one has values of its own. `size` is the number of tokens there is room for.
+    Per layer its keys k̂, and per pair (layer, recomputed layer) the values.
     """
 
     def __init__(self, size):
@@ -462,7 +542,7 @@ class KVCache:
         self.slots = {}
 
     def update(self, slot, new):
-        """Put new (B, G, T, S or D) behind what the slot holds, and return all of it, (B, G, length + T, S or D)."""
+        """Put new (B, G, T, S or D) behind what the slot holds, and return all of it."""
         if slot not in self.slots:
             self.slots[slot] = new.new_empty(*new.shape[:2], self.size, new.size(-1))
         end = self.length + new.size(2)
@@ -470,18 +550,96 @@ class KVCache:
         return self.slots[slot][:, :, :end]
 
 
-class GPT(nn.Module):
-    """The model. It also takes the place of the GPT in nanoGPT's model.py.
+# -----------------------------------------------------------------------------
+# Connections: what a layer reads
 
-    Under autocast its logits are of autocast's type. On a CPU bfloat16 is fast, up to a context of some 512, with
-    PyTorch's plain attention: torch.backends.cuda.enable_flash_sdp(False), allow_fp16_bf16_reduction_math_sdp(True).
+
+class Latest(nn.Module):
+    """x_l, the output of the layer before: the standard connection, and the base of the others."""
+
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, outputs, inputs):
+        """Return what layer l = len(inputs) reads, (B, T, C); with l = n_layer, what the head reads.
+
+        `outputs` has x_0, the embedding, and the layers' outputs x_1 to x_l; `inputs` has what they have read. What a
+        token reads may depend only on its own numbers.
+        """
+        return outputs[-1]
+
+    def operations(self):
+        """Return the multiply-adds per token of its matrix products, for all layers together."""
+        return multiply_adds(self)
+
+
+class X0(Latest):
+    """a_l x_l + b_l x_0 in every layer (modded-nanogpt, where x_0 is normed). a starts at 1, b at 0: as `latest`."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.a = nn.Parameter(torch.ones(config.n_layer))
+        self.b = nn.Parameter(torch.zeros(config.n_layer))
+
+    def forward(self, outputs, inputs):
+        l = len(inputs)
+        if l == len(self.a):  # the head reads the last layer alone
+            return outputs[-1]
+        return weighted_sum((self.a[l], self.b[l]), (outputs[-1], outputs[0]))
+
+
+class Dense(Latest):
+    """Σ_{i≤l} w_li x_i (DenseFormer, without its dilation and period). w_ll starts at 1, the rest at 0: as `latest`."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.w = nn.ParameterList(torch.eye(l + 1)[l] for l in range(1, config.n_layer + 1))
+
+    def forward(self, outputs, inputs):
+        l = len(inputs)
+        return weighted_sum(self.w[l - 1].unbind(), outputs) if l else outputs[0]
+
+
+class AttnRes(Latest):
+    """Σ_{i≤l} p_li f_i with p_l = softmax_i(w_l · rms_norm(f_i)): attention residuals.
+
+    f_0 is the embedding, f_i what the i-th layer has added to its input, and w_l a learned query, which starts at 0: at
+    the mean of all f_i. In the paper attention and MLP read a mix each, and the norm has a weight, which w_l absorbs.
     """
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.w = nn.Parameter(torch.zeros(config.n_layer, config.n_embd))
+
+    def forward(self, outputs, inputs):
+        l = len(inputs)
+        if l == 0:
+            return outputs[0]
+        added = [outputs[0], *(after - before for before, after in zip(inputs, outputs[1:]))]
+        scores = [(F.rms_norm(f, f.shape[-1:]) * self.w[l - 1]).sum(-1, keepdim=True) for f in added]
+        return weighted_sum(torch.stack(scores).softmax(dim=0), added)
+
+    def operations(self):
+        return 0  # w is a row of vectors, and in no matrix product
+
+
+CONNECTIONS = {"latest": Latest, "x0": X0, "dense": Dense, "attnres": AttnRes}
+CHOICES = {"attention": ATTENTIONS, "residual": RESIDUALS, "connection": CONNECTIONS}  # of fields of GPTConfig
+CHOICES |= {option: choices for kind in ATTENTIONS.values() for option, choices in kind.options.items() if choices}
+
+# -----------------------------------------------------------------------------
+# The model
+
+
+class GPT(nn.Module):
+    """The model. It also takes the place of the GPT in nanoGPT's model.py."""
 
     def __init__(self, config):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.connection = CONNECTIONS[config.connection](config)
         self.norm = RMSNorm(config.n_embd, eps=config.norm_eps)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_weights:
@@ -517,10 +675,17 @@ class GPT(nn.Module):
 
         x = self.embed(idx)
         rope = rope_table(start, stop, self.config.head_dim, self.config.rope_theta, x)
-        earlier = []  # what the layers so far have kept
+        # What came out of the layers so far, what they read, and what they kept. Tuples, since with activation
+        # checkpointing the backward pass comes back to each of them.
+        outputs, inputs, earlier = (x,), (), ()
+        saving = self.config.activation_checkpointing and torch.is_grad_enabled()
+        run = partial(checkpoint, use_reentrant=False) if saving else lambda module, *inputs: module(*inputs)
         for block in self.blocks:
-            x, kept = block(x, rope, earlier, cache)
-            earlier.append(kept)
+            inputs += (run(self.connection, outputs, inputs),)
+            x, kept = run(block, inputs[-1], rope, earlier, cache)
+            outputs += (x,)
+            earlier += (kept,)
+        x = run(self.connection, outputs, inputs)
         if cache is not None:
             cache.length = stop
         return self.norm(x)
@@ -542,11 +707,7 @@ class GPT(nn.Module):
         return logits[..., : self.config.vocab_size], loss
 
     def loss(self, logits, targets):
-        """Return the mean cross-entropy of logits (..., V or more, padded) with targets (...).
-
-        It is compiled by itself: a compiled function that also returned the logits would make a gradient for them at
-        every step, zeros of their size.
-        """
+        # compiled alone: a compiled function that also returned the logits would make zeros as their gradient
         logits = logits[..., : self.config.vocab_size]
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten().long(), ignore_index=-1)
 
@@ -562,15 +723,12 @@ class GPT(nn.Module):
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None):
         """Yield max_new_tokens tensors (B, 1), the continuation of idx (B, T), each as soon as it is drawn.
 
-        temperature 0 (below 1e-6) takes the likeliest token; top_k draws from the k likeliest ones, top_p from
-        the fewest whose probabilities sum to p; `generator` is a torch.Generator on idx's device.
+        temperature 0 (below 1e-6) takes the likeliest token; top_k draws from the k likeliest ones, top_p from the
+        fewest whose probabilities sum to p. Raises ValueError for values that cannot work.
 
-        Keys and values of the tokens read are cached. The model never sees more than block_size
-        tokens: a longer prompt is cut to its last block_size ones, and whenever the context is
-        full, its older half is dropped and the newer half read again. So every token is drawn from
-        what `forward` gives for at least block_size/2 of the latest tokens, or all there are.
-
-        Raises ValueError for a temperature, top_k or top_p that cannot work.
+        Keys and values of the tokens read are cached. A longer prompt is cut to its last block_size tokens, and whenever
+        the context is full, its older half is dropped and the newer half read again. So every token is drawn from what
+        `forward` gives for at least block_size/2 of the latest tokens, or all there are.
         """
         if temperature < 0 or top_k is not None and top_k < 1 or top_p is not None and not 0 < top_p <= 1:
             given = f"temperature = {temperature}, top_k = {top_k}, top_p = {top_p}"
@@ -596,72 +754,53 @@ class GPT(nn.Module):
     def compile_blocks(self):
         """Compile, in place, what all layers have in common, and what they recompute: once, not L(L-1)/2 times."""
         for block in self.blocks:
-            if self.config.residual == "standard" and self.config.attention != "summed_qk":
+            if not block.reads_earlier:
                 block.forward = torch.compile(block.forward)
                 continue
-            if self.config.attention == "summed_qk":  # its score vectors have another width in each layer
+            if block.attn.reads_earlier:  # its vectors differ in shape from layer to layer
                 block.attn.project = torch.compile(block.attn.project)
             else:
-                block.scores = torch.compile(block.scores)
+                block.vectors = torch.compile(block.vectors)
             block.attn.forward = torch.compile(block.attn.forward)
             block.mlp_branch = torch.compile(block.mlp_branch)
             block.recompute = torch.compile(block.recompute)
         self.loss = torch.compile(self.loss)
 
     def param_groups(self, weight_decay):
-        """Return groups of parameters, by their role, for any optimizer.
-
-        First come the blocks' matrices, which Muon is for; then embedding and head; then, without weight decay, vectors.
+        """Return groups of parameters: the blocks' matrices, which Muon is for; embedding, head and other matrices;
+        and, without weight decay, all else.
         """
-        matrices = [module.weight for module in self.blocks.modules() if isinstance(module, nn.Linear)]
-        tables = [self.embed.weight] if self.config.tie_weights else [self.embed.weight, self.head.weight]
-        decayed = {*matrices, *tables}
-        vectors = [p for p in self.parameters() if p not in decayed]
+        matrices = [part.weight for part in self.blocks.modules() if isinstance(part, nn.Linear)]
+        weights = {part.weight for part in self.modules() if isinstance(part, (nn.Linear, nn.Embedding))}
+        tables = [p for p in self.parameters() if p in weights.difference(matrices)]
+        vectors = [p for p in self.parameters() if p not in weights]
         decays = ((matrices, weight_decay), (tables, weight_decay), (vectors, 0.0))
         return [{"params": params, "weight_decay": decay} for params, decay in decays]
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        """Return AdamW on `param_groups`, fused where device_type has it: "cuda", "cpu" and "mps"."""
         fused = device_type in ("cuda", "cpu", "mps")
         return torch.optim.AdamW(self.param_groups(weight_decay), learning_rate, betas=betas, fused=fused)
 
     def get_num_params(self):
-        """Return the number of parameters; tied ones count once."""
         return sum(p.numel() for p in self.parameters())
 
     def flops_per_token(self):
         """Return the floating-point operations of a forward and backward pass, per token of a full context.
 
-        Two per multiply-add forward, twice that backward. Counted are all matrix products, and attention in full, as is
-        customary, although a causal kernel does half of it.
+        Two per multiply-add forward, twice that backward: of all matrix products, and of attention in full, as is
+        customary, although a causal kernel does half of it. Sums, such as those of connections, are not counted.
         """
-
-        def matrices(*modules):
-            linear = (part for module in modules for part in module.modules() if isinstance(part, nn.Linear))
-            return sum(part.weight.numel() for part in linear)
-
-        def attention(block):
-            return block.attn.context_operations(self.config.block_size)
-
-        multiply_adds = matrices(self.head)
+        T, total = self.config.block_size, multiply_adds(self.head) + self.connection.operations()
         for block in self.blocks:
-            multiply_adds += matrices(block) + attention(block)
-            for i in block.sources:  # recomputed, with the scores' projections left out
-                source = self.blocks[i]
-                multiply_adds += matrices(source.attn.v_proj, source.attn.o_proj) + attention(source)
-                if block.summed == "mlp":
-                    multiply_adds += matrices(source.mlp)
-        return 6 * multiply_adds
+            total += block.operations(T)
+            total += sum(self.blocks[i].operations(T, recomputed=True) for i in block.sources)
+        return 6 * total
 
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak_flops=312e12):
-        """Return the model FLOPs utilisation of fwdbwd_per_iter full contexts in dt seconds, as a fraction of the peak.
-
-        The default peak is an A100's in bfloat16, in FLOP/s, as in nanoGPT.
-        """
+        """Return the share of the peak (an A100's in bfloat16, as in nanoGPT) that fwdbwd_per_iter contexts in dt s use."""
         return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / peak_flops
 
     def crop_block_size(self, block_size):
-        """Make the longest context shorter. RoPE has no table of positions to cut."""
         if not 1 <= block_size <= self.config.block_size:
             raise ValueError(f"block_size = {block_size} does not work: it must be 1 to {self.config.block_size}")
         self.config.block_size = block_size

@@ -47,15 +47,18 @@ n_embd = 128  # width
 n_inner = 0  # width of the MLP; 0: 8/3 n_embd, rounded up to a multiple of 64
 dropout = 0.0  # dropout rate, of the attention weights and of the output of attention and MLP
 bias = False  # biases in the linear layers
-attention = "standard"  # standard, w2, summed_qk
-qk_scale = "5.1"  # summed_qk: scaling of the summed scores, 5.1 to 5.7
-sigma = "scalar"  # w2: scalar, diagonal
+attention = "standard"  # standard, w2, summed_qk, cosine
+qk_scale = "5.1"  # summed_qk: what divides the scores of layer i; d is its width, m the layers so far, a and b learned:
+#   5.1 √d   5.2 √d √m   5.3 √d m   5.4 d^a m^b   5.5 a_i √d   5.6 a_i d^b_i   5.7 a_i
+sigma = "scalar"  # w2: scalar, diagonal, none (L2 attention)
+value_residual = False  # mix the first layer's values into every layer's
 residual = "standard"  # standard, m1, m2, m3.1, m3.2, m4.1, m4.2
 keep_input = False  # m1 to m4: add the sum to the usual residual instead of replacing it
+connection = "latest"  # what a layer reads: latest, x0, dense, attnres
 rope_theta = 10000.0  # base of RoPE's wavelengths
 norm_eps = 1e-5  # epsilon of RMSNorm
 tie_weights = False  # share one matrix between the embedding and the head
-activation_checkpointing = False  # m1 to m4: save memory by recomputing once more in the backward pass
+activation_checkpointing = False  # save memory: the backward pass runs every block once more
 # optimizer
 optimizer = "adamw"  # adamw, or muon: Muon for the matrices of the layers, AdamW for the rest
 max_iters = 800  # total steps

@@ -3,6 +3,7 @@
 Needs transformers, which is imported at first use.
 """
 
+import copy
 import inspect
 import json
 import os
@@ -18,15 +19,18 @@ from config.runtime.common import UserError
 from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer, first_tokens
 from model import GPT, GPTConfig
 
-# parts of names here that a Hugging Face Llama checkpoint calls otherwise
-LLAMA_NAMES = {
-    "embed": "model.embed_tokens",
-    "blocks": "model.layers",
+# all that a Llama has, by its names here: of the model, and of a layer
+LLAMA_MODEL = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+LLAMA_LAYER = {
     "attn_norm": "input_layernorm",
-    "attn": "self_attn",
+    "attn.q_proj": "self_attn.q_proj",
+    "attn.k_proj": "self_attn.k_proj",
+    "attn.v_proj": "self_attn.v_proj",
+    "attn.o_proj": "self_attn.o_proj",
     "mlp_norm": "post_attention_layernorm",
-    "norm": "model.norm",
-    "head": "lm_head",
+    "mlp.gate_proj": "mlp.gate_proj",
+    "mlp.up_proj": "mlp.up_proj",
+    "mlp.down_proj": "mlp.down_proj",
 }
 # the fields of a Hugging Face LlamaConfig, by those of GPTConfig
 LLAMA_CONFIG = {
@@ -47,23 +51,23 @@ LLAMA_CONFIG = {
 
 
 def llama_names(model):
-    """Return {name in a Hugging Face Llama checkpoint: name here} of all that a Llama has: projections, norms, tables."""
-    names = [name for name in model.state_dict() if name.split(".")[-2].endswith(("_proj", "norm", "embed", "head"))]
-    return {".".join(LLAMA_NAMES.get(part, part) for part in name.split(".")): name for name in names}
+    """Return {name in a Hugging Face Llama checkpoint: name here} of all that a Llama has, and nothing else."""
+    modules = {theirs: ours for ours, theirs in LLAMA_MODEL.items()}
+    for l in range(model.config.n_layer):
+        modules |= {f"model.layers.{l}.{theirs}": f"blocks.{l}.{ours}" for ours, theirs in LLAMA_LAYER.items()}
+    names = {f"{llama}.{kind}": f"{ours}.{kind}" for llama, ours in modules.items() for kind in ("weight", "bias")}
+    here = model.state_dict()
+    return {llama: ours for llama, ours in names.items() if ours in here}
 
 
 def to_llama(model):
-    """Return the tensors of a Hugging Face Llama checkpoint, copied.
-
-    What Llama lacks (σ, τ, a, b and the mixing logits) is left out, so only standard attention and residuals compute
-    the same there.
-    """
+    """Return the tensors of a Hugging Face Llama checkpoint, copied. What Llama lacks is left out."""
     tensors = model.state_dict()
     return {llama: tensors[name].clone() for llama, name in llama_names(model).items()}
 
 
 def from_llama(state_dict, config) -> GPT:
-    """Return a model with the tensors of a Hugging Face Llama checkpoint, under any attention and residual.
+    """Return a model with the tensors of a Hugging Face Llama checkpoint, under any method.
 
     What Llama lacks has its initial value. Raises UserError for a tensor that is missing, unknown or of another shape
     than the config's. With tied weights `lm_head.weight` may be missing.
@@ -135,11 +139,6 @@ def from_pretrained(name_or_path, **override) -> GPT:
     return from_llama(llama.state_dict(), config)
 
 
-def is_llama(config):
-    """Return whether a Llama computes the same. Everything else takes model.py along."""
-    return config.attention == config.residual == "standard"
-
-
 def save_pretrained(model, folder, tokenizer=None):
     """Write a new folder that transformers reads: a Llama, or the code that computes the model and its weights.
 
@@ -150,28 +149,47 @@ def save_pretrained(model, folder, tokenizer=None):
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already: name a new folder")
     import_transformers()
-    write = write_llama if is_llama(model.config) else write_with_code
+    from safetensors import SafetensorError
+
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     try:
         theirs = to_transformers(tokenizer) if tokenizer else None
-        write(model, unfinished, {name: getattr(theirs, name, None) for name in ("bos_token_id", "eos_token_id")})
+        ends = {name: getattr(theirs, name, None) for name in ("bos_token_id", "eos_token_id")}
+        llama = as_llama(model, ends)
+        if llama:
+            llama.save_pretrained(unfinished)
+        else:
+            write_with_code(model, unfinished, ends)
         if theirs:
             theirs.save_pretrained(unfinished)
         unfinished.rename(folder)
-    except Exception as error:  # safetensors has types of its own
+    except (OSError, SafetensorError) as error:
         raise UserError(f"{folder}: could not be written: {reason(error)}") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def write_llama(model, folder, ends):
-    """Write a Llama, whose first and last token are `ends`. transformers has the code for it."""
+@torch.no_grad()
+def as_llama(model, ends):
+    """Return the Llama that computes what `model` does, with `ends` as its first and last token, or None.
+
+    Names of parameters and the logits of a whole context decide it: model.py may have been edited.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    fields = {name: getattr(model.config, ours) for ours, name in LLAMA_CONFIG.items()}
-    rope = {"rope_type": "default", "rope_theta": model.config.rope_theta}
-    config = LlamaConfig(**fields, **ends, mlp_bias=model.config.bias, rope_parameters=rope)
-    LlamaForCausalLM(config).save_pretrained(folder, state_dict=to_llama(model))
+    config, tensors = model.config, to_llama(model)
+    if len(tensors) < len(model.state_dict()):  # a Llama has no place for the rest
+        return None
+    given = {theirs: getattr(config, ours) for ours, theirs in LLAMA_CONFIG.items()}
+    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+    llama = LlamaForCausalLM(LlamaConfig(**given, **ends, mlp_bias=config.bias, rope_parameters=rope))
+    if llama.state_dict().keys() != tensors.keys():
+        return None
+    llama.load_state_dict(tensors)
+    idx = torch.randint(config.vocab_size, (1, min(config.block_size, 2048)), generator=torch.Generator().manual_seed(0))
+    ours = copy.deepcopy(model).to("cpu", torch.float32).eval()(idx)[0]
+    difference = (llama.eval()(idx).logits - ours).abs().max()
+    return llama.to(model.head.weight.dtype) if difference < 1e-4 * ours.abs().max() else None
 
 
 def write_with_code(model, folder, ends):
@@ -204,10 +222,10 @@ def write_with_code(model, folder, ends):
 
 def describe_export(model, folder, tokenizer) -> str:
     """Return two lines: what an exported folder holds, and the command that scores it."""
-    if is_llama(model.config):
-        what, trust = "a Llama", ""
-    else:
+    if (Path(folder) / "model.py").exists():
         what, trust = "model.py and a model", "trust_remote_code=True"
+    else:
+        what, trust = "a Llama", ""
     parts = [f"pretrained={folder}", trust]
     note = ""
     if not tokenizer.document_start:  # then the harness must be told what to predict a text's first token from

@@ -8,17 +8,19 @@ It works on a plain dict of tensors, `state`, under the names of a Hugging Face 
 
     model.embed_tokens.weight, model.layers.{l}.self_attn.q_proj.weight, ..., lm_head.weight
 
-and, for what Llama lacks, under model.py's own: `blocks.{l}.mix`, `blocks.{l}.attn.{log_a, a, b, sigma.weight, tau_shift}`.
+and, for what Llama lacks, under model.py's own, such as `blocks.{l}.mix`, `blocks.{l}.attn.log_a`, `connection.w`.
 
 Shapes: T positions, C = n_embd, d = head_dim. There is no batch axis: one row at a time.
 """
 
 import math
+from dataclasses import fields
+from itertools import combinations, permutations, product
 
 import torch
 
 from data.huggingface import llama_names, to_llama
-from model import ATTENTIONS, QK_SCALES, RESIDUALS, SIGMAS    # their names alone, so that every entry is tested
+from model import ATTENTIONS, CHOICES, RESIDUALS, GPTConfig    # their names alone, so that every entry is tested
 
 
 def known(name, table):
@@ -167,8 +169,8 @@ def weights_standard(q, k, **_):
 
 
 def weights_w2(q, k, h, kv, normed, extras, config, **_):
-    n = known(config.sigma, {"scalar": 1, "diagonal": q.shape[-1]})
-    spread = torch.nn.functional.softplus(normed @ extras["sigma.weight"].T)
+    n = known(config.sigma, {"scalar": 1, "diagonal": q.shape[-1], "none": 0})
+    spread = torch.nn.functional.softplus(normed @ extras["sigma.weight"].T) if n else torch.zeros(len(normed), 0)
     own, other = h * n, (config.n_head + kv) * n    # the query heads come first
     log_tau = math.log(2 * q.shape[-1] ** 0.5) + 0.1 * extras["tau_shift"][h]    # q·k starts with 1/√d
     return causal_softmax(w2_scores(q, k, spread[:, own:own + n], spread[:, other:other + n], log_tau))
@@ -179,9 +181,24 @@ def weights_summed(q, qk, extras, config, **_):
     return causal_softmax(scale(qk, q.shape[-1], *(extras[name] for name in learned)))
 
 
-WEIGHTS = {"standard": weights_standard, "w2": weights_w2, "summed_qk": weights_summed}
+def weights_cosine(q, k, h, extras, **_):
+    """softmax(s_h cos(q, k)), s_h = exp(log_scale_h)"""
+    cosines = torch.stack([torch.stack([q_m @ k_n / (q_m.norm() * k_n.norm()) for k_n in k]) for q_m in q])
+    return causal_softmax(torch.exp(extras["log_scale"][h]) * cosines)
+
+
+WEIGHTS = {"standard": weights_standard, "w2": weights_w2, "summed_qk": weights_summed, "cosine": weights_cosine}
+
+# What becomes of a layer's mixed heads (T, C), y, before W_O, by the kind; of those that are not here, nothing.
+OUTPUTS = {}
 
 T_BY_T = set()    # kinds in whose nature it is to hold T x T tensors, which the tests then let them
+
+
+def extras_of(state, layer):
+    """A layer's own parameters of attention, by their names in it."""
+    own = f"blocks.{layer}.attn."
+    return {key.removeprefix(own): value for key, value in state.items() if key.startswith(own)}
 
 
 def attention_weights(config, state, layer, normed, qk):
@@ -191,8 +208,7 @@ def attention_weights(config, state, layer, normed, qk):
     Method 5: "attention becomes softmax( Σ QKᵀ / d_s ), the sum running over this layer's QKᵀ and
     those of all earlier layers".
     """
-    name, own = f"model.layers.{layer}.self_attn.", f"blocks.{layer}.attn."
-    extras = {key.removeprefix(own): value for key, value in state.items() if key.startswith(own)}
+    name, extras = f"model.layers.{layer}.self_attn.", extras_of(state, layer)
     n_head, n_kv_head = config.n_head, config.n_kv_head or config.n_head
     d = config.n_embd // n_head
     queries = linear(state, name + "q_proj", normed)
@@ -214,7 +230,16 @@ def attention_weights(config, state, layer, normed, qk):
 # ----------------------------------------------------------------------------------------------
 # a layer's two outputs on any input, with the attention weights of its first run kept
 
-def attention_output(config, state, i, weights, x):
+def layer_values(config, state, i, normed, first_values):
+    """W_V x, or a W_V x + b v_0 (value residual), v_0 the values of layer 0 in its first run. (T, n_kv_head d)"""
+    values = linear(state, f"model.layers.{i}.self_attn.v_proj", normed)
+    if not config.value_residual or i == 0:
+        return values
+    a, b = state[f"blocks.{i}.attn.value_mix"]
+    return a * values + b * first_values
+
+
+def attention_output(config, state, i, weights, x, first_values=None):
     """
     attn_i(x): "X → input norm of layer i → attention with the kept weights, W^V, W^O → that output,
     without a residual."
@@ -223,12 +248,15 @@ def attention_output(config, state, i, weights, x):
     n_head, n_kv_head = config.n_head, config.n_kv_head or config.n_head
     d = config.n_embd // n_head
     normed = rms_norm(x, state[name + "input_layernorm.weight"], config.norm_eps)
-    values = linear(state, name + "self_attn.v_proj", normed)
+    values = layer_values(config, state, i, normed, first_values)
     heads = []
     for head in range(n_head):
         kv = head // (n_head // n_kv_head)
         heads.append(weights[head] @ values[:, kv * d:(kv + 1) * d])
-    return linear(state, name + "self_attn.o_proj", torch.cat(heads, dim=-1))
+    y = torch.cat(heads, dim=-1)
+    if config.attention in OUTPUTS:
+        y = OUTPUTS[config.attention](y=y, normed=normed, extras=extras_of(state, i), config=config)
+    return linear(state, name + "self_attn.o_proj", y)
 
 
 def mlp_output(config, state, i, h):
@@ -299,28 +327,71 @@ BLOCKS = {"standard": (standard_block, one, all_so_far),
 
 
 # ----------------------------------------------------------------------------------------------
+# connections: what layer l reads, and, with l = n_layer, the head. outputs: x_0, the embedding, and x_1 to x_l, what the
+# layers have put out; inputs: what they have read; mine: the connection's own parameters
+
+def reads_latest(l, outputs, inputs, mine):
+    """x_l"""
+    return outputs[l]
+
+
+def reads_x0(l, outputs, inputs, mine):
+    """a_l x_l + b_l x_0; the head reads x_l"""
+    return outputs[l] if l == len(mine["a"]) else mine["a"][l] * outputs[l] + mine["b"][l] * outputs[0]
+
+
+def reads_dense(l, outputs, inputs, mine):
+    """Σ_{i≤l} w_li x_i; layer 0 reads x_0"""
+    return sum(mine[f"w.{l - 1}"][i] * outputs[i] for i in range(l + 1)) if l else outputs[0]
+
+
+def reads_attnres(l, outputs, inputs, mine):
+    """Σ_{i≤l} p_li f_i, p_l = softmax over i of w_l · f_i / rms(f_i), for each token; f_0 = x_0, f_i what layer i adds"""
+    added = [outputs[0]] + [outputs[i + 1] - inputs[i] for i in range(l)]
+    rows = []
+    for t in range(len(outputs[0])):
+        eps = torch.finfo(torch.float64).eps
+        scores = [mine["w"][l - 1] @ rms_norm(f[t], 1.0, eps) if l else torch.zeros(()).double() for f in added]
+        p = torch.softmax(torch.stack(scores), dim=0)
+        rows.append(sum(p[i] * added[i][t] for i in range(l + 1)))
+    return torch.stack(rows)
+
+
+READS = {"latest": reads_latest, "x0": reads_x0, "dense": reads_dense, "attnres": reads_attnres}
+
+
+# ----------------------------------------------------------------------------------------------
 # the whole model
 
 def row_logits(config, state, tokens):
     """Logits (T, V) of one row of tokens."""
     block, weigh, summed = known(config.residual, BLOCKS)
+    reads = known(config.connection, READS)
+    mine = {name.removeprefix("connection."): p for name, p in state.items() if name.startswith("connection.")}
     qk, weights = [], []                            # of each layer, kept from its first run
+    outputs, inputs = [state["model.embed_tokens.weight"][tokens]], []
+
+    def norm(l, x):
+        return rms_norm(x, state[f"model.layers.{l}.input_layernorm.weight"], config.norm_eps)
 
     def attn(i, x):
-        return attention_output(config, state, i, weights[i], x)
+        first_values = layer_values(config, state, 0, norm(0, inputs[0]), None)
+        return attention_output(config, state, i, weights[i], x, first_values)
 
     def mlp(i, h):
         return mlp_output(config, state, i, h)
 
-    x = state["model.embed_tokens.weight"][tokens]
     for l in range(config.n_layer):
-        norm = state[f"model.layers.{l}.input_layernorm.weight"]
-        weights.append(attention_weights(config, state, l, rms_norm(x, norm, config.norm_eps), qk))
+        x = reads(l, outputs, inputs, mine)
+        inputs.append(x)
+        weights.append(attention_weights(config, state, l, norm(l, x), qk))
         layers = summed(l)
         if l == 0:
             x = standard_block(layers, x, attn, mlp)
         else:
             x = block(layers, x, attn, mlp, weigh(len(layers), state.get(f"blocks.{l}.mix")), config.keep_input)
+        outputs.append(x)
+    x = reads(config.n_layer, outputs, inputs, mine)
     x = rms_norm(x, state["model.norm.weight"], config.norm_eps)
     head = state.get("lm_head.weight", state["model.embed_tokens.weight"])
     return x @ head.T
@@ -359,14 +430,11 @@ def uncached_greedy(model, idx, max_new_tokens):
 # ----------------------------------------------------------------------------------------------
 # every kind x method, for the tests
 
-# a kind with variants: the setting that tells them apart, and its values
-VARIANTS = {"w2": ("sigma", SIGMAS), "summed_qk": ("qk_scale", QK_SCALES)}
-
-KINDS = {}
-for kind in ATTENTIONS:
-    setting, values = VARIANTS.get(kind, (None, ()))
-    KINDS |= {f"{kind.removesuffix('_qk')}-{value}": {"attention": kind, setting: value} for value in values}
-    if not values:
+KINDS = {}    # a kind's name here, with the value of its option: its settings
+for kind, attention in ATTENTIONS.items():
+    for setting, values in attention.options.items():
+        KINDS |= {f"{kind.removesuffix('_qk')}-{value}": {"attention": kind, setting: value} for value in values or ()}
+    if not attention.options:
         KINDS[kind] = {"attention": kind}
 
 METHODS = {}
@@ -377,11 +445,52 @@ for residual in RESIDUALS:
 
 GRID = [(kind, method) for kind in KINDS for method in METHODS]
 
+# values of the fields of GPTConfig that are numbers, and those fields that each test gives
+NUMBERS = {"n_kv_head": [None, 2, 1], "rope_theta": [10000.0, 500.0], "norm_eps": [1e-5, 1e-2]}
+SHAPES = {"block_size", "vocab_size", "n_layer", "n_head", "n_embd", "n_inner", "dropout"}
+
+
+def columns(config=GPTConfig):
+    """What the tests vary: {name: [settings]} of kinds, and of every other bool, choice and number of the config."""
+    options = {name for attention in ATTENTIONS.values() for name in attention.options}
+    found = {"attention": list(KINDS.values())}
+    for field in fields(config):
+        if isinstance(field.default, bool):
+            found[field.name] = [{field.name: value} for value in (False, True)]
+        elif field.name in CHOICES.keys() - options - {"attention"}:
+            found[field.name] = [{field.name: value} for value in CHOICES[field.name]]
+        elif field.name in NUMBERS:
+            found[field.name] = [{field.name: value} for value in NUMBERS[field.name]]
+        elif field.name not in SHAPES | options | {"attention"}:
+            raise ValueError(f"{field.name} is varied by no test: give its values in NUMBERS of tests/reference.py")
+    return found
+
+
+def covering(columns):
+    """Settings, a dict each, in which every two values of two columns meet: in place of the product, which is endless."""
+    cells = [[(name, i) for i in range(len(values))] for name, values in columns.items()]
+    left = {pair for a, b in combinations(cells, 2) for pair in product(a, b)}
+    first, second = sorted(cells, key=len)[-2:]
+    seeds, rows = list(product(first, second)), []
+    while left:
+        row = dict(seeds.pop(0) if seeds else min(left))
+        for column in cells:
+            if column[0][0] not in row:    # the value with the most pairs that are left
+                row |= [max(column, key=lambda cell: sum({(cell, x), (x, cell)} & left != set() for x in row.items()))]
+        left -= set(permutations(row.items(), 2))
+        rows.append({key: value for name, i in row.items() for key, value in columns[name][i].items()})
+    return rows
+
+
+COVER = covering(columns())
+
+
+TINY = dict(block_size=16, vocab_size=19, n_layer=3, n_head=4, n_embd=32, n_inner=24)
+
 
 def settings(kind, method, **changes):
     """A tiny configuration of a kind and a method, as a dict of GPTConfig's arguments."""
-    tiny = dict(block_size=16, vocab_size=19, n_layer=3, n_head=4, n_embd=32, n_inner=24)
-    return {**tiny, **KINDS[kind], **METHODS[method], **changes}
+    return {**TINY, **KINDS[kind], **METHODS[method], **changes}
 
 
 def perturb(model, seed=0):

@@ -15,12 +15,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import TINY, load
+from data import huggingface
 from data.huggingface import from_pretrained, save_pretrained
 from data.tokenizer import CharTokenizer
 from model import GPT, GPTConfig
-from reference import GRID, perturb, settings
+from reference import COVER, TINY as SHAPE, perturb, settings
 
-METHODS = [(kind, method) for kind, method in GRID if kind == "standard" or "+input" not in method]
+STANDARD = {"attention": "standard"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,14 +57,13 @@ def agree(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind, method", METHODS)
+@pytest.mark.parametrize("row", [STANDARD, *COVER[1::3]])
 @torch.no_grad()
-def test_it_is_the_same_model(kind, method, tmp_path):
-    model = perturb(GPT(GPTConfig(**settings(kind, method)))).eval()
+def test_it_is_the_same_model(row, tmp_path):
+    model = perturb(GPT(GPTConfig(**SHAPE, **row))).eval()
     theirs = exported(model, tmp_path / "exported")
     agree(theirs(ids(2, 16)).logits, model(ids(2, 16))[0])
-    if kind != "standard" and method != "m3.2":
-        return  # the wrapper generates from logits, whatever makes them
+    assert (tmp_path / "exported" / "model.py").exists() == (row != STANDARD)
     prompt = ids(2, 5)  # as long as the context lasts
     written = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=11)
     assert torch.equal(written, model.generate(prompt, 11, temperature=0))
@@ -159,14 +159,49 @@ print(json.dumps([tokenizer.decode(written), model(**prompt).logits.tolist()]))
 """
 
 
-def test_a_kind_of_ones_own_needs_no_repository(tmp_path, monkeypatch):
+@pytest.fixture
+def edited(tmp_path, monkeypatch):
+    """Return a function that imports model.py with a line of it replaced, or with more at its end."""
+
+    def load(old, new):
+        path = tmp_path / "own.py"
+        source = Path(sys.modules[GPT.__module__].__file__).read_text(encoding="utf-8") + "\n"
+        path.write_text(source.replace(old, new, 1) if old else source + new, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location("own", path)
+        own = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "own", own)
+        spec.loader.exec_module(own)
+        return own
+
+    return load
+
+
+EDITS = [
+    ("return q * self.D**-0.5, k, None", "return 2 * q * self.D**-0.5, k, None"),  # what it computes
+    ("self.dropout = ", "self.q_norm = RMSNorm(self.D)\n        self.dropout = "),  # what it has
+]
+
+
+@pytest.mark.parametrize("old, new", EDITS)
+@torch.no_grad()
+def test_an_edited_standard_model_takes_its_code_along(tmp_path, edited, old, new):
+    own = edited(old, new)
+    model = perturb(own.GPT(own.GPTConfig(**SHAPE))).eval()
+    theirs = exported(model, tmp_path / "exported")
+    assert "q * self.D**-0.5" in (tmp_path / "exported" / "model.py").read_text(encoding="utf-8")
+    agree(theirs(ids(2, 16)).logits, model(ids(2, 16))[0])
+
+
+def test_an_error_of_the_export_s_own_keeps_its_traceback(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface, "write_with_code", lambda *_: [][0])
+    with pytest.raises(IndexError, match="list index out of range"):
+        save_pretrained(a_model(), tmp_path / "exported")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_kind_of_ones_own_needs_no_repository(tmp_path, edited):
     """In a process of its own, which can import the folder only: model.py has travelled with what was added to it."""
-    path = tmp_path / "own.py"
-    path.write_text(Path(sys.modules[GPT.__module__].__file__).read_text(encoding="utf-8") + OWN, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("own", path)
-    own = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "own", own)
-    spec.loader.exec_module(own)
+    own = edited("", OWN)
     tokenizer = CharTokenizer("the quick brown dog")
     options = settings("standard", "m3.2", vocab_size=tokenizer.vocab_size) | {"attention": "doubled"}
     model = perturb(own.GPT(own.GPTConfig(**options))).eval()

@@ -1,11 +1,13 @@
 """
-Every entry of model.py's tables, and what somebody adds to them by the steps of tests/README.md, keeps all that is
-promised of a kind of attention and of a residual method: here at five layers, with grouped heads.
+Every entry of model.py's tables, and what somebody adds to them by the steps of tests/EXTENDING.md, keeps all that is
+promised of a kind of attention, a residual method, a connection and a setting: here at five layers, with grouped heads.
 """
 
 import dataclasses
 import re
-from pathlib import Path
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -16,24 +18,26 @@ from einops import rearrange
 import model
 import reference
 from config.runtime.maps import look_inside
+from conftest import ROOT, TINY, load
 from model import GPT, Attention, GPTConfig
-from reference import KINDS, causal_softmax, perturb, standard_scores, uncached_greedy
-from test_model import Shapes, counted_flops, rounding_error
+from reference import causal_softmax, columns, covering, perturb, standard_scores, uncached_greedy
+from test_model import Shapes, counted_flops, over, rounding_error
 
 T = 13
 
 
 def hold(**choice):
-    """Every promise, for one kind and method."""
+    """Every promise, for one configuration."""
     shape = dict(block_size=T, vocab_size=19, n_layer=5, n_head=4, n_kv_head=2, n_embd=32, n_inner=24)
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)  # under which what torch.empty gives is not a number
-    gpt = GPT(GPTConfig(**shape, **choice))
+    gpt = GPT(GPTConfig(**{**shape, **choice}))
     torch.use_deterministic_algorithms(False)
     assert all(p.isfinite().all() for p in gpt.parameters()), "a parameter has no initial value"
     gpt = perturb(gpt.double()).eval()
     idx = torch.randint(19, (2, T), generator=torch.Generator().manual_seed(1))
     changed = torch.cat((idx[:, :6], (idx[:, 6:] + 1) % 19), dim=1)
+    assert gpt.flops_per_token() == pytest.approx(3 * counted_flops(gpt, backward=False), rel=1e-9), "wrongly counted"
 
     logits, loss = gpt(idx, idx.roll(1))
     loss.backward()
@@ -55,28 +59,47 @@ def hold(**choice):
     assert (rough.double() - logits).norm() < 5 * rounding_error(gpt, idx), "bfloat16 is far off"
 
 
-# every kind with one method, and every method with standard attention; tests/test_model.py has all of them together
-PAIRS = [
-    (kind, residual)
-    for kind in KINDS
-    for residual in model.RESIDUALS
-    if residual == "m1" or KINDS[kind] == {"attention": "standard"}
-]
+def each(columns):
+    """A few settings in which every value of every column is there."""
+    return [
+        {key: value for values in columns.values() for key, value in values[i % len(values)].items()}
+        for i in range(max(map(len, columns.values())))
+    ]
 
 
-@pytest.mark.parametrize("kind, residual", PAIRS)
-def test_every_entry_keeps_every_promise(kind, residual):
-    hold(**KINDS[kind], residual=residual)
-
-
-@pytest.mark.parametrize("residual", [name for name in model.RESIDUALS if name != "standard"])
-def test_every_method_does_with_its_input_kept(residual):
-    hold(residual=residual, keep_input=True)
+@over(each(columns()))  # tests/test_model.py has every pair of values
+def test_every_entry_keeps_every_promise(row):
+    hold(**row)
 
 
 def test_every_entry_has_a_float64_form():
     assert set(model.ATTENTIONS) == set(reference.WEIGHTS)
     assert set(model.RESIDUALS) == set(reference.BLOCKS)
+    assert set(model.CONNECTIONS) == set(reference.READS)
+
+
+def test_every_field_is_varied():
+    """... also one of somebody's own: a bool is found, and a number that no test varies is named."""
+
+    @dataclasses.dataclass
+    class Own(GPTConfig):
+        peek: bool = False
+
+    @dataclasses.dataclass
+    class OwnNumber(GPTConfig):
+        window: int = 0
+
+    assert {"peek", "connection", "value_residual", "n_kv_head"} < columns(Own).keys()
+    assert {row["peek"] for row in each(columns(Own))} == {row["peek"] for row in covering(columns(Own))} == {False, True}
+    with pytest.raises(ValueError, match="window is varied by no test"):
+        columns(OwnNumber)
+
+
+def test_every_two_values_meet():
+    found = columns()
+    pairs = [(a, b) for x in found for y in found if x < y for a in found[x] for b in found[y]]
+    missed = [pair for pair in pairs if not any({**pair[0], **pair[1]}.items() <= row.items() for row in reference.COVER)]
+    assert len(pairs) > 500 and not missed and len(reference.COVER) < 100
 
 
 @pytest.mark.parametrize("choice", [{}, dict(attention="w2", residual="m1"), dict(attention="summed_qk", residual="m4.2")])
@@ -96,11 +119,44 @@ def test_gradients_by_sample(choice):
             torch.testing.assert_close(found[name][i], gradient, rtol=1e-3, atol=1e-5)
 
 
-# -- the steps of "Adding your own" --------------------------------------------------------------------------
+# -- the examples of tests/EXTENDING.md ----------------------------------------------------------------------
+
+PAGE = (ROOT / "tests" / "EXTENDING.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r'```python\n# (\S+), below "(.*?)"\n(.*?)```', PAGE, re.DOTALL)
+
+
+def apply(examples, folder):
+    """Put each example below the line that it names: the only one that begins so."""
+    for file, line, code in examples:
+        lines = (folder / file).read_text(encoding="utf-8").splitlines(keepends=True)
+        (place,) = [i for i, text in enumerate(lines) if text.startswith(line)]
+        (folder / file).write_text("".join([*lines[: place + 1], code, *lines[place + 1 :]]), encoding="utf-8")
+
+
+def python(folder, *command):
+    done = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_examples_keep_every_promise_and_train(repo):
+    shutil.copytree(ROOT / "tests", repo.folder / "tests", ignore=shutil.ignore_patterns("__pycache__", "results"))
+    apply(EXAMPLES, repo.folder)
+    code, shown = python(repo.folder, "-m", "pytest", "-n0", "-rA", "tests/test_extend.py", "-k", "entry or field")
+    assert code == 0, shown
+    tried = [line for line in shown.splitlines() if line.startswith("PASSED") and "keeps_every_promise" in line]
+    for name in ("tempered", "gated-channel", "gated-head", "latest2", "skip", "embed_norm"):
+        assert any(f"-{name}" in line or f"[{name}" in line for line in tried), name
+    own = "--attention=gated --gate=head --residual=latest2 --connection=skip --embed_norm --value_residual"
+    code, shown = python(repo.folder, "train.py", *TINY.split(), *own.split(), "--out_dir=own")
+    assert code == 0, shown
+    assert load("own/ckpt.pt")["config"].items() >= dict(gate="head", residual="latest2", embed_norm=True).items()
+
+
+# -- kinds with more of their own ----------------------------------------------------------------------------
 
 
 class Tempered(Attention):
-    """softmax(exp(t_h) q kᵀ/√d_k) V, with a learned t per head: step 1."""
+    """softmax(exp(t_h) q kᵀ/√d_k) V, with a learned t per head."""
 
     def __init__(self, config, layer):
         super().__init__(config, layer)
@@ -111,13 +167,8 @@ class Tempered(Attention):
         return q * self.t.exp().type_as(q), k, None
 
 
-def weights_tempered(q, k, h, extras, **_):  # step 2
+def weights_tempered(q, k, h, extras, **_):
     return causal_softmax(torch.exp(extras["t"][h, 0, 0]) * standard_scores(q, k))
-
-
-def weights_cosine(q, k, h, extras, **_):
-    cosines = [[q_m @ k_n / (q_m.norm() * k_n.norm()) for k_n in k] for q_m in q]
-    return causal_softmax(torch.exp(extras["log_scale"][h, 0, 0]) * torch.stack([torch.stack(row) for row in cosines]))
 
 
 class ALiBi(Attention):
@@ -208,28 +259,12 @@ def weights_windowed(q, k, **_):
     return e / e.sum(dim=-1, keepdim=True)
 
 
-PAGE = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
-names = dict(vars(model))
-exec(re.search(r"```python\n(class CosineAttention.*?)```", PAGE, re.DOTALL)[1], names)  # as if it stood in model.py
 KINDS_OF_OWN = {
     "tempered": (Tempered, weights_tempered),
-    "cosine": (names["CosineAttention"], weights_cosine),
     "alibi": (ALiBi, weights_alibi),
     "sink": (Sink, weights_sink),
     "differential": (Differential, weights_differential),
     "windowed": (Windowed, weights_windowed),
-}
-
-
-def latest_two(l):
-    """The layers summed by methods that recompute the two latest ones only: step 2 of a method."""
-    return range(max(l - 2, 0), l + 1)
-
-
-METHODS_OF_OWN = {
-    name: (dataclasses.replace(like, sources=lambda l: range(max(l - 2, 0), l)), reference.BLOCKS[name])
-    for name, like in model.RESIDUALS.items()
-    if like
 }
 
 
@@ -239,40 +274,51 @@ def own(monkeypatch):
         monkeypatch.setitem(model.ATTENTIONS, name, kind)
         monkeypatch.setitem(reference.WEIGHTS, name, weights)
     monkeypatch.setattr(reference, "T_BY_T", {"windowed"})
-    for name, (method, (layer, weights, _)) in METHODS_OF_OWN.items():
-        monkeypatch.setitem(model.RESIDUALS, f"latest {name}", method)
-        monkeypatch.setitem(reference.BLOCKS, f"latest {name}", (layer, weights, latest_two))
+    layer, weights, _ = reference.BLOCKS["m3.2"]
+    latest = dataclasses.replace(model.RESIDUALS["m3.2"], sources=lambda l: range(max(l - 2, 0), l))
+    monkeypatch.setitem(model.RESIDUALS, "latest m3.2", latest)
+    monkeypatch.setitem(reference.BLOCKS, "latest m3.2", (layer, weights, lambda l: range(max(l - 2, 0), l + 1)))
 
 
 @pytest.mark.parametrize("residual", ["m4.2", "latest m3.2"])  # which recompute attention only, and the MLP too
 @pytest.mark.parametrize("kind", KINDS_OF_OWN)
 def test_an_own_kind_keeps_every_promise(own, kind, residual):
-    hold(attention=kind, residual=residual)
-
-
-@pytest.mark.parametrize("name", METHODS_OF_OWN)
-@pytest.mark.parametrize("kind, keep_input", [("w2-scalar", True), ("summed-5.5", False)])
-def test_an_own_method_keeps_every_promise(own, kind, name, keep_input):
-    hold(**KINDS[kind], residual=f"latest {name}", keep_input=keep_input)
+    hold(attention=kind, residual=residual, connection="attnres", value_residual=True)
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_OWN)
 def test_own_weights_are_seen(own, kind):
     gpt = perturb(GPT(GPTConfig(T, 19, 3, 4, 2, n_embd=32, attention=kind, residual="m3.2")).double())
     idx, qk = torch.randint(19, (1, T), generator=torch.Generator().manual_seed(1)), []
-    inputs = []  # of the layers' attention, normed
+    inputs = {}  # of the layers' attention, normed, when they run first
+
+    def keep(norm, arguments, normed):
+        inputs.setdefault(norm, normed[0].detach())
+
     for block in gpt.blocks:
-        block.attn_norm.register_forward_hook(lambda module, arguments, normed: inputs.append(normed[0].detach()))
+        block.attn_norm.register_forward_hook(keep)
     state = {name: value.detach() for name, value in reference.get_state(gpt).items()}
-    for l, (weights, normed) in enumerate(zip(look_inside(gpt, idx), inputs, strict=True)):
+    for l, (weights, normed) in enumerate(zip(look_inside(gpt, idx), inputs.values(), strict=True)):
         expected = torch.stack(reference.attention_weights(gpt.config, state, l, normed, qk))
         torch.testing.assert_close(weights[0], expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", KINDS_OF_OWN)
-def test_own_operations_are_counted(own, kind):
-    gpt = GPT(GPTConfig(T, 19, 5, 4, 2, n_embd=32, attention=kind, residual="latest m1"))
-    assert gpt.flops_per_token() == pytest.approx(3 * counted_flops(gpt, backward=False), rel=1e-9)
+class Summed(Attention):
+    """softmax(q (k_0 + ... + k_l)ᵀ/√d_k) V: what it keeps for later layers is a tensor."""
+
+    reads_earlier = True
+
+    def score_vectors(self, x, rope, earlier):
+        q, k = self.project(x, rope)
+        k = k + earlier[-1].qk if earlier else k
+        return q * self.D**-0.5, k, k
+
+
+def test_what_a_kind_keeps_may_be_a_tensor(monkeypatch):
+    monkeypatch.setitem(model.ATTENTIONS, "summed", Summed)
+    gpt = perturb(GPT(GPTConfig(T, 19, 3, 4, 2, n_embd=32, attention="summed", residual="m1")).double())
+    idx = torch.randint(19, (2, 5), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(gpt.generate(idx, 8, temperature=0), uncached_greedy(gpt, idx, 8))
 
 
 def test_an_own_vector_is_not_decayed(own):

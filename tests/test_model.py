@@ -29,8 +29,8 @@ import reference
 from config.runtime.common import pick_attention_kernel, use_plain_attention
 from data import huggingface
 from data.huggingface import to_llama
-from model import RESIDUALS, Attention, ConfigError, GPT, GPTConfig, attention_layout, rope_table
-from reference import GRID, KINDS, METHODS, perturb, set_log_tau, settings, uncached_greedy
+from model import RESIDUALS, Attention, Block, ConfigError, GPT, GPTConfig, attention_layout, rope_table
+from reference import COVER, GRID, KINDS, METHODS, columns, perturb, set_log_tau, settings, uncached_greedy
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -42,6 +42,13 @@ def build(kind="standard", method="standard", dtype=torch.float64, seed=0, moved
     torch.manual_seed(seed)
     model = GPT(GPTConfig(**settings(kind, method, **changes))).to(dtype)
     return (perturb(model, seed) if moved else model).eval()
+
+
+def over(rows):
+    """Run a test over rows of COVER, under names made of their settings."""
+    def name(row):
+        return "-".join(field if value is True else str(value) for field, value in row.items() if value not in (False, None))
+    return pytest.mark.parametrize("row", rows, ids=name)
 
 
 def tokens(model, B, T, seed=0):
@@ -89,9 +96,9 @@ def close(a, b, tolerance=1e-9):
 # ----------------------------------------------------------------------------------------------
 # the explicit reference
 
-@pytest.mark.parametrize("kind, method", GRID)
-def test_logits_and_gradients_equal_the_reference(kind, method):
-    model = build(kind, method, **variation(kind, method))
+@over(COVER)
+def test_logits_and_gradients_equal_the_reference(row):
+    model = build(**row)
     idx, targets = tokens(model, 2, 5), tokens(model, 2, 5, seed=1)
     targets[0, 2] = targets[1, 4] = -1
     logits, loss = model(idx, targets)
@@ -134,18 +141,17 @@ def test_head_widths_that_kernels_dislike(kind):
 @given(st.data())
 def test_any_configuration_equals_the_reference(data):
     draw = lambda *choices: data.draw(st.sampled_from(choices))
-    kind, method = data.draw(st.sampled_from(GRID))
+    row = {name: value for name, values in columns().items() for name, value in draw(*values).items()}
     groups, kv = draw(1, 2, 3), draw(1, 2)
-    n_head = groups * kv
-    model = build(kind, method, n_head=n_head, n_kv_head=kv, n_embd=n_head * draw(2, 4, 6),
-                  n_layer=draw(1, 2, 4), n_inner=draw(1, 5, None), bias=draw(False, True),
-                  tie_weights=draw(False, True), seed=draw(0, 1, 2))
+    shape = dict(n_head=groups * kv, n_kv_head=kv, n_embd=groups * kv * draw(2, 4, 6), n_layer=draw(1, 2, 4),
+                 n_inner=draw(1, 5, None))
+    model = build(**{**row, **shape}, seed=draw(0, 1, 2))
     idx = tokens(model, draw(1, 3), draw(1, 2, 5))
     assert (model(idx)[0] - reference.reference_logits(model, idx)).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("field, value", [("attention", "linear"), ("sigma", "full"), ("qk_scale", "5.8"),
-                                          ("residual", "m6")])
+                                          ("residual", "m6"), ("connection", "all")])
 def test_the_reference_knows_what_it_does_not_know(field, value):
     model = build("w2-scalar" if field == "sigma" else "summed-5.1" if field == "qk_scale" else "standard")
     unknown = SimpleNamespace(**{**vars(model.config), field: value})
@@ -156,9 +162,9 @@ def test_the_reference_knows_what_it_does_not_know(field, value):
 # ----------------------------------------------------------------------------------------------
 # causality, and no T x T tensor anywhere
 
-@pytest.mark.parametrize("kind, method", GRID)
-def test_the_future_does_not_move_the_past(kind, method):
-    model = build(kind, method, torch.float32, **variation(kind, method))
+@over(COVER)
+def test_the_future_does_not_move_the_past(row):
+    model = build(**row, dtype=torch.float32)
     idx = tokens(model, 2, 16)
     with torch.no_grad():
         logits = model(idx)[0]
@@ -186,12 +192,12 @@ class Shapes(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("kind, method", GRID)
-def test_activation_checkpointing_changes_nothing(kind, method):
+@over(COVER)
+def test_activation_checkpointing_changes_nothing(row):
     """... except what is kept for the backward pass; dropout, which they draw twice, included."""
     outcomes = []
     for activation_checkpointing in (False, True):
-        model = build(kind, method, dropout=0.3, activation_checkpointing=activation_checkpointing).train()
+        model = build(**{**row, "activation_checkpointing": activation_checkpointing}, dropout=0.3).train()
         idx = tokens(model, 2, 9)
         torch.manual_seed(1)
         loss = model(idx, idx)[1]
@@ -200,9 +206,9 @@ def test_activation_checkpointing_changes_nothing(kind, method):
     assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
 
 
-def kept_for_backward(residual, **changes):
+def kept_for_backward(**changes):
     """Return the bytes that a forward pass keeps, shared storage counted once."""
-    config = GPTConfig(block_size=64, vocab_size=20, n_layer=8, n_head=2, n_embd=32, residual=residual, **changes)
+    config = GPTConfig(block_size=64, vocab_size=20, n_layer=8, n_head=2, n_embd=32, **changes)
     kept = {}
 
     def keep(tensor):
@@ -216,20 +222,19 @@ def kept_for_backward(residual, **changes):
     return sum(kept.values())
 
 
-@pytest.mark.parametrize("residual", ["m1", "m2", "m3.2", "m4.2"])
-def test_activation_checkpointing_keeps_little_more_than_a_standard_model(residual):
-    standard = kept_for_backward("standard")
-    assert kept_for_backward(residual) > 1.3 * standard
-    assert kept_for_backward(residual, activation_checkpointing=True) < 1.1 * standard
+@pytest.mark.parametrize("row", [{}, dict(residual="m1"), dict(residual="m4.2"), dict(attention="w2"),
+                                 dict(connection="attnres", value_residual=True)])
+def test_activation_checkpointing_keeps_a_third_of_a_standard_model(row):
+    assert kept_for_backward(**row, activation_checkpointing=True) < kept_for_backward() / 3
 
 
-@pytest.mark.parametrize("kind, method", GRID)
-def test_no_tensor_of_T_by_T(kind, method):
+@over(COVER)
+def test_no_tensor_of_T_by_T(row):
     """None is kept for the backward pass, or made for a moment by a forward or a backward."""
     T = 53
-    if KINDS[kind]["attention"] in reference.T_BY_T:
+    if row["attention"] in reference.T_BY_T:
         pytest.skip(f"{kind} holds T x T tensors, as it says")
-    model = build(kind, method, torch.float32, block_size=T, **variation(kind, method)).train()
+    model = build(**row, dtype=torch.float32, block_size=T).train()
     for value in list(model.buffers()) + list(model.parameters()):
         assert list(value.shape).count(T) < 2
     kept = []
@@ -246,10 +251,10 @@ def test_no_tensor_of_T_by_T(kind, method):
 # ----------------------------------------------------------------------------------------------
 # generation
 
-@pytest.mark.parametrize("kind, method", GRID)
-def test_cached_generation_equals_full_forwards(kind, method):
+@over(COVER)
+def test_cached_generation_equals_full_forwards(row):
     """The tokens, and the logits they were taken from, are the same within the context and far past its end."""
-    model = build(kind, method, block_size=6, **variation(kind, method))
+    model = build(**row, block_size=6)
     idx = tokens(model, 2, 3)
     seen = []
     model.head.register_forward_hook(lambda module, inputs, logits: seen.append(logits.reshape(2, -1, 19)[:, -1]))
@@ -542,31 +547,54 @@ def test_matrices_start_at_the_size_of_what_they_multiply(tied):
             assert (p == 1).all()
 
 
-def test_extra_parameters_are_the_ones_of_the_formulas_only():
-    """They are tau_shift, sigma (W2); a, b, log_a (5.4 to 5.7); mix where weights are learned; and nothing else."""
-    plain = {name for name, _ in build().named_parameters()}
-    for kind, method in GRID:
-        if KINDS[kind]["attention"] not in ("standard", "w2", "summed_qk"):
-            continue  # a kind of somebody's own has parameters of its own
-        found = {name for name, _ in build(kind, method, moved=False).named_parameters()} - plain
-        expected = set()
-        for l in range(3):
-            names = {"w2": ["sigma.weight", "tau_shift"]}.get(KINDS[kind]["attention"], [])
-            names = names + list(reference.SUMMED.get(kind.removeprefix("summed-"), (None, ()))[1])
-            expected |= {f"blocks.{l}.attn.{name}" for name in names}
-            residual = RESIDUALS[METHODS[method]["residual"]]
-            if l and residual and residual.weights == "learned":
-                expected.add(f"blocks.{l}.mix")
-        assert {".".join(name.split(".")[-len(e.split(".")):]) for name in found for e in expected
-                if name.endswith(e)} == expected and len(found) == len(expected)
+@over(COVER)
+def test_extra_parameters_are_the_ones_of_the_formulas_only(row):
+    """Beside a Llama's: what each attention, residual and connection of ours learns."""
+    model = build(**row, moved=False)
+    config, expected = model.config, set()
+    of_attention = {"standard": (), "cosine": ["log_scale"], "summed_qk": reference.SUMMED[config.qk_scale][1],
+                    "w2": ["tau_shift"] + ["sigma.weight"] * (config.sigma != "none")}
+    if config.attention not in of_attention or config.residual not in reference.BLOCKS:
+        pytest.skip("of somebody's own")
+    for l in range(3):
+        expected |= {f"blocks.{l}.attn.{name}" for name in of_attention[config.attention]}
+        expected |= {f"blocks.{l}.attn.value_mix"} if l and config.value_residual else set()
+        expected |= {f"blocks.{l}.mix"} if l and config.residual in ("m3.2", "m4.2") else set()
+    of_connection = {"latest": (), "x0": ("a", "b"), "dense": ("w.0", "w.1", "w.2"), "attnres": ("w",)}
+    expected |= {f"connection.{name}" for name in of_connection[config.connection]}
+    assert {name for name, _ in model.named_parameters()} - set(huggingface.llama_names(model).values()) == expected
 
 
-def test_initial_loss_is_that_of_a_uniform_guess():
-    for kind, method in GRID[::7]:
-        model = build(kind, method, torch.float32, moved=False, vocab_size=64)
-        idx = tokens(model, 4, 16)
-        loss = model(idx, tokens(model, 4, 16, seed=1))[1].item()
-        assert abs(loss - math.log(64) - 0.5) < 0.5  # logits of unit variance cost half a nat
+@over(COVER[::7])
+def test_initial_loss_is_that_of_a_uniform_guess(row):
+    model = build(**row, dtype=torch.float32, moved=False, vocab_size=64)
+    idx = tokens(model, 4, 16)
+    loss = model(idx, tokens(model, 4, 16, seed=1))[1].item()
+    assert abs(loss - math.log(64) - 0.5) < 0.5  # logits of unit variance cost half a nat
+
+
+@pytest.mark.parametrize("connection", ["x0", "dense"])
+def test_a_connection_starts_as_the_standard_one(connection):
+    model, other = (build(connection=name, moved=False) for name in ("latest", connection))
+    idx = tokens(model, 2, 9)
+    close(other(idx)[0], model(idx)[0], 1e-12)
+
+
+def test_attention_residuals_start_at_the_mean():
+    model = build(connection="attnres", moved=False)
+    outputs, inputs = torch.randn(3, 2, 5, 32).double(), torch.randn(2, 2, 5, 32).double()
+    mean = (outputs[0] + (outputs[1] - inputs[0]) + (outputs[2] - inputs[1])) / 3
+    close(model.connection(tuple(outputs), tuple(inputs)), mean)
+
+
+def test_cosine_attention_starts_with_standard_scores_of_unit_vectors():
+    """Where all |q| and |k| are √d_k, q·k/√d_k = √d_k cos(q, k)."""
+    model = build("cosine", moved=False)
+    attn, x = model.blocks[0].attn, torch.randn(2, 9, 32).double()
+    q, k = attn.project(x, rope_table(0, 9, 8, 1e4, x))
+    q, k = (v * 8**0.5 / v.norm(dim=-1, keepdim=True) for v in (q, k))
+    q_hat, k_hat, _ = attn.score_vectors(x, rope_table(0, 9, 8, 1e4, x), ())
+    close(q_hat @ k_hat.mT, q @ k.mT / 8**0.5, 1e-6)
 
 
 def test_inner_width_by_default():
@@ -591,16 +619,25 @@ def counted_flops(model, backward):
     return counter.get_total_flops() / model.config.block_size
 
 
-@pytest.mark.parametrize("kind, method", GRID)
-def test_operations_are_counted_as_pytorch_counts_them(kind, method):
-    model = build(kind, method, torch.float32, moved=False, n_layer=4, **variation(kind, method))
+@over(COVER)
+def test_operations_are_counted_as_pytorch_counts_them(row):
+    model = build(**row, dtype=torch.float32, moved=False, n_layer=4)
     assert model.flops_per_token() == 3 * counted_flops(model, backward=False)
 
 
-@pytest.mark.parametrize("kind, method", GRID[::11])
-def test_a_backward_pass_has_twice_the_operations_of_a_forward(kind, method):
-    model = build(kind, method, torch.float32, moved=False, n_layer=3, **variation(kind, method))
+@over([{**row, "activation_checkpointing": False} for row in COVER[::8]])
+def test_a_backward_pass_has_twice_the_operations_of_a_forward(row):
+    model = build(**row, dtype=torch.float32, moved=False, n_layer=3)
     assert model.flops_per_token() == counted_flops(model, backward=True)
+
+
+@pytest.mark.parametrize("residual", ["standard", "m1"])
+@pytest.mark.parametrize("part", [torch.nn.Conv1d(32, 32, 3), torch.nn.Bilinear(4, 4, 4)])
+def test_operations_that_cannot_be_counted_are_refused(part, residual):
+    model = build(residual=residual)
+    model.blocks[1].attn.own = part
+    with pytest.raises(NotImplementedError, match=f"{type(part).__name__}.weight is no nn.Linear's"):
+        model.flops_per_token()
 
 
 # ----------------------------------------------------------------------------------------------
@@ -730,7 +767,7 @@ def test_a_loss_of_one_s_own_on_the_logits(compile_with):
 def test_training_and_evaluating_recompile_within_the_limit(compile_with):
     """That holds for summed scores as wide as ten layers, and for Method 3.1's ten weights 1/m."""
     compile_with("eager")
-    model = build("summed-5.1", "m3.1", torch.float32, n_layer=10, dropout=0.1)
+    model = build("summed-5.1", "m3.1", torch.float32, n_layer=10, dropout=0.1, value_residual=True)
     idx = tokens(model, 2, 12)
     model.compile_blocks()
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
@@ -779,7 +816,7 @@ def attention_error(kind, seed, key_scale=1, compiled=False):
     with torch.no_grad():
         exact = copy.deepcopy(model).double()(idx)[0]
         if compiled:
-            model.blocks[0].scores = torch.compile(model.blocks[0].scores)
+            model.blocks[0].vectors = torch.compile(model.blocks[0].vectors)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             rough = model(idx)[0].double()
     return ((rough - exact).norm() / exact.norm()).item()
@@ -808,9 +845,9 @@ def rounding_error(model, idx):
 
 
 @pytest.mark.parametrize("kernel", ["plain"], indirect=True)
-@pytest.mark.parametrize("kind, method", GRID)
-def test_bfloat16_is_causal_and_near_the_reference(kind, method, kernel):
-    model = build(kind, method, dtype=torch.float32)
+@over(COVER)
+def test_bfloat16_is_causal_and_near_the_reference(row, kernel):
+    model = build(**row, dtype=torch.float32)
     idx = tokens(model, 2, 8)
     changed = torch.cat((idx[:, :5], (idx[:, 5:] + 1) % 19), dim=1)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -860,9 +897,9 @@ def test_w2_in_bfloat16_is_as_exact_compiled(kind, monkeypatch):
     """
     columns, forward = [], Attention.forward
 
-    def watched(self, x, q, k, *cache):
+    def watched(self, x, q, k, *rest):
         columns.append(k[..., -1])
-        return forward(self, x, q, k, *cache)
+        return forward(self, x, q, k, *rest)
 
     monkeypatch.setattr(Attention, "forward", watched)
     for key_scale, times in ((1, 1.5), (5, 3)):
@@ -873,14 +910,13 @@ def test_w2_in_bfloat16_is_as_exact_compiled(kind, monkeypatch):
         columns.clear()
 
 
-@pytest.mark.parametrize("kind, method", [(kind, "m3.2") for kind in KINDS if kind != "standard"]
-                         + [("standard", method) for method in METHODS])
-def test_autocast_trains(kind, method):
-    """The residual stream stays in float32, where a method replaces the residual too."""
-    model = build(kind, method, torch.float32).train()
+@over([{**row, "activation_checkpointing": False} for row in COVER[::3]])
+def test_autocast_trains(row):
+    """The residual stream stays in float32, where a method replaces the residual or mixes several too."""
+    model = build(**row, dtype=torch.float32).train()
     streams = []
     for block in model.blocks:
-        block.register_forward_hook(lambda module, inputs, output: streams.append(output[0].dtype))
+        block.register_forward_hook(lambda module, inputs, output: streams.append((inputs[0] + output[0]).dtype))
     idx = tokens(model, 2, 16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model(idx, idx)[1]
@@ -892,13 +928,9 @@ def test_autocast_trains(kind, method):
 # ----------------------------------------------------------------------------------------------
 # learning
 
-LEARN = ([("standard", method) for method in METHODS] + [(kind, "standard") for kind in KINDS if kind != "standard"]
-         + [("w2-scalar", "m1"), ("w2-diagonal", "m4.2+input"), ("summed-5.5", "m3.2"), ("summed-5.4", "m2+input")])
-
-
-@pytest.mark.parametrize("kind, method", LEARN)
-def test_one_batch_is_learned(kind, method):
-    model = build(kind, method, torch.float32, moved=False).train()
+@over([*COVER[::4], *columns()["connection"], *columns()["residual"]])
+def test_one_batch_is_learned(row):
+    model = build(**row, dtype=torch.float32, moved=False).train()
     idx, targets = tokens(model, 2, 12), tokens(model, 2, 12, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     start = model(idx, targets)[1].item()
@@ -915,9 +947,9 @@ def test_one_batch_is_learned(kind, method):
 # ----------------------------------------------------------------------------------------------
 # the interface
 
-@pytest.mark.parametrize("kind, method", GRID[::6])
-def test_logits_loss_and_ignored_targets(kind, method):
-    model = build(kind, method)
+@over(COVER[::6])
+def test_logits_loss_and_ignored_targets(row):
+    model = build(**row)
     idx, targets = tokens(model, 3, 5), tokens(model, 3, 5, seed=1)
     logits, loss = model(idx)
     assert logits.shape == (3, 5, 19) and loss is None
@@ -960,10 +992,10 @@ def test_nanogpt_calls():
     GPTConfig()                                     # every field has a default there
 
 
-@pytest.mark.parametrize("kind, method", GRID[::3])
-def test_optimizer_groups(kind, method):
+@over(COVER[::3])
+def test_optimizer_groups(row):
     """Every parameter is in one group; the weights of Linear and Embedding decay, nothing else does."""
-    model = build(kind, method, **variation(kind, method))
+    model = build(**row)
     matrices = {id(m.weight) for m in model.modules() if isinstance(m, (torch.nn.Linear, torch.nn.Embedding))}
     optimizer = model.configure_optimizers(0.1, 2e-3, (0.8, 0.9), "cpu")
     assert isinstance(optimizer, torch.optim.AdamW)
@@ -983,7 +1015,8 @@ def test_bad_crop(size):
 
 
 BAD = [("n_head", 5), ("n_head", 32), ("n_kv_head", 3), ("n_kv_head", 8), ("n_embd", 30), ("attention", "w3"),
-       ("attention", None), ("qk_scale", "5.8"), ("qk_scale", 5.1), ("sigma", "full"), ("residual", "m5"), ("residual", "m3")]
+       ("attention", None), ("qk_scale", "5.8"), ("qk_scale", 5.1), ("sigma", "full"), ("residual", "m5"),
+       ("residual", "m3"), ("connection", "all")]
 
 
 @pytest.mark.parametrize("field, value", BAD)
@@ -992,8 +1025,8 @@ def test_bad_settings_are_named(field, value):
         GPTConfig(**settings("standard", "standard", **{field: value}))
     message = str(error.value)
     assert field in message and str(value) in message
-    choices = {"attention": ["standard", "w2", "summed_qk"], "sigma": ["scalar", "diagonal"],
-               "qk_scale": list(reference.SUMMED),
+    choices = {"attention": ["standard", "w2", "summed_qk", "cosine"], "sigma": ["scalar", "diagonal", "none"],
+               "qk_scale": list(reference.SUMMED), "connection": ["latest", "x0", "dense", "attnres"],
                "residual": ["standard", "m1", "m2", "m3.1", "m3.2", "m4.1", "m4.2"]}
     assert all(choice in message for choice in choices.get(field, []))
 
@@ -1001,6 +1034,16 @@ def test_bad_settings_are_named(field, value):
 def test_unknown_setting():
     with pytest.raises(TypeError, match="n_heads"):
         GPTConfig(n_heads=4)
+
+
+def test_a_block_alone_says_what_it_needs():
+    x = torch.zeros(1, 4, 32)
+    for row in (dict(residual="m1"), dict(attention="summed_qk"), dict(value_residual=True)):
+        config = GPTConfig(**settings("standard", "standard", **row))
+        rope = rope_table(0, 4, config.head_dim, config.rope_theta, x)
+        assert Block(config, layer=0)(x, rope)[0].shape == x.shape
+        with pytest.raises(ValueError, match="layer 1 needs `earlier`"):
+            Block(config, layer=1)(x, rope)
 
 
 def test_bad_inputs():
@@ -1014,11 +1057,11 @@ def test_bad_inputs():
             call(torch.zeros(1, 0, dtype=torch.long))
 
 
-@pytest.mark.parametrize("kind, method", GRID[::5])
-def test_dropout(kind, method):
-    model = build(kind, method, torch.float32, dropout=0.4, **variation(kind, method))
+@over(COVER[::5])
+def test_dropout(row):
+    model = build(**row, dtype=torch.float32, dropout=0.4)
     idx = tokens(model, 2, 16)
-    plain = copied(model, build(kind, method, torch.float32, seed=1, **variation(kind, method)))
+    plain = copied(model, build(**row, dtype=torch.float32, seed=1))
     assert torch.equal(model(idx)[0], model(idx)[0])
     assert torch.equal(model(idx)[0], plain(idx)[0])
     model.train()
@@ -1054,11 +1097,11 @@ def test_what_dropout_drops(kind):
         assert gone.float().mean().item() == pytest.approx(p, abs=0.05)
 
 
-@pytest.mark.parametrize("kind, method", GRID[::4])
-def test_state_dict_round_trip(kind, method, tmp_path):
-    model = build(kind, method, **variation(kind, method))
+@over(COVER[::4])
+def test_state_dict_round_trip(row, tmp_path):
+    model = build(**row)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
-    other = build(kind, method, seed=1, **variation(kind, method))
+    other = build(**row, seed=1)
     idx = tokens(model, 2, 16)
     assert not torch.equal(other(idx)[0], model(idx)[0])
     other.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
@@ -1114,7 +1157,7 @@ ALONE = """
     import torch
     from model import GPT, GPTConfig
     tiny = dict(block_size=8, vocab_size=11, n_layer=2, n_head=2, n_embd=16)
-    for kind in (dict(), dict(attention="w2", residual="m1"), dict(attention="summed_qk", residual="m4.2")):
+    for kind in (dict(), dict(attention="w2", residual="m1"), dict(attention="summed_qk", connection="attnres")):
         model = GPT(GPTConfig(**tiny, **kind))
         idx = torch.tensor([[1, 2, 3]])
         model(idx, idx)[1].backward()

@@ -275,15 +275,25 @@ def test_ctrl_c_is_silent(capsys):
 
 CONFIGS = Path(config.__file__).parent
 METHODS = ["standard", "w2", "m1", "m2", "m3_1", "m3_2", "m4_1", "m4_2", *(f"m5_{i}" for i in range(1, 8))]
+NEIGHBOURS = {
+    "x0": {"connection": "x0"},
+    "dense": {"connection": "dense"},
+    "attnres": {"connection": "attnres"},
+    "cosine": {"attention": "cosine"},
+    "l2": {"attention": "w2", "sigma": "none"},
+    "value_residual": {"value_residual": True},
+}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *NEIGHBOURS])
 def test_method_files_differ_in_the_method_alone(method):
     names = runpy.run_path(str(CONFIGS / f"{method}_shakespeare.py"))
     values = {name: value for name, value in names.items() if not name.startswith("_")}
-    assert names["__doc__"] and values.pop("dataset") == "shakespeare_char"
+    assert names["__doc__"]
     if method == "standard":
         assert values == {"attention": "standard", "residual": "standard"}
+    elif method in NEIGHBOURS:
+        assert values == NEIGHBOURS[method]
     elif method == "w2":
         assert values == {"attention": "w2"}
     elif method.startswith("m5"):

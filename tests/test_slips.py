@@ -33,7 +33,7 @@ def test_a_slip_shows_its_line(repo, monkeypatch, capsys, slip):
         repo(TRAIN)
     path = repo.folder / "model.py"
     lines = path.read_text().splitlines(keepends=True)
-    (number,) = [i for i, line in enumerate(lines) if stands in line]
+    number = next(i for i, line in enumerate(lines) if stands in line)
     lines[number] = lines[number].replace(stands, put)
     path.write_text("".join(lines))
     monkeypatch.syspath_prepend(repo.folder)

@@ -1,8 +1,8 @@
 """
 A quick check of model.py, without pytest: python tests/verify.py
 
-One line per check; the exit code is 1 if one fails. Every kind of attention x every residual method
-is held to causality, to the explicit float64 form of reference.py, and to its own cache.
+One line per check; the exit code is 1 if one fails. Every kind of attention x every residual method,
+and every two settings of any kind, are held to causality, to the explicit float64 form of reference.py, and to its own cache.
 """
 
 import math
@@ -16,13 +16,13 @@ import torch
 
 import reference
 from model import GPT, GPTConfig, apply_rope, rope_table
-from reference import GRID, KINDS, perturb, reference_logits, settings, uncached_greedy
+from reference import COVER, KINDS, TINY, perturb, reference_logits, uncached_greedy
 
 B, T, HIDDEN, HEADS, INNER = 2, 64, 512, 8, 2048
 
 
-def tiny(kind, method, dtype=torch.float64, **changes):
-    config = GPTConfig(**settings(kind, method, n_kv_head=2, rope_theta=500.0, norm_eps=1e-2, **changes))
+def tiny(dtype=torch.float64, **row):
+    config = GPTConfig(**{**TINY, **row})
     return perturb(GPT(config).to(dtype)).eval()
 
 
@@ -48,9 +48,9 @@ def one_layer(kind):
     return GPT(config).eval().blocks[0], torch.randn(B, T, HIDDEN)
 
 
-def scores(block, x):
-    """Return (normed x, q̂, k̂) of a first layer, as the model makes them."""
-    return block.scores(x, rope_table(0, T, HIDDEN // HEADS, 10000.0, x), ())[:3]
+def vectors(block, x):
+    """Return (normed x, q̂, k̂, v) of a first layer, as the model makes them."""
+    return block.vectors(x, rope_table(0, T, HIDDEN // HEADS, 10000.0, x), (), None)[:4]
 
 
 def rope_shapes():
@@ -68,7 +68,7 @@ def rope_shapes():
 def attention_forward():
     for kind in KINDS:
         block, x = one_layer(kind)
-        out = block.attn(*scores(block, x))
+        out = block.attn(*vectors(block, x))
         expect(out.shape == x.shape and out.isfinite().all(), f"{kind}: {tuple(out.shape)}, or not finite")
 
 
@@ -81,28 +81,28 @@ def block_forward():
 
 def gradients():
     """
-    Every parameter of every kind x method gets a finite gradient that is not zero, except the b of
-    5.4 in the first layer, where m^b = 1^b.
+    Every parameter gets a finite gradient that is not zero, except the b of 5.4 in the first layer,
+    where m^b = 1^b.
     """
-    for kind, method in GRID:
-        model = tiny(kind, method)
+    for row in COVER:
+        model = tiny(**row)
         idx = tokens(model, 7)
         model(idx, idx.roll(1, dims=1))[1].backward()
         for name, p in model.named_parameters():
-            idle = kind == "summed-5.4" and name == "blocks.0.attn.b"
+            idle = row.get("qk_scale") == "5.4" and name == "blocks.0.attn.b"
             expect(p.grad is not None and p.grad.isfinite().all() and (idle or p.grad.abs().max() > 0),
-                   f"{kind}, {method}: {name} has no gradient, or zeros, or no finite one")
+                   f"{row}: {name} has no gradient, or zeros, or no finite one")
 
 
 def causality():
     """Changing the tokens from t on leaves the logits before t as they are, to the bit."""
-    for kind, method in GRID:
-        model = tiny(kind, method, torch.float32)
+    for row in COVER:
+        model = tiny(torch.float32, **row)
         idx = tokens(model, 12)
         for t in (1, 7, 11):
             changed = torch.cat([idx[:, :t], (idx[:, t:] + 1) % model.config.vocab_size], dim=1)
             expect(torch.equal(model(changed)[0][:, :t], model(idx)[0][:, :t]),
-                   f"{kind}, {method}: logits before position {t} moved")
+                   f"{row}: logits before position {t} moved")
 
 
 def w2_scores():
@@ -111,7 +111,7 @@ def w2_scores():
     compared after the mean over the keys is taken off.
     """
     for kind in ("w2-scalar", "w2-diagonal"):
-        model = tiny(kind, "standard")
+        model = tiny(**KINDS[kind], n_kv_head=2)
         config, block = model.config, model.blocks[0]
         d = config.n_embd // config.n_head
         x = torch.randn(1, 9, config.n_embd, dtype=torch.float64)
@@ -131,30 +131,30 @@ def w2_scores():
 
 
 def equals_reference():
-    for kind, method in GRID:
-        model = tiny(kind, method)
+    for row in COVER:
+        model = tiny(**row)
         idx = tokens(model, 5)
-        expect_close(model(idx)[0], reference_logits(model, idx), f"{kind}, {method}")
+        expect_close(model(idx)[0], reference_logits(model, idx), str(row))
 
 
 def cache():
     """Greedy generation equals full forwards, within the context and past its end."""
-    for kind, method in GRID:
-        model = tiny(kind, method, block_size=6)
+    for row in COVER:
+        model = tiny(**row, block_size=6)
         idx = tokens(model, 2)
         expect(torch.equal(model.generate(idx, 8, temperature=0), uncached_greedy(model, idx, 8)),
-               f"{kind}, {method}: other tokens than without the cache")
+               f"{row}: other tokens than without the cache")
 
 
 def first_loss():
     """A new model guesses about evenly, with logits of unit variance: its loss is near ln V + 1/2."""
-    for kind, method in GRID:
+    for row in COVER:
         torch.manual_seed(0)
-        model = GPT(GPTConfig(**settings(kind, method))).eval()
+        model = GPT(GPTConfig(**TINY, **row)).eval()
         idx = tokens(model, 16)
         loss = model(idx, idx.roll(1, dims=1))[1].item()
         guess = math.log(19) + 0.5
-        expect(abs(loss - guess) < 0.5, f"{kind}, {method}: {loss:.2f}, not about {guess:.2f}")
+        expect(abs(loss - guess) < 0.5, f"{row}: {loss:.2f}, not about {guess:.2f}")
 
 
 CHECKS = [("RoPE Shapes", rope_shapes), ("Attention Forward", attention_forward), ("Block Forward", block_forward),
