@@ -174,7 +174,7 @@ MUTANTS = {
         ('{"max_iters": 4,', '{"max_iters": 2,', "test_examine.py -k fingerprint"),
     ],
     "tests/bench/plan.py": [
-        ("math.exp(top / bottom)", "math.exp(-top / bottom)", COMPARE),
+        ("math.exp(-slope", "math.exp(slope", COMPARE),
         ("[own / 2, own] if times > 1", "[own] if times > 1", COMPARE),
         ("math.ceil(max(costs) - 1e-3)", "math.floor(max(costs))", COMPARE),
         ("grid[0] / 2)", "grid[0] / 8)", COMPARE),
