@@ -232,7 +232,7 @@ MUTANTS = {
         ("max(accumulate(", "max((lambda sizes, initial: list(sizes))(", "test_bench.py -k peak"),
     ],
     "tests/bench/plan.py": [
-        ("math.exp(top / bottom)", "math.exp(-top / bottom)", COMPARE),
+        ("math.exp(-slope", "math.exp(slope", COMPARE),
         ("[own / 2, own] if times > 1", "[own] if times > 1", COMPARE),
         ("math.ceil(max(costs) - 1e-3)", "math.floor(max(costs))", COMPARE),
         ("grid[0] / 2)", "grid[0] / 8)", COMPARE),

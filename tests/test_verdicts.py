@@ -1,9 +1,14 @@
 """What compare.py says of simulated runs: how often it is wrong, and what a fit makes of a ladder."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
+
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 import stats
 from simulate import CURVES, comparison_of, pays, reports, simulate

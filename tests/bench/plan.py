@@ -1,4 +1,4 @@
-"""What a comparison runs: a pure function of its arguments and of what has been run so far."""
+"""What a comparison runs: a pure function of its arguments and of the runs that are done."""
 
 import json
 import math
@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
+
+import numpy as np
 
 from config.runtime.common import UserError, atomic_write, sha256
 from config.runtime.log import code_version
@@ -125,7 +127,7 @@ class Comparison:
         return Run(candidate, rate, seed, times, self.folder)
 
     def result(self, run):
-        """Return what came of a run, or None if it has not ended. With --best its loss is its lowest."""
+        """Return the result of a run, or None if it has not ended. With --best its loss is its lowest."""
         found = self.last_result(run)
         if found and self.options["best"] and found["loss"] is not None:
             return found | {"loss": found["best_loss"]}
@@ -175,7 +177,7 @@ class Comparison:
         plan = []
         for candidate in self.candidates:
             plan += [Planned("rates", candidate, 1.0, run) for run in self.tuning(candidate)[1]]
-        for seed in self.seeds:  # in turns, so that a machine that slows down slows all of them
+        for seed in self.seeds:  # alternating, so that a machine that slows down slows all of them
             plan += [self.plan_run("main", candidate, 1.0, seed) for candidate in self.candidates]
         for times in reversed(self.lengths()):
             plan += self.plan_rung(times)
@@ -312,15 +314,9 @@ def vertex(rates, losses, best):
     """
     if not 0 < best < len(rates) - 1 or not math.isfinite(losses[best - 1] + losses[best + 1]):
         return rates[best]
-    x = [math.log(rate / rates[best]) for rate in rates[best - 1 : best + 2]]
-    (left, right) = (losses[side] - losses[best] for side in (best - 1, best + 1))
-    low, high = x[0], x[2]
-    top, bottom = left * high**2 - right * low**2, 2 * (left * high - right * low)
-    return two_digits(rates[best] * math.exp(top / bottom)) if bottom else rates[best]
-
-
-def two_digits(number):
-    return float(f"{number:.2g}")
+    x = np.log(np.array(rates[best - 1 : best + 2]) / rates[best])
+    curvature, slope, _ = np.polyfit(x, losses[best - 1 : best + 2], 2)
+    return float(f"{rates[best] * math.exp(-slope / (2 * curvature)):.2g}") if curvature > 0 else rates[best]
 
 
 def in_seconds(budget):

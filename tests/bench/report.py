@@ -17,7 +17,7 @@ FACTS = ["loss", "best_loss", "best_step", "parameters", "flops", "seconds", "ma
 
 
 class Report:
-    """What is known of a comparison so far."""
+    """What is known of a comparison."""
 
     def __init__(self, comparison):
         self.comparison = comparison
@@ -69,7 +69,7 @@ class Report:
         return decimal(gain, "+") + plus_minus(half) + word
 
     def operations(self, name):
-        """Return the operations of a whole training over the baseline's, if both have come to an end."""
+        """Return the operations of a whole training over the baseline's, if both have ended."""
         ended = [[run["flops"] for run in self.main[of] if run["loss"] is not None] for of in (name, self.base)]
         return f"{ended[0][0] / ended[1][0]:.2f}" if all(ended) else ""
 
@@ -156,8 +156,8 @@ class Report:
         for name in self.others:
             times = self.main[name][0]["parameters"] / parameters if self.main[name] else 1
             if abs(times - 1) > 0.2:
-                beside = "compare it with a baseline of as many, too, such as one of another --n_embd"
-                lines.append(f"{name} has {times:.2f} times the baseline's parameters: {beside}")
+                also = "compare it with a wider or narrower baseline (--n_embd) too"
+                lines.append(f"{name} has {times:.2f} times the baseline's parameters: {also}")
         return lines
 
     def notes_on_ends(self):
@@ -200,7 +200,7 @@ class Report:
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def csv(self):
-        """Return all runs, a line each: stage, candidate, the settings that are not defaults, and what came of it."""
+        """Return all runs, a line each: stage, candidate, the settings that are not defaults, and its results."""
         given = [plan.run.settings() for plan in self.done]  # as planned, so that `read_committed` finds the run
         names = sorted({name for settings in given for name in settings} - set(NO_MATTER))
         text = io.StringIO()

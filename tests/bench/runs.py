@@ -103,7 +103,7 @@ def make_candidate(name, settings, vocab_size) -> Candidate:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of train.py, in a folder of its own."""
+    """A run of train.py, in its own folder."""
 
     candidate: Candidate
     rate: float
@@ -182,7 +182,7 @@ def parsed(line):
 
 
 def result_of(folder) -> dict | None:
-    """Return what came of the run in `folder`, or None if it has not ended. The loss is None where it diverged."""
+    """Return the result of the run in `folder`, or None if it has not ended. The loss is None where it diverged."""
     lines = read_log(folder)
     if not lines or lines[-1]["event"] not in ("end", "diverged"):
         return None
@@ -326,7 +326,7 @@ class Workers:
         return ended
 
     def train(self, run):
-        """Train `run` with nothing beside it."""
+        """Train `run` with nothing else running."""
         while run in self.running or not result_of(run.folder):  # its log ends a moment before its process does
             self.offer(run)
             self.wait()

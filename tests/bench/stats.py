@@ -3,7 +3,7 @@ Statistics of the experiments: what a loss owes to its method, and what to its s
 
 Runs of one seed and length see the same batches and start, as far as their parameters are the same, from the same
 draws. So methods are compared within seeds: loss = its method's + its seed's + noise, by least squares. Intervals are
-of 95 %, by Student's t. Where many differences are called better or worse, their p-values have Holm's correction.
+of 95%, by Student's t. Where many differences are called better or worse, their p-values have Holm's correction.
 """
 
 import math
@@ -41,13 +41,13 @@ class LinearModel:
 
 
 def by_students_t(value, error, freedom):
-    """Return (value, its standard error, half the width of its interval of 95 %, p of its being 0)."""
+    """Return (value, its standard error, half the width of its 95% interval, p of its being 0)."""
     p = 2 * student.sf(abs(value) / error, freedom) if error else float(value == 0)
     return value, error, student.ppf(0.975, freedom) * error, p
 
 
 def holm(p):
-    """Return p-values with Holm's correction, by name: with 95 % none that is below 0.05 is there by chance."""
+    """Return p-values with Holm's correction, by name: with 95% none that is below 0.05 is there by chance."""
     by_name, largest = {}, 0.0
     for rank, name in enumerate(sorted(p, key=p.get)):
         largest = max(largest, min(1.0, (len(p) - rank) * p[name]))
