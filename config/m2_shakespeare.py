@@ -1,4 +1,3 @@
 """Method 2: h = Σ_{i≤l} attn_i(x), the attention outputs of all layers so far on this layer's x."""
 
-dataset = "shakespeare_char"
 residual = "m2"

@@ -1,4 +1,3 @@
 """Method 3.2: x' = Σ_{i≤l} w_i mlp_i(x + attn_i(x)), Method 1 with learned weights w = softmax(mix)."""
 
-dataset = "shakespeare_char"
 residual = "m3.2"

@@ -1,4 +1,3 @@
 """Method 4.2: h = Σ_{i≤l} w_i attn_i(x), Method 2 with learned weights w = softmax(mix)."""
 
-dataset = "shakespeare_char"
 residual = "m4.2"

@@ -1,5 +1,4 @@
 """Method 5.1: softmax(Σ_{i≤l} QK_iᵀ / √d_k), the scores of all layers so far."""
 
-dataset = "shakespeare_char"
 attention = "summed_qk"
 qk_scale = "5.1"

@@ -1,5 +1,4 @@
 """Method 5.4: softmax(Σ_{i≤l} QK_iᵀ / (d_k^a m^b)), m = l + 1, with a and b learned per layer."""
 
-dataset = "shakespeare_char"
 attention = "summed_qk"
 qk_scale = "5.4"

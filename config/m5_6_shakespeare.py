@@ -1,5 +1,4 @@
 """Method 5.6: softmax(Σ_{i≤l} QK_iᵀ / (a_i d_k^b_i)), a_i > 0 and b_i learned per layer and layer summed."""
 
-dataset = "shakespeare_char"
 attention = "summed_qk"
 qk_scale = "5.6"

@@ -1,4 +1,3 @@
 """W2-RoPE: attention scores are -(|μ_q - μ_k|² + |σ_q - σ_k|²) / τ, the means μ with RoPE."""
 
-dataset = "shakespeare_char"
 attention = "w2"
