@@ -51,7 +51,7 @@ export, maps = os.path.expanduser(export), os.path.expanduser(maps)
 device = pick_device(device)
 
 # the model and its tokenizer
-folder = Path(out_dir).expanduser() if out_dir else newest_run()
+folder = Path(os.path.expanduser(out_dir)) if out_dir else newest_run()
 saved = load_checkpoint(find_checkpoint(folder, prefer=checkpoint))
 model = build_model(saved).to(device).eval()
 tokenizer = tokenizer_from_state(saved["tokenizer"])

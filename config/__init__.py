@@ -28,7 +28,6 @@ def read_settings(program, argv=None) -> dict:
 
 
 def given_settings(program, argv=None) -> dict:
-    """Return only those that config files and options give."""
     return split_settings(program, argv)[1]
 
 
@@ -91,8 +90,7 @@ def read_file(path, defaults) -> dict:
 
 
 def did_you_mean(name, names):
-    near = difflib.get_close_matches(name.lower(), names, n=1)
-    return f"did you mean {near[0]}?" if near else ""
+    return "".join(f"did you mean {near}?" for near in difflib.get_close_matches(name.lower(), names, n=1))
 
 
 def convert(name, value, defaults, where):

@@ -1,4 +1,4 @@
-"""The size of GPT-2 small: 124 million parameters with its tokens, about half a million tokens a step."""
+"""The size of GPT-2 small: 124 million parameters with its vocabulary, about half a million tokens per step."""
 
 n_layer = 12
 n_head = 12

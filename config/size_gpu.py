@@ -1,4 +1,4 @@
-"""The size for one GPU, nanoGPT's for Tiny Shakespeare: 6 layers, width 384. Goes with any method's file."""
+"""A size for one GPU, nanoGPT's for Tiny Shakespeare: 6 layers, width 384. Combine it with any method's file."""
 
 n_layer = 6
 n_head = 6

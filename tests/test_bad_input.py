@@ -128,7 +128,7 @@ BESIDE_A_RUN = {
     "--out_dir=out/run": "out/run already holds a run: --init_from=resume .*--overwrite=true .*--out_dir=FOLDER",
     "out/run": "out/run: no such config file .settings are written as .* as in --out_dir=FOLDER",
     "out/run/ckpt.pt": "out/run/ckpt.pt: no such config file",
-    "--init_from=resume --out_dir=out/run": "max_iters = 4, but out/run/ckpt.pt has come to step 4: give more",
+    "--init_from=resume --out_dir=out/run": "max_iters = 4, but out/run/ckpt.pt is at step 4: give more",
     "--init_from=resume --out_dir=out/run --max_iters=9 --n_layer=3 --residual=m1": (
         r"n_layer = 3 \(was 2\), residual = 'm1' \(was 'standard'\): .*resume with those"
     ),

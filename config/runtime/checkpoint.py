@@ -1,6 +1,7 @@
 """Checkpoints, and how a run starts from one or resumes."""
 
 import math
+import os
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -145,7 +146,8 @@ def begin_from_run(settings, given, data):
 
 def source_of(settings) -> Path:
     """Return the checkpoint that a run starts from (run:FOLDER)."""
-    return find_checkpoint(Path(settings["init_from"].removeprefix("run:")).expanduser(), prefer="best")
+    folder = os.path.expanduser(settings["init_from"].removeprefix("run:"))
+    return find_checkpoint(Path(folder), prefer="best")
 
 
 def there_for(model, field):
@@ -170,9 +172,9 @@ def reopen(folder, given, defaults):
     step, max_iters, path = checkpoint["iter_num"], settings["max_iters"], checkpoint["path"]
     if step >= max_iters and not settings["eval_only"]:
         if (defaults | given)["init_from"] == "auto":
-            print0(f"{path} has come to step {step:,} of {max_iters:,}: nothing is left to do")
+            print0(f"{path} is at step {step:,} of {max_iters:,}: nothing is left to do")
             raise SystemExit(0)
-        raise UserError(f"max_iters = {max_iters}, but {path} has come to step {step}: give more to go on")
+        raise UserError(f"max_iters = {max_iters}, but {path} is at step {step}: give more to continue")
     return checkpoint, settings
 
 

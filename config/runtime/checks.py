@@ -1,6 +1,7 @@
 """What a person mistypes in train.py's settings, looked for before anything is read, written or downloaded."""
 
 import math
+import os
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +36,7 @@ def starts_from_a_model(init_from):
 @file_errors()
 def run_folder(name) -> Path:
     """Return the folder of a run, which may not be there yet. Raise a UserError for a file in its place."""
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     for path in (folder, *folder.parents):
         if path.exists() and not path.is_dir():
             raise UserError(f"out_dir = {name!r} does not work: {path} is a file")

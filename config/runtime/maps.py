@@ -15,15 +15,14 @@ LABELLED = 32  # tokens, at most, that have room for their text
 def look_inside(model, idx) -> list[torch.Tensor]:
     """Return the attention weights (B, H, T, T) of each layer for the tokens idx (B, T).
 
-    They are what the layer makes of values that are the unit vectors. Later layers that recompute it use the same ones.
+    They are what the layer makes of values that are the unit vectors. Layers that recompute it use the same ones.
     """
     weights = {}
 
     def keep(attn, inputs, output):
         _, q_hat, k_hat, *_ = inputs
-        if attn not in weights:  # its own tokens come first, then those of the layers that recompute it
-            T = k_hat.size(2)
-            weights[attn] = attn.mix_values(q_hat, k_hat, torch.eye(T).to(k_hat).expand(*k_hat.shape[:2], T, T))
+        T = k_hat.size(2)
+        weights[attn] = attn.mix_values(q_hat, k_hat, torch.eye(T).to(k_hat).expand(*k_hat.shape[:2], T, T))
 
     hooks = [block.attn.register_forward_hook(keep) for block in model.blocks]
     try:

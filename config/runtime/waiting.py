@@ -8,6 +8,7 @@ OMP_WAIT_POLICY=PASSIVE (asleep) or GOMP_SPINCOUNT=300000 (in a loop) in the env
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -25,8 +26,9 @@ def should_sleep(before, after, threads):
 
 
 if sys.platform == "linux" and "torch" not in sys.modules and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & {*os.environ}:
-    before = core_times()
-    time.sleep(0.1)
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    if should_sleep(before, core_times(), int(threads) if threads.isdecimal() else before[2]):
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    with suppress(OSError):  # a system that hides /proc
+        before = core_times()
+        time.sleep(0.1)
+        threads = os.environ.get("OMP_NUM_THREADS", "")
+        if should_sleep(before, core_times(), int(threads) if threads.isdecimal() else before[2]):
+            os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
