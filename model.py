@@ -1,8 +1,7 @@
 """
 A GPT decoder in one file: Llama's block, and other attentions, residuals and connections to try in it.
 
-The one idea: an attention kind is nothing but a way to make score vectors. Every kind here
-is, exactly, softmax(q̂ k̂ᵀ) V for some q̂ and k̂:
+The one idea: an attention kind makes score vectors. Every kind is exactly softmax(q̂ k̂ᵀ) V for some q̂ and k̂:
 
     kind         q̂ of a query                      k̂ of a key
     standard     q/√d                               k
@@ -10,9 +9,8 @@ is, exactly, softmax(q̂ k̂ᵀ) V for some q̂ and k̂:
     summed_qk    [s_0·q_0, ..., s_l·q_l]            [k_0, ..., k_l]        (layer l)
     cosine       s·q/‖q‖                            k/‖k‖
 
-So PyTorch's causal attention serves all of them, and recomputing as well: a layer's attention
-weights are remembered as its (q̂, k̂), never as a T x T matrix, and applied to new values by
-calling it again. No mask is passed anywhere, so none can be forgotten.
+So PyTorch's causal attention serves all of them, and recomputing as well: a layer's attention weights are remembered
+as its (q̂, k̂), never as a T x T matrix. No mask is passed anywhere, so none can be forgotten.
 
 Recomputing is what the residual methods m1 to m4.2 do. With attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm_i(x)
 and mlp_i(h) the branches of layer i, layer l >= 1 adds up the layers i = 0..l:
@@ -36,8 +34,7 @@ References
     DenseFormer                Pagliardini et al. 2024, https://arxiv.org/abs/2402.02622
     attention residuals        Kimi Team 2026, https://arxiv.org/abs/2603.15031
 
-Shapes: B batch, T time, C = n_embd channels, H heads (G key/value heads), D = C/H head width,
-V vocabulary. Layers count from 0.
+Shapes: B batch, T time, C = n_embd, H heads (G of keys and values), D = C/H, V vocabulary. Layers count from 0.
 """
 
 import math
@@ -123,8 +120,8 @@ class GPTConfig:
     def label(self):
         """The method in words, such as "w2 attention (sigma=scalar), m1 residual with input"."""
         options = ", ".join(f"{name}={getattr(self, name)}" for name in ATTENTIONS[self.attention].options)
-        label = f"{self.attention} attention{options and f' ({options})'}, {self.residual} residual"
-        label += " with input" if self.keep_input and self.residual != "standard" else ""
+        kept = " with input" if self.keep_input and self.residual != "standard" else ""
+        label = f"{self.attention} attention{options and f' ({options})'}, {self.residual} residual{kept}"
         label += ", value residual" if self.value_residual else ""
         return label + (f", {self.connection} connection" if self.connection != "latest" else "")
 
@@ -134,10 +131,7 @@ class GPTConfig:
 
 
 def rope_table(start, stop, head_dim, theta, like):
-    """Return cos and ±sin of RoPE's angles for the positions start..stop-1, each (T, D); sin is - in the first half.
-
-    Dimensions j and j + D/2 turn together by position · theta^(-2j/D), as in Llama. In float32 at least.
-    """
+    """Return cos and ±sin (- in the first half) of position · theta^(-2j/D) for start..stop-1, each (T, D)."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     frequency = theta ** (-torch.arange(0, head_dim, 2, device=like.device, dtype=dtype) / head_dim)
     angle = torch.outer(torch.arange(start, stop, device=like.device, dtype=dtype), frequency)
@@ -159,12 +153,8 @@ def weighted_sum(weights, tensors):
 
 
 def multiply_adds(module, without=()):
-    """Return the multiply-adds per token of all nn.Linear in `module`, but for its parts named in `without`.
-
-    Raises NotImplementedError for any other matrix: its module must say itself what it costs, in `operations`.
-    """
-    skipped = {part for name in without for part in getattr(module, name).modules()}
-    total = 0
+    """Return the multiply-adds per token of every nn.Linear in `module`, except in its parts `without`."""
+    total, skipped = 0, {part for name in without for part in getattr(module, name).modules()}
     for part in set(module.modules()) - skipped:
         for name, p in part.named_parameters(recurse=False):
             if isinstance(part, nn.Linear):
@@ -175,10 +165,7 @@ def multiply_adds(module, without=()):
 
 
 def causal_attention(q_hat, k_hat, v, dropout=0.0):
-    """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), each query seeing the keys up to its own position.
-
-    Score vectors q̂ (B, H, T, S) and k̂ (B, G, T, S) hold the scale already. A single query is the newest token.
-    """
+    """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), each query seeing the keys up to its own; a single one is the newest."""
     q_hat, k_hat, D = q_hat.to(v.dtype), k_hat.to(v.dtype), v.size(-1)
     T, S = q_hat.shape[-2:]
     assert T == 1 or T == k_hat.size(-2), "causal only if queries and keys are the same tokens"
@@ -233,13 +220,10 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.H * self.D, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
         if config.value_residual and layer > 0:
-            self.value_mix = nn.Parameter(torch.full((2,), 0.5))  # a and b of Block
+            self.value_mix = nn.Parameter(torch.full((2,), 0.5))  # a and b of Block.values, from 1/2 as in the paper
 
     def init_at_self(self):
-        """Start the queries as their keys, so that a token attends to itself first.
-
-        Where no identity path carries it past the attention, deep models would average it away.
-        """
+        """Start the queries as their keys: without an identity path, deep models would average a token away."""
         per_group = self.q_proj.weight.unflatten(0, (self.G, -1, self.D))
         per_group.copy_(self.k_proj.weight.unflatten(0, (self.G, 1, self.D)))
 
@@ -250,16 +234,15 @@ class Attention(nn.Module):
         return apply_rope(q, rope), apply_rope(k, rope)
 
     def score_vectors(self, x, rope, earlier):
-        """Make the layer's q̂ (B, H, T, S) and k̂ (B, G, T, S) from its normed input x (B, T, C).
+        """Make q̂ (B, H, T, S) and k̂ (B, G, T, S), each vector of its own token alone, and what later layers need.
 
-        `earlier` has what each layer before this one has `Kept`. Third comes what later layers' scores need of this
-        one, or None. Each vector may depend only on its own token: there is no mask.
+        x is the normed input, and `earlier` has what each layer before has `Kept`.
         """
         q, k = self.project(x, rope)
         return q * self.D**-0.5, k, None
 
     def values(self, x, earlier):
-        """Return the values v (B, G, T, D) of the normed input x. `earlier` is as in `score_vectors`."""
+        """Return the values v (B, G, T, D) of the normed input x."""
         return rearrange(self.v_proj(x), "B T (G D) -> B G T D", D=self.D)
 
     def output(self, y, x):
@@ -281,13 +264,9 @@ class Attention(nn.Module):
         """Return S, the numbers in a score vector, without padding."""
         return self.D
 
-    def context_operations(self, T):
-        """Return the multiply-adds per token, in a context of T, of scores and mixed values."""
-        return T * self.H * (self.score_width() + self.D)
-
     def operations(self, T, recomputed=False):
-        """Return all multiply-adds per token in a context of T, when it runs first or is recomputed."""
-        return multiply_adds(self, without=self.scoring if recomputed else ()) + self.context_operations(T)
+        """Return the multiply-adds per token in a context of T: of matrices, scores and mixed values."""
+        return multiply_adds(self, self.scoring if recomputed else ()) + T * self.H * (self.score_width() + self.D)
 
 
 
@@ -295,9 +274,9 @@ class W2Attention(Attention):
     """Minus the squared Wasserstein-2 distance of Gaussians N(μ, diag(σ²)) instead of q·k.
 
     S = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ. R is RoPE, which turns the means only. Written out,
-    S = (2/τ)(μ_q·μ_k + σ_q·σ_k - (‖μ_k‖² + ‖σ_k‖²)/2) - (‖μ_q‖² + ‖σ_q‖²)/τ, and softmax cancels the last
-    term. σ is a number per head (scalar) or a vector (diagonal). Without σ (none) this is L2 attention, but
-    for RoPE and τ, which is √d_k there, and with a matrix each for queries and keys, which share one there.
+    S = (2/τ)(μ_q·μ_k + σ_q·σ_k - (‖μ_k‖² + ‖σ_k‖²)/2) - (‖μ_q‖² + ‖σ_q‖²)/τ, and softmax cancels the last term.
+    σ is a number per head (scalar), a vector (diagonal) or none: L2 attention, without its one matrix for q and k
+    and with a learned τ in the place of √d_k.
     """
 
     options = {"sigma": ("scalar", "diagonal", "none")}
@@ -324,9 +303,8 @@ class W2Attention(Attention):
             keys.append(sigma[:, self.H :])
         scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1)
 
-        # A key's bias is large beside what tells keys apart. In one bfloat16 number it would cost several
-        # times standard attention's error, so it enters as its bfloat16 value and the remainder. It is cut
-        # off after 8 bits by arithmetic, because the compiler drops a cast to bfloat16 and back.
+        # A key's bias is large beside what tells keys apart: in one bfloat16 number it would multiply the error. So it
+        # enters as its first 8 bits, cut off by arithmetic as compilers drop a cast to bfloat16 and back, and the rest.
         exact = torch.promote_types(keys[0].dtype, torch.float32)
         bias = -sum(part.to(exact).square().sum(-1, keepdim=True) for part in keys) / 2
         step = torch.exp2(bias.detach().abs().clamp_min(1e-30).log2().floor() - 7)
@@ -344,10 +322,7 @@ class W2Attention(Attention):
 
 
 class SummedQKAttention(Attention):
-    """softmax(Σ_i q_i k_iᵀ / d_i) V, the sum running over the layers i = 0..l (Method 5).
-
-    5.1 is RealFormer's running sum of scores. Made of score vectors, it goes through a fused kernel.
-    """
+    """softmax(Σ_i q_i k_iᵀ / d_i) V over the layers i = 0..l (Method 5). 5.1 is RealFormer, here in a fused kernel."""
 
     options = {"qk_scale": ("5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "5.7")}
     reads_earlier = True
@@ -387,14 +362,11 @@ class SummedQKAttention(Attention):
 
 
 class CosineAttention(Attention):
-    """softmax(s_h cos(q, k)) V with a learned s_h per head: QK-norm (Henry et al.).
-
-    s_h starts at √d_k, which is where standard attention starts: |q| and |k| are about √d_k then, so that q·k/√d_k
-    is √d_k cos(q, k). The paper has one scale for all heads, which starts at log₂(T² - T).
-    """
+    """softmax(s_h cos(q, k)) V with a learned s_h per head: QK-norm (the paper: one s, from log₂(T² - T))."""
 
     def __init__(self, config, layer):
         super().__init__(config, layer)
+        # s_h starts at √d_k, where standard attention starts: |q| ≈ |k| ≈ √d_k makes q·k/√d_k = √d_k cos(q, k)
         self.log_scale = nn.Parameter(torch.full((self.H,), math.log(self.D) / 2))
 
     def score_vectors(self, x, rope, earlier):
@@ -434,11 +406,7 @@ class Kept(NamedTuple):
 
 
 class Block(nn.Module):
-    """One layer. Under Methods 1 to 4 later layers recompute it on their own input.
-
-    With value_residual its values are a v + b v_0 (ResFormer), a and b learned from 1/2, as in the paper. v_0 are the
-    values of the first layer in its first run, also where a later layer recomputes this one.
-    """
+    """One layer. Under Methods 1 to 4 later layers recompute it on their own input."""
 
     def __init__(self, config, layer):
         super().__init__()
@@ -456,13 +424,11 @@ class Block(nn.Module):
         self.reads_earlier = bool(self.residual or self.value_residual or self.attn.reads_earlier)
 
     def forward(self, x, rope, earlier=(), cache=None):
-        """Return x' (B, T, C) for x (B, T, C), and what is Kept for later layers, or None where they need nothing.
-
-        `earlier` has what each of the layers before this one has kept.
-        """
+        """Return x' for x, both (B, T, C), and what is Kept for later layers, or None where they need nothing."""
         if self.reads_earlier and len(earlier) < self.layer:
             raise ValueError(f"layer {self.layer} needs `earlier`: what each of the layers before it has Kept")
-        normed, q_hat, k_hat, v, qk = self.vectors(x, rope, earlier, self.first_values(earlier))
+        v_0 = earlier[0].v if self.value_residual and earlier else None
+        normed, q_hat, k_hat, v, qk = self.vectors(x, rope, earlier, v_0)
         if cache is not None:
             k_hat = cache.update((self.layer, "keys"), k_hat)
 
@@ -485,7 +451,7 @@ class Block(nn.Module):
         *weights, last_weight = self.weights()
         for w, i in zip(weights, self.sources):
             block, q_hat, k_hat, *_ = earlier[i]
-            v_0 = block.first_values(earlier[:i])
+            v_0 = earlier[0].v if self.value_residual and i else None
             total = total + block.recompute(w, x, q_hat, k_hat, earlier[:i], v_0, cache, (self.layer, i))
         return total + last_weight * last_output
 
@@ -497,15 +463,10 @@ class Block(nn.Module):
             case "mean": return [1 / m] * m
             case "learned": return self.mix.softmax(dim=0).unbind()
 
-    def first_values(self, earlier):
-        return earlier[0].v if self.value_residual and earlier else None
-
     def operations(self, T, recomputed=False):
         """Return the multiply-adds per token in a context of T, without those of the layers that it recomputes."""
         attention_alone = recomputed and self.residual.branch == "attention"
         return self.attn.operations(T, recomputed) + (0 if attention_alone else multiply_adds(self, without=("attn",)))
-
-    # methods so that `compile_blocks` can compile them by themselves
 
     def vectors(self, x, rope, earlier, v_0):
         """Return the normed input, q̂, k̂, the values, and what `score_vectors` returns third."""
@@ -514,6 +475,7 @@ class Block(nn.Module):
         return normed, q_hat, k_hat, self.values(normed, earlier, v_0), qk
 
     def values(self, normed, earlier, v_0):
+        """Return v, or a v + b v_0 (value residual): v_0 is of the first layer's first run, also in recomputing."""
         v = self.attn.values(normed, earlier)
         return v if v_0 is None else weighted_sum(self.attn.value_mix.type_as(v).unbind(), (v, v_0))
 
@@ -521,20 +483,14 @@ class Block(nn.Module):
         return self.mlp(self.mlp_norm(h))
 
     def recompute(self, w, x, q_hat, k_hat, earlier, v_0, cache=None, slot=None):
-        """Return w attn_i(x) or w mlp_i(x + attn_i(x)) of this layer i on a later layer's x.
-
-        (q̂, k̂) are those of this layer's first run; dropout is drawn anew.
-        """
+        """Return w attn_i(x) or w mlp_i(x + attn_i(x)) on a later layer's x, with the (q̂, k̂) of the first run."""
         normed = self.attn_norm(x)
         attn = self.attn(normed, q_hat, k_hat, self.values(normed, earlier, v_0), cache, slot)
         return w * (attn if self.residual.branch == "attention" else self.mlp_branch(x + attn))
 
 
 class KVCache:
-    """What generation keeps of the tokens already read, with room for `size` of them.
-
-    Per layer its keys k̂, and per pair (layer, recomputed layer) the values.
-    """
+    """Per layer its keys k̂, per pair (layer, recomputed layer) the values, with room for `size` tokens."""
 
     def __init__(self, size):
         self.size = size
@@ -561,10 +517,9 @@ class Latest(nn.Module):
         super().__init__()
 
     def forward(self, outputs, inputs):
-        """Return what layer l = len(inputs) reads, (B, T, C); with l = n_layer, what the head reads.
+        """Return what layer l = len(inputs), or with l = n_layer the head, reads, (B, T, C), token by token.
 
-        `outputs` has x_0, the embedding, and the layers' outputs x_1 to x_l; `inputs` has what they have read. What a
-        token reads may depend only on its own numbers.
+        `outputs` has the embedding x_0 and the layers' outputs x_1 to x_l; `inputs` has what they have read.
         """
         return outputs[-1]
 
@@ -601,10 +556,8 @@ class Dense(Latest):
 
 
 class AttnRes(Latest):
-    """Σ_{i≤l} p_li f_i with p_l = softmax_i(w_l · rms_norm(f_i)): attention residuals.
-
-    f_0 is the embedding, f_i what the i-th layer has added to its input, and w_l a learned query, which starts at 0: at
-    the mean of all f_i. In the paper attention and MLP read a mix each, and the norm has a weight, which w_l absorbs.
+    """Attention residuals: Σ_{i≤l} p_li f_i with p_l = softmax_i(w_l · rms_norm(f_i)). w starts at 0: at the mean.
+    f_0 is the embedding, f_i what the i-th layer has added; in the paper attention and MLP are layers each.
     """
 
     def __init__(self, config):
@@ -664,10 +617,7 @@ class GPT(nn.Module):
                 block.attn.init_at_self()
 
     def features(self, idx, cache=None):
-        """Return (B, T, C), ready for the head, for idx (B, T). Raises ValueError for a T that does not fit.
-
-        With a cache, idx continues the tokens that it holds: a prompt first, then one token at a time.
-        """
+        """Return (B, T, C), ready for the head, for idx (B, T), which continues the tokens that a cache holds."""
         start = 0 if cache is None else cache.length
         stop = start + idx.size(1)
         if not start < stop <= self.config.block_size:
@@ -675,9 +625,7 @@ class GPT(nn.Module):
 
         x = self.embed(idx)
         rope = rope_table(start, stop, self.config.head_dim, self.config.rope_theta, x)
-        # What came out of the layers so far, what they read, and what they kept. Tuples, since with activation
-        # checkpointing the backward pass comes back to each of them.
-        outputs, inputs, earlier = (x,), (), ()
+        outputs, inputs, earlier = (x,), (), ()  # of the layers so far; tuples, since checkpointing comes back to each
         saving = self.config.activation_checkpointing and torch.is_grad_enabled()
         run = partial(checkpoint, use_reentrant=False) if saving else lambda module, *inputs: module(*inputs)
         for block in self.blocks:
@@ -691,10 +639,7 @@ class GPT(nn.Module):
         return self.norm(x)
 
     def forward(self, idx, targets=None):
-        """Return logits (B, T, V) for idx (B, T) and, with targets (B, T), their mean cross-entropy in nats, else None.
-
-        A target of -1 is ignored. Raises ValueError for a T that does not fit, and for targets of another shape.
-        """
+        """Return logits (B, T, V) for idx (B, T) and, with targets (B, T) (-1: ignored), their mean loss in nats."""
         if targets is not None and targets.shape != idx.shape:
             raise ValueError(f"targets have shape {tuple(targets.shape)}, idx has {tuple(idx.shape)}: they must match")
         x = self.features(idx)
@@ -711,8 +656,7 @@ class GPT(nn.Module):
         logits = logits[..., : self.config.vocab_size]
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten().long(), ignore_index=-1)
 
-    # -------------------------------------------------------------------------
-    # Generation
+    # -- generation
 
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None):
         """Return idx (B, T) continued by max_new_tokens, (B, T + max_new_tokens). See `stream`."""
@@ -723,12 +667,8 @@ class GPT(nn.Module):
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None):
         """Yield max_new_tokens tensors (B, 1), the continuation of idx (B, T), each as soon as it is drawn.
 
-        temperature 0 (below 1e-6) takes the likeliest token; top_k draws from the k likeliest ones, top_p from the
-        fewest whose probabilities sum to p. Raises ValueError for values that cannot work.
-
-        Keys and values of the tokens read are cached. A longer prompt is cut to its last block_size tokens, and whenever
-        the context is full, its older half is dropped and the newer half read again. So every token is drawn from what
-        `forward` gives for at least block_size/2 of the latest tokens, or all there are.
+        temperature 0 takes the likeliest token; top_k draws from the k likeliest ones, top_p from the fewest whose
+        probabilities sum to p. Whenever the context is full, its older half is dropped and the newer half read again.
         """
         if temperature < 0 or top_k is not None and top_k < 1 or top_p is not None and not 0 < top_p <= 1:
             given = f"temperature = {temperature}, top_k = {top_k}, top_p = {top_p}"
@@ -748,8 +688,7 @@ class GPT(nn.Module):
                 window = unread = torch.cat((window[:, block_size - block_size // 2 :], token), dim=1)
                 cache = KVCache(room)
 
-    # -------------------------------------------------------------------------
-    # Training
+    # -- training
 
     def compile_blocks(self):
         """Compile, in place, what all layers have in common, and what they recompute: once, not L(L-1)/2 times."""
@@ -767,12 +706,11 @@ class GPT(nn.Module):
         self.loss = torch.compile(self.loss)
 
     def param_groups(self, weight_decay):
-        """Return groups of parameters: the blocks' matrices, which Muon is for; embedding, head and other matrices;
-        and, without weight decay, all else.
-        """
+        """Return parameters by role: the blocks' matrices, for Muon; other matrices; and, undecayed, all else."""
         matrices = [part.weight for part in self.blocks.modules() if isinstance(part, nn.Linear)]
         weights = {part.weight for part in self.modules() if isinstance(part, (nn.Linear, nn.Embedding))}
-        tables = [p for p in self.parameters() if p in weights.difference(matrices)]
+        others = weights.difference(matrices)  # embedding and head, once where they are tied
+        tables = [p for p in self.parameters() if p in others]
         vectors = [p for p in self.parameters() if p not in weights]
         decays = ((matrices, weight_decay), (tables, weight_decay), (vectors, 0.0))
         return [{"params": params, "weight_decay": decay} for params, decay in decays]
@@ -785,19 +723,16 @@ class GPT(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def flops_per_token(self):
-        """Return the floating-point operations of a forward and backward pass, per token of a full context.
-
-        Two per multiply-add forward, twice that backward: of all matrix products, and of attention in full, as is
-        customary, although a causal kernel does half of it. Sums, such as those of connections, are not counted.
-        """
+        """Return the floating-point operations of a forward and backward pass, per token of a full context."""
+        # Attention counts in full, as is customary, although a causal kernel does half of it. Sums do not count.
         T, total = self.config.block_size, multiply_adds(self.head) + self.connection.operations()
         for block in self.blocks:
             total += block.operations(T)
             total += sum(self.blocks[i].operations(T, recomputed=True) for i in block.sources)
-        return 6 * total
+        return 6 * total  # two per multiply-add forward, twice that backward
 
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak_flops=312e12):
-        """Return the share of the peak (an A100's in bfloat16, as in nanoGPT) that fwdbwd_per_iter contexts in dt s use."""
+        """Return the share of the peak (an A100's, as in nanoGPT) that fwdbwd_per_iter contexts in dt seconds use."""
         return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / peak_flops
 
     def crop_block_size(self, block_size):

@@ -214,8 +214,8 @@ class Sink(Tempered):
             return super().mix_values(q_hat, k_hat, v)
         return super().mix_values(F.pad(q_hat, (0, 0, 1, 0)), k_hat, v)[:, :, 1:]  # the sink sees itself alone
 
-    def context_operations(self, T):
-        return super().context_operations((T + 1) ** 2 / T)
+    def operations(self, T, recomputed=False):
+        return super().operations((T + 1) ** 2 / T, recomputed)
 
 
 def weights_sink(q, k, h, extras, **_):
@@ -235,8 +235,8 @@ class Differential(Tempered):
         first, second = (super(Differential, self).mix_values(q_hat * half, k_hat, v) for half in (even, ~even))
         return first - self.t.type_as(v) * second
 
-    def context_operations(self, T):
-        return 2 * super().context_operations(T)
+    def operations(self, T, recomputed=False):
+        return super().operations(2 * T, recomputed)
 
 
 def weights_differential(q, k, h, extras, **_):
