@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +21,6 @@ sys.path.insert(0, str(BENCH))
 import compare
 import examine
 import plan
-import report
 import runs
 import timing
 from report import write_figure
