@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +20,6 @@ sys.path.insert(0, str(BENCH))
 import compare
 import examine
 import plan
-import report
 import runs
 import timing
 from report import write_figure
@@ -224,7 +222,7 @@ def test_a_run_counts_while_its_candidate_computes_the_same(study):
     said = study(*arguments, "--reuse")
     assert study.done == before and "| good (earlier code) |" in said and "| base |" in said
     said = study(*arguments)
-    assert "good computes something else than in 3 of its runs: they are done again" in said  # the rates' come first
+    assert "good has changed since 3 of its runs were done: they are done again" in said  # the rates' come first
     assert study.done == before + [label for label in before if label.startswith("good")]
     study.code, study.computes["good"] = "d" * 64, ""
     study(*arguments)  # the change is taken back
@@ -334,7 +332,7 @@ def test_what_is_missing_does_not_replace_what_was_there(study):
     before = (study.folder / "table.md").read_text()
     study.code, study.computes = "b" * 64, defaultdict(lambda: "something else")
     said = study(*CANDIDATES[:2], "--rates=none", "--ladder=none", "--show")
-    assert "6 of 6 runs are missing" in said and "good computes something else than in 3 of its runs" in said
+    assert "6 of 6 runs are missing" in said and "good has changed since 3 of its runs were done" in said
     assert (study.folder / "table.md").read_text() == before
     assert "was of another command" in study(*CANDIDATES[:2], "--rates=none", "--ladder=none", "--seeds=4")
 

@@ -68,6 +68,20 @@ def test_only_runs_whose_steps_have_the_same_tokens_share_offsets():
     assert shared.gain({1.0: 1})[2] < apart.gain({1.0: 1})[2] / 2
 
 
+@pytest.mark.parametrize("offsets, shared", [
+    ([(0.02, 0.0, -0.02)] * 4, True),
+    ([(0.02, 0.0, -0.02), (-0.02, 0.02, 0.0), (0.0, -0.02, 0.02), (0.02, -0.02, 0.0)], False),
+])  # fmt: skip
+def test_seeds_matter_where_they_lie_alike_at_all_lengths(offsets, shared):
+    wobble = [0.001, -0.002, 0.001]
+    ladder = [
+        {"flops": flops, "seed": seed, "loss": 2.0 - flops + offset + wobble[(flops + seed) % 3]}
+        for flops, of_length in enumerate(offsets, start=1)
+        for seed, offset in enumerate(of_length)
+    ]
+    assert stats.seeds_matter(ladder) == shared
+
+
 def test_a_rung_that_is_a_little_off_is_corrected():
     """At 1.02 times a rung's cost the baseline has gained 2 % of the slope, which the chord to the next understates."""
     curve = CURVES["8 layers of width 256"]

@@ -18,10 +18,14 @@ import shutil
 import sys
 import time
 from contextlib import redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent
 sys.path.insert(0, str(BENCH.parents[1]))
+if not find_spec("scipy"):
+    print("compare.py: error: the statistics need scipy: pip install -r tests/requirements.txt", file=sys.stderr)
+    raise SystemExit(2)
 
 from config import given_settings, read_settings
 from config.runtime.common import UserError, clock, install_excepthook, pick_device, quiet_pipe
@@ -136,7 +140,7 @@ def do(comparison, again):
     has_preliminary = has_one_each(comparison)
     try:
         if comparison.missing():
-            print(comparison.title, flush=True)
+            print(comparison.title or "comparison", flush=True)
             timing.measure(workers)
             if options["budget"]:
                 comparison.choose_max_iters(number)

@@ -160,9 +160,9 @@ class Comparison:
         return [result for result in map(result_of, sorted(folders)) if result]
 
     def what_changed(self):
-        """Return a line for each candidate that computes something else than when its missing runs were done."""
+        """Return a line for each candidate that has changed since its missing runs were done."""
         stale = Counter(run.candidate.name for run in self.missing() if self.earlier_results(run))
-        return [f"{name} computes something else than in {number} of its runs" for name, number in stale.items()]
+        return [f"{name} has changed since {number} of its runs were done" for name, number in stale.items()]
 
     def is_done(self, planned):
         return planned.run is not None and self.result(planned.run) is not None
