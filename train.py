@@ -305,7 +305,7 @@ while iter_num < max_iters and not stopped_by:
         numbers = {"loss": lossf, "grad_norm": norm if math.isfinite(norm) else None, "learning_rate": lr}
         log.log("step", iter_num, **numbers, tokens_per_second=speed)
         fastest = max(fastest, speed)
-        if speed < fastest / 3 and not noted:  # another program has become busy
+        if speed < fastest / 3 and now - logged_time > 2 and not noted:  # for seconds: not by chance
             cure = f"if another program is busy, stop and enter OMP_WAIT_POLICY=PASSIVE {go_on}"
             print0(f"NOTE    steps take three times as long as before: {cure}")
             noted = True

@@ -167,7 +167,7 @@ SAMPLE_ARGUMENTS = {
     "--max_new_tokens=-1": "max_new_tokens = -1 .* 1 or more",
     "--seed=-1": "seed = -1 .* 0 or more",
     "--device=tpu": "device = 'tpu' .*this machine has .*cpu",
-    "config/m1_shakespeare.py": "config/m1_shakespeare.py: dataset: unknown setting",
+    "config/m1_shakespeare.py": "config/m1_shakespeare.py: residual: unknown setting",
 }
 
 

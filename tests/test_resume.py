@@ -335,7 +335,7 @@ def test_a_run_is_whole_until_another_has_saved_in_its_place(run, monkeypatch, c
         error = refused(run, f"{RUN} --out_dir={WHOLE} --overwrite --checkpoint_interval=9 {settings}".split(), capsys)
     assert "nothing has been saved" in error
     replaced = run(f"{RUN} --out_dir={WHOLE} --overwrite --seed=2 --max_iters=5")
-    assert "NOT" not in replaced and [line["step"] for line in log_of(WHOLE, "step")] == [1, 2, 3, 4, 5]
+    assert "NOT SAVED" not in replaced and [line["step"] for line in log_of(WHOLE, "step")] == [1, 2, 3, 4, 5]
     run(f"{RUN} --out_dir={RESUMED} --seed=2 --max_iters=5")
     assert_same_run()
     assert differences(RESUMED / "best.pt", WHOLE / "best.pt") == [] and losses(RESUMED) == losses(WHOLE)
