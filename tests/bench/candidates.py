@@ -91,7 +91,10 @@ class JoinedAttention(Attention):
         q, k, v = heads.split((self.H, self.G, self.G), dim=1)
         return apply_rope(q, rope) * self.D**-0.5, (apply_rope(k, rope), v), None
 
-    def forward(self, x, q_hat, keys_and_values, cache=None, slot=None):
+    def values(self, x, earlier):
+        return None  # they are in k̂
+
+    def forward(self, x, q_hat, keys_and_values, v, cache=None, slot=None):
         y = self.mix_values(q_hat, *keys_and_values)
         return self.dropout(self.o_proj(rearrange(y, "B H T D -> B T (H D)")))
 

@@ -118,7 +118,7 @@ def look_inside(model, x):
     x = model.embed(x)
     rope = rope_table(0, x.size(1), model.config.head_dim, model.config.rope_theta, x)
     for block in model.blocks:
-        _, q, k, _ = block.scores(x, rope, ())
+        _, q, k, *_ = block.vectors(x, rope, (), None)
         look.setdefault("previous_token", previous_token(q, k).item())  # of the first layer
         for term, scores in score_terms(block.attn, q, k).items():
             look.setdefault(term, []).append(spread(scores).tolist())
