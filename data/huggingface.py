@@ -186,7 +186,8 @@ def as_llama(model, ends):
     if llama.state_dict().keys() != tensors.keys():
         return None
     llama.load_state_dict(tensors)
-    idx = torch.randint(config.vocab_size, (1, min(config.block_size, 2048)), generator=torch.Generator().manual_seed(0))
+    rng = torch.Generator().manual_seed(0)
+    idx = torch.randint(config.vocab_size, (1, min(config.block_size, 2048)), generator=rng)
     ours = copy.deepcopy(model).to("cpu", torch.float32).eval()(idx)[0]
     difference = (llama.eval()(idx).logits - ours).abs().max()
     return llama.to(model.head.weight.dtype) if difference < 1e-4 * ours.abs().max() else None

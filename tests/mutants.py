@@ -94,12 +94,12 @@ MUTANTS = {
         ('"5.2": return d**0.5 * m**0.5', '"5.2": return d**0.5 * m', REFERENCE),
         # recomputing
         ("mlp_branch(x + attn)", "mlp_branch(attn)", REFERENCE),
-        ("        normed = self.attn_norm(x)\n        attn =", "        normed = F.rms_norm(x, x.shape[-1:])\n        attn =", REFERENCE),
-        ("v_0 = earlier[0].v if self.value_residual and i", "v_0 = earlier[i].v if self.value_residual and i", REFERENCE),
+        ("normed = self.attn_norm(x)\n        attn =", "normed = F.rms_norm(x, x.shape[-1:])\n        attn =", REFERENCE),
+        ("earlier[0].v if self.value_residual and i", "earlier[i].v if self.value_residual and i", REFERENCE),
         ('"mean": return [1 / m]', '"mean": return [1 / (m - 1)]', REFERENCE),
         ("self.mix.softmax(dim=0)", "self.mix.detach().softmax(dim=0)", REFERENCE),
         ("use_reentrant=False", "use_reentrant=False, preserve_rng_state=False", "test_model.py -k activation_checkpointing"),
-        ("saving = self.config.activation_checkpointing and", "saving = False and", "test_model.py -k activation_checkpointing"),
+        ("saving = self.config.activation_checkpointing", "saving = False", "test_model.py -k activation_checkpointing"),
         # connections
         ("(outputs[-1], outputs[0]))", "(outputs[0], outputs[-1]))", REFERENCE),
         ("torch.eye(l + 1)[l] for", "torch.eye(l + 1)[0] for", "test_model.py -k starts_as"),

@@ -327,8 +327,8 @@ BLOCKS = {"standard": (standard_block, one, all_so_far),
 
 
 # ----------------------------------------------------------------------------------------------
-# connections: what layer l reads, and, with l = n_layer, the head. outputs: x_0, the embedding, and x_1 to x_l, what the
-# layers have put out; inputs: what they have read; mine: the connection's own parameters
+# connections: what layer l reads, and, with l = n_layer, the head. outputs: x_0, the embedding, and x_1 to x_l, the
+# layers' outputs; inputs: what they have read; mine: the connection's own parameters
 
 def reads_latest(l, outputs, inputs, mine):
     """x_l"""
@@ -346,7 +346,7 @@ def reads_dense(l, outputs, inputs, mine):
 
 
 def reads_attnres(l, outputs, inputs, mine):
-    """Σ_{i≤l} p_li f_i, p_l = softmax over i of w_l · f_i / rms(f_i), for each token; f_0 = x_0, f_i what layer i adds"""
+    """Σ_{i≤l} p_li f_i, p_l = softmax over i of w_l · f_i / rms(f_i), for each token; f_0 = x_0, f_i the i-th's share"""
     added = [outputs[0]] + [outputs[i + 1] - inputs[i] for i in range(l)]
     rows = []
     for t in range(len(outputs[0])):
@@ -467,7 +467,7 @@ def columns(config=GPTConfig):
 
 
 def covering(columns):
-    """Settings, a dict each, in which every two values of two columns meet: in place of the product, which is endless."""
+    """Settings, a dict each, in which every two values of two columns meet."""
     cells = [[(name, i) for i in range(len(values))] for name, values in columns.items()]
     left = {pair for a, b in combinations(cells, 2) for pair in product(a, b)}
     first, second = sorted(cells, key=len)[-2:]

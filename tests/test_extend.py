@@ -90,7 +90,8 @@ def test_every_field_is_varied():
         window: int = 0
 
     assert {"peek", "connection", "value_residual", "n_kv_head"} < columns(Own).keys()
-    assert {row["peek"] for row in each(columns(Own))} == {row["peek"] for row in covering(columns(Own))} == {False, True}
+    for rows in (each(columns(Own)), covering(columns(Own))):
+        assert {row["peek"] for row in rows} == {False, True}
     with pytest.raises(ValueError, match="window is varied by no test"):
         columns(OwnNumber)
 
@@ -98,8 +99,8 @@ def test_every_field_is_varied():
 def test_every_two_values_meet():
     found = columns()
     pairs = [(a, b) for x in found for y in found if x < y for a in found[x] for b in found[y]]
-    missed = [pair for pair in pairs if not any({**pair[0], **pair[1]}.items() <= row.items() for row in reference.COVER)]
-    assert len(pairs) > 500 and not missed and len(reference.COVER) < 100
+    missed = [(a, b) for a, b in pairs if not any({**a, **b}.items() <= row.items() for row in reference.COVER)]
+    assert len(pairs) > 500 and not missed
 
 
 @pytest.mark.parametrize("choice", [{}, dict(attention="w2", residual="m1"), dict(attention="summed_qk", residual="m4.2")])

@@ -2,7 +2,8 @@
 A quick check of model.py, without pytest: python tests/verify.py
 
 One line per check; the exit code is 1 if one fails. Every kind of attention x every residual method,
-and every two settings of any kind, are held to causality, to the explicit float64 form of reference.py, and to its own cache.
+and every two settings of any kind, are held to causality, to the explicit float64 form of reference.py,
+and to their own cache.
 """
 
 import math
