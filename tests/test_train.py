@@ -66,15 +66,15 @@ def test_what_a_person_sees(repo):
 
 
 def test_settings_without_effect_are_noted(repo):
-    given = "--qk_scale=5.3 --sigma=diagonal --keep_input --activation_checkpointing"
+    given = "--qk_scale=5.3 --sigma=diagonal --keep_input"
     shown = repo(f"{RUN} {given}")
     notes = log_of(OUT, "start")[0]["notes"]
-    assert [note.split(" ", 1)[0] for note in notes] == ["qk_scale", "sigma", "keep_input", "activation_checkpointing"]
+    assert [note.split(" ", 1)[0] for note in notes] == ["qk_scale", "sigma", "keep_input"]
     assert re.findall("^NOTE    (.*)", shown, re.MULTILINE) == notes
     for needed in ("--attention=summed_qk", "--attention=w2 --residual=m1"):  # each setting but one of them
         repo(f"{RUN} {given} {needed} --overwrite")
         left = [note.split(" ", 1)[0] for note in log_of(OUT, "start")[0]["notes"]]
-        assert left == (["qk_scale"] if "w2" in needed else ["sigma", "keep_input", "activation_checkpointing"])
+        assert left == (["qk_scale"] if "w2" in needed else ["sigma", "keep_input"])
 
 
 def test_a_rate_that_is_never_reached_is_noted(repo):

@@ -82,7 +82,7 @@ def ineffective_settings(settings, given, defaults):
     for name, value in given.items():
         kinds = [kind for kind, attention in ATTENTIONS.items() if name in attention.options]
         needed = [f"attention={kind}" for kind in kinds if settings["attention"] not in kinds]
-        if name in ("keep_input", "activation_checkpointing") and settings["residual"] == "standard":
+        if name == "keep_input" and settings["residual"] == "standard":
             needed = ["another residual than standard"]
         if needed and value != defaults[name]:
             lines.append(f"{name} = {value!r} has no effect: it goes with {' or '.join(needed)}")
