@@ -232,7 +232,6 @@ MUTANTS = {
     ],
     "tests/bench/plan.py": [
         ("math.exp(-slope", "math.exp(slope", COMPARE),
-        ("[own / 2, own] if times > 1", "[own] if times > 1", COMPARE),
         ("math.ceil(max(costs) - 1e-3)", "math.floor(max(costs))", COMPARE),
         ("grid[0] / 2)", "grid[0] / 8)", COMPARE),
         ('{"loss": found["best_loss"]}', "{}", COMPARE),
