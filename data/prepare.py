@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from config.runtime.common import UserError, atomic_write, file_errors, file_lock, find_checkpoint
-from config.runtime.common import folder_lock, load_checkpoint, print0, read_text, sha256
+from config.runtime.common import UserError, atomic_write, file_errors, file_lock, folder_lock, load_checkpoint
+from config.runtime.common import print0, read_text, sha256, source_checkpoint
 from data.dataset import SPLITS, VERSION, token_dtype
-from data.tokenizer import CharTokenizer, TokenizerError, gpt2_tokenizer, hf_tokenizer, tokenizer_from_state
+from data.tokenizer import CharTokenizer, TokenizerError, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state
 from data.tokenizer import train_bpe
 
 DATA = Path(__file__).resolve().parent  # has a folder for each dataset
@@ -37,10 +37,7 @@ SAMPLE = 16 * 2**20  # characters to learn byte pairs from, at most
 
 @file_errors()
 def ensure_prepared(name) -> Path:
-    """Return the folder of a dataset, after running its prepare.py if there is no data of its present text.
-
-    Raises UserError for an unknown name, and SystemExit(2) if prepare.py fails, which has then said why.
-    """
+    """Return the folder of a dataset, after running its prepare.py if there is no data of its present text."""
     names = sorted({path.parent.name for path in [*DATA.glob("*/prepare.py"), *DATA.glob("*/meta.json")]})
     if name not in names:
         if name and Path(name).exists() and Path(name).resolve().parent != DATA:
@@ -60,7 +57,7 @@ def ensure_prepared(name) -> Path:
         if why:
             print0(f"data/{name}: {why}, running data/{name}/prepare.py")
             if subprocess.run([sys.executable, script]).returncode:
-                raise SystemExit(2)
+                raise SystemExit(2)  # it has said why
     return folder
 
 
@@ -122,8 +119,7 @@ def read_dataset(name, field="text", limit=""):
         rows = load_dataset(path, configuration or None, **options)
         row = next(iter(rows), {})
     except Exception as error:  # of the hub and of many formats, with types of their own
-        reason = " ".join(str(error.__cause__ or error).split())[:200]
-        raise UserError(f"{name}: cannot be loaded: {reason}") from None
+        raise UserError(f"{name}: cannot be loaded: {reason(error.__cause__ or error)}") from None
     if not isinstance(row.get(field, 0), str | None):
         raise no_text(name, field, row)
     if not limit:
@@ -181,8 +177,7 @@ def find_tokenizer(name):
     if name.startswith("hf:"):
         return hf_tokenizer(name.removeprefix("hf:"))
     if name.startswith("run:"):
-        folder = Path(name.removeprefix("run:"))
-        return tokenizer_from_state(load_checkpoint(find_checkpoint(folder, prefer="best"))["tokenizer"])
+        return tokenizer_from_state(load_checkpoint(source_checkpoint(name))["tokenizer"])
     raise UserError(f"unknown tokenizer {name!r}; choose from 'char', 'bpe', 'gpt2', 'hf:NAME', 'run:FOLDER'")
 
 
