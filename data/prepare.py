@@ -32,9 +32,6 @@ REVISIONS = {"Skylion007/openwebtext": "79d93d786212f7344586290adb811d4ae6a1762c
 SAMPLE = 16 * 2**20  # characters to learn byte pairs from, at most
 
 
-# -- at first use --------------------------------------------------------------------------------------------
-
-
 @file_errors()
 def ensure_prepared(name) -> Path:
     """Return the folder of a dataset, after running its prepare.py if there is no data of its present text."""
@@ -59,9 +56,6 @@ def ensure_prepared(name) -> Path:
             if subprocess.run([sys.executable, script]).returncode:
                 raise SystemExit(2)  # it has said why
     return folder
-
-
-# -- reading files -------------------------------------------------------------------------------------------
 
 
 @file_errors()
@@ -93,8 +87,7 @@ def read_documents(path, field="text"):
             except (ValueError, RecursionError):
                 raise UserError(f"{path}: line {number} is not JSON") from None
             row = row if isinstance(row, dict) else {}
-            if not isinstance(row.get(field, 0), str | None):
-                raise no_text(f"{path}: line {number}", field, row)
+            check_field(f"{path}: line {number}", field, row)
             if row[field] is not None:
                 documents.append(row[field].encode(errors="replace").decode())  # JSON can hold half a surrogate pair
     return documents
@@ -120,8 +113,7 @@ def read_dataset(name, field="text", limit=""):
         row = next(iter(rows), {})
     except Exception as error:  # of the hub and of many formats, with types of their own
         raise UserError(f"{name}: cannot be loaded: {reason(error.__cause__ or error)}") from None
-    if not isinstance(row.get(field, 0), str | None):
-        raise no_text(name, field, row)
+    check_field(name, field, row)
     if not limit:
         return rows[field]
     texts, size = [], int(match[1]) * {"K": 10**3, "M": 10**6, "G": 10**9}[match[2]]
@@ -134,12 +126,10 @@ def read_dataset(name, field="text", limit=""):
     return texts
 
 
-def no_text(where, field, row):
-    texts = [name for name, value in row.items() if isinstance(value, str)]
-    return UserError(f"{where}: no text in field {field!r}; --field may be: {', '.join(texts) or 'none'}")
-
-
-# -- preparing -----------------------------------------------------------------------------------------------
+def check_field(where, field, row):
+    if not isinstance(row.get(field, 0), str | None):
+        texts = [name for name, value in row.items() if isinstance(value, str)]
+        raise UserError(f"{where}: no text in field {field!r}; --field may be: {', '.join(texts) or 'none'}")
 
 
 @file_errors()
@@ -247,8 +237,6 @@ def encode_all(coder, chunks):
         while some := list(islice(chunks, 4 * threads)):  # so much is in memory at a time
             yield from pool.map(encode, some)
 
-
-# -- the text in pieces --------------------------------------------------------------------------------------
 
 # Where a long document is cut: after a single line's end between two characters that are no spaces. Our pattern and
 # GPT-2's end a piece there, and go on as at the start of a text, so the parts have the tokens of the whole. (After

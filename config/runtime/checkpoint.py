@@ -22,9 +22,6 @@ MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "eval_tokens", "log_inter
 NOT_INHERITED = {"block_size", "vocab_size", "dropout", "activation_checkpointing"}
 
 
-# -- saving and loading --------------------------------------------------------------------------------------
-
-
 def save_checkpoint(path, facts, before_renaming) -> bool:
     """Write plain values and tensors, on the first of several processes. Return whether there was room for them."""
     if rank() == 0:
@@ -72,9 +69,6 @@ def code_notes(checkpoint):
     commit = was.get("commit") or "-dirty"
     back = "restore its file of that time" if commit.endswith("-dirty") else f"git checkout {commit} -- model.py"
     return [f"model.py is not what {checkpoint['path']} was trained with and may compute otherwise; to go back: {back}"]
-
-
-# -- how a run starts ----------------------------------------------------------------------------------------
 
 
 @file_errors()
@@ -138,9 +132,6 @@ def check_tokens(data, state, owner, tokenizer):
     if data.tokenizer.state() != state:
         cure = f"python data/text/prepare.py TEXT --name=NAME --tokenizer={tokenizer}, then --dataset=NAME"
         raise UserError(f"data/{data.folder.name} is not in the tokens of {owner}: prepare its text by {cure}")
-
-
-# -- how a run resumes ---------------------------------------------------------------------------------------
 
 
 def reopen(folder, given, defaults):
