@@ -257,28 +257,22 @@ def in_pieces(text, separator):
 
 
 def in_chunks(pieces, cut):
-    """Yield (split, its next pieces), of at least CHUNK characters together except at the end of a split."""
-    for split, group in groupby(divide(pieces, cut), key=lambda piece: piece[0]):
-        chunk, length = [], 0
-        for _, begins, piece in group:
-            chunk.append((begins, piece))
-            length += len(piece)
-            if length >= CHUNK:
-                yield split, chunk
-                chunk, length = [], 0
-        if chunk:
-            yield split, chunk
+    """Yield (split, its next pieces), those that begin within the same CHUNK characters of the text."""
+    for (split, _), group in groupby(divide(pieces, cut), key=lambda piece: piece[:2]):
+        yield split, [(begins, text) for _, _, begins, text in group]
 
 
 def divide(pieces, cut):
-    """Yield (split, begins, text): the first `cut` characters train. The piece that goes beyond them comes in two."""
+    """Yield (split, chunk, begins, text): the first `cut` characters train. The piece that goes beyond comes in two."""
+    done = 0
     for begins, piece in pieces:
-        if 0 < cut < len(piece):
-            yield "train", begins, piece[:cut]
-            yield "val", False, piece[cut:]
+        chunk, left = done // CHUNK, cut - done
+        if 0 < left < len(piece):
+            yield "train", chunk, begins, piece[:left]
+            yield "val", chunk, False, piece[left:]
         else:
-            yield "train" if cut > 0 else "val", begins, piece
-        cut -= len(piece)
+            yield "train" if left > 0 else "val", chunk, begins, piece
+        done += len(piece)
 
 
 def sample(pieces, cut):

@@ -142,7 +142,7 @@ MUTANTS = {
         ("np.arange(0, targets, block_size)", "np.arange(0, targets - block_size, block_size)", "test_dataset.py"),
     ],
     "data/prepare.py": [
-        ('yield "train", begins, piece[:cut]', 'yield "train", begins, piece', "test_preprocess.py"),
+        ('yield "train", chunk, begins, piece[:left]', 'yield "train", chunk, begins, piece', "test_preprocess.py"),
         ('in_chunks(pieces, cut) if split == "train")', "in_chunks(pieces, cut))", "test_preprocess.py"),
         ('r"[^\\s\\x00-\\x1f\\x7f]\\n(?=', 'r"\\n(?=', "test_corpus.py -k tokens_of_the_whole"),
         ("(?=[^\\s\\x00-\\x1f\\x7f])", "(?=\\S)", "test_corpus.py -k tokens_of_the_whole"),
