@@ -9,7 +9,6 @@ torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --gra
 from config import split_settings  # before PyTorch, since this decides how its threads wait (config/runtime/waiting.py)
 
 import math
-import os
 import shlex
 import sys
 import time
@@ -238,7 +237,7 @@ log.log("resume" if iter_num else "start", iter_num, **facts)
 # training
 
 launcher = "torchrun ..." if world_size > 1 else "python"
-go_on = f"{launcher} {shlex.quote(sys.argv[0])} --init_from=resume --out_dir={shlex.quote(str(out))}"
+resume = f"{launcher} {shlex.quote(sys.argv[0])} --init_from=resume --out_dir={shlex.quote(str(out))}"
 stop = StopSignal()  # Ctrl-C, SIGTERM, SIGHUP: finish the step, save and exit
 stopped_by = 0
 saved_iter = iter_num  # step of the newest checkpoint
@@ -247,8 +246,6 @@ logged_iter = iter_num  # step of the latest log line
 micro_steps = range(rank, grad_accum_steps, world_size)  # this process's share of each step
 began = logged_time = time.time()
 train_seconds = 0.0  # without evaluating and saving
-fastest = 0.0  # tokens per second
-noted = device.type != "cpu" or os.environ.get("OMP_WAIT_POLICY") == "PASSIVE"  # whether slow steps need no note
 while iter_num < max_iters and not stopped_by:
     lr = get_lr(iter_num)
     for opt in optimizers:
@@ -304,11 +301,7 @@ while iter_num < max_iters and not stopped_by:
         )
         numbers = {"loss": lossf, "grad_norm": norm if math.isfinite(norm) else None, "learning_rate": lr}
         log.log("step", iter_num, **numbers, tokens_per_second=speed)
-        fastest = max(fastest, speed)
-        if speed < fastest / 3 and now - logged_time > 2 and not noted:  # for seconds: not by chance
-            cure = f"if another program is busy, stop and enter OMP_WAIT_POLICY=PASSIVE {go_on}"
-            print0(f"NOTE    steps take three times as long as before: {cure}")
-            noted = True
+        log.note_slowness(device, speed, now - logged_time, resume)
         train_seconds += now - logged_time
         logged_iter, logged_time = iter_num, now
 
@@ -330,14 +323,14 @@ while iter_num < max_iters and not stopped_by:
 # -----------------------------------------------------------------------------
 
 if saved_iter < iter_num:
-    give_up(f"step {iter_num} could not be saved: make room, then {go_on if saved_iter else 'start again'}")
+    give_up(f"step {iter_num} could not be saved: make room, then {resume if saved_iter else 'start again'}")
 if iter_num < max_iters:
-    print0(f"stopped after step {iter_num:,}, saved in {latest}; to go on: {go_on}")
+    print0(f"stopped after step {iter_num:,}, saved in {latest}; to resume: {resume}")
     distributed.leave(128 + stopped_by)
 seconds, speed = time.time() - began, (logged_iter - first_iter) * tokens_per_iter / train_seconds
 log.log("end", iter_num, seconds=seconds, tokens_per_second=speed, best_loss=best_val_loss)
 print0(f"{clock(seconds)} for {iter_num - first_iter:,} steps, {speed:,.0f} tokens/s while training")
 print0(f"lowest validation loss {best_val_loss:.4f}: {best}; latest: {latest}")
-print0(f"to go on: {go_on} --max_iters={2 * max_iters}")
+print0(f"to resume: {resume} --max_iters={2 * max_iters}")
 print0(f"to read what it writes: python sample.py --out_dir={shlex.quote(str(out))}")
 distributed.leave()

@@ -34,10 +34,12 @@ def given_settings(program, argv=None) -> dict:
 def split_settings(program, argv=None) -> tuple[dict, dict]:
     """Return the defaults, and what is given in their place. `--help` prints the program's settings and exits."""
     argv = sys.argv[1:] if argv is None else argv
-    defaults, text = declared(program)
+    source, defaults = Path(program).read_text(encoding="utf-8"), {}
+    _, block, *_ = [*source.split(RULE), ""]
+    exec(block, {}, defaults)
     if "--help" in argv or "-h" in argv:
         quiet_pipe()
-        show(text)
+        show(f"{ast.get_docstring(ast.parse(source)) or ''}\n\n{block.strip()}")
         raise SystemExit(0)
     files, options = {}, {}
     for argument in argv:
@@ -46,14 +48,6 @@ def split_settings(program, argv=None) -> tuple[dict, dict]:
         else:
             files |= read_file(find_file(argument, program), defaults)
     return defaults, files | options
-
-
-def declared(program):
-    """Return the settings of `program`, {name: default}, and its docstring with their lines, which --help prints."""
-    source, defaults = Path(program).read_text(encoding="utf-8"), {}
-    _, block, *_ = [*source.split(RULE), ""]
-    exec(block, {}, defaults)
-    return defaults, f"{ast.get_docstring(ast.parse(source)) or ''}\n\n{block.strip()}"
 
 
 def read_option(argument, defaults) -> dict:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from config.runtime.common import UserError
-from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer, first_tokens
+from config.runtime.common import UserError, check_weights
+from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer, first_tokens, import_transformers, reason
 from model import GPT, GPTConfig
 
 # all that a Llama has, by its names here: of the model, and of a layer
@@ -47,9 +47,6 @@ LLAMA_CONFIG = {
 }
 
 
-# -- tensors -------------------------------------------------------------------------------------------------
-
-
 def llama_names(model):
     """Return {name in a Hugging Face Llama checkpoint: name here} of all that a Llama has, and nothing else."""
     modules = {theirs: ours for ours, theirs in LLAMA_MODEL.items()}
@@ -69,43 +66,24 @@ def to_llama(model):
 def from_llama(state_dict, config) -> GPT:
     """Return a model with the tensors of a Hugging Face Llama checkpoint, under any method.
 
-    What Llama lacks has its initial value. Raises UserError for a tensor that is missing, unknown or of another shape
-    than the config's. With tied weights `lm_head.weight` may be missing.
+    What Llama lacks has its initial value. With tied weights `lm_head.weight` may be missing.
     """
     model, given = GPT(config), dict(state_dict)
     if config.tie_weights:
         embed = given.get("model.embed_tokens.weight")
         if not torch.equal(given.setdefault("lm_head.weight", embed), embed):
             raise UserError("lm_head.weight differs from model.embed_tokens.weight: set tie_weights = False")
-    names, tensors = llama_names(model), model.state_dict()
-    differing = sorted(names.keys() ^ given.keys())
-    if differing:
-        name = differing[0]
-        raise UserError(f"the Llama checkpoint {'lacks' if name in names else 'has'} {name}, unlike this config")
-    for llama, name in names.items():
-        if given[llama].shape != tensors[name].shape:
-            shapes = f"{tuple(given[llama].shape)}, the config needs {tuple(tensors[name].shape)}"
-            raise UserError(f"{llama} has shape {shapes}")
-        tensors[name].copy_(given[llama])
+    tensors = {llama: model.state_dict()[name] for llama, name in llama_names(model).items()}
+    check_weights(given, tensors, "the Llama checkpoint does not fit this config")
+    for llama, tensor in tensors.items():
+        tensor.copy_(given[llama])
     return model
-
-
-# -- folders and the hub -------------------------------------------------------------------------------------
-
-
-def import_transformers():
-    try:
-        import transformers
-    except ImportError:
-        raise UserError("models of Hugging Face need transformers: pip install 'transformers>=5.17'") from None
-    return transformers
 
 
 def from_pretrained(name_or_path, **override) -> GPT:
     """Return the Llama of a folder or of the Hugging Face hub.
 
     `override` may set any field of the config that keeps the tensors' shapes, such as dropout, attention or residual.
-    Raises UserError for a model that is not a plain Llama.
     """
     transformers = import_transformers()
 
@@ -142,8 +120,7 @@ def from_pretrained(name_or_path, **override) -> GPT:
 def save_pretrained(model, folder, tokenizer=None):
     """Write a new folder that transformers reads: a Llama, or the code that computes the model and its weights.
 
-    The tokenizer comes along. The folder is whole or not there at all. Raises UserError for one that is there already,
-    and where the files cannot be written.
+    The tokenizer comes along. The folder is whole or not there at all.
     """
     folder = Path(folder).absolute()
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
@@ -278,8 +255,3 @@ def of_byte_pairs(tokenizer):
     converter = TikTokenConverter(pattern=pattern, extra_special_tokens=special)
     converter.load_tiktoken_bpe = lambda path: tokenizer.ranks  # there is no file
     return converter.converted()
-
-
-def reason(error):
-    """Return what an error says, in one short line."""
-    return " ".join(str(error).split())[:200]

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from config.runtime.common import UserError, atomic_write, file_errors, file_lock, find_checkpoint
-from config.runtime.common import folder_lock, load_checkpoint, print0, read_text, sha256
+from config.runtime.common import UserError, atomic_write, file_errors, file_lock, folder_lock, load_checkpoint
+from config.runtime.common import print0, read_text, sha256, source_checkpoint
 from data.dataset import SPLITS, VERSION, token_dtype
-from data.tokenizer import CharTokenizer, TokenizerError, gpt2_tokenizer, hf_tokenizer, tokenizer_from_state
+from data.tokenizer import CharTokenizer, TokenizerError, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state
 from data.tokenizer import train_bpe
 
 DATA = Path(__file__).resolve().parent  # has a folder for each dataset
@@ -32,15 +32,9 @@ REVISIONS = {"Skylion007/openwebtext": "79d93d786212f7344586290adb811d4ae6a1762c
 SAMPLE = 16 * 2**20  # characters to learn byte pairs from, at most
 
 
-# -- at first use --------------------------------------------------------------------------------------------
-
-
 @file_errors()
 def ensure_prepared(name) -> Path:
-    """Return the folder of a dataset, after running its prepare.py if there is no data of its present text.
-
-    Raises UserError for an unknown name, and SystemExit(2) if prepare.py fails, which has then said why.
-    """
+    """Return the folder of a dataset, after running its prepare.py if there is no data of its present text."""
     names = sorted({path.parent.name for path in [*DATA.glob("*/prepare.py"), *DATA.glob("*/meta.json")]})
     if name not in names:
         if name and Path(name).exists() and Path(name).resolve().parent != DATA:
@@ -60,11 +54,8 @@ def ensure_prepared(name) -> Path:
         if why:
             print0(f"data/{name}: {why}, running data/{name}/prepare.py")
             if subprocess.run([sys.executable, script]).returncode:
-                raise SystemExit(2)
+                raise SystemExit(2)  # it has said why
     return folder
-
-
-# -- reading files -------------------------------------------------------------------------------------------
 
 
 @file_errors()
@@ -96,8 +87,7 @@ def read_documents(path, field="text"):
             except (ValueError, RecursionError):
                 raise UserError(f"{path}: line {number} is not JSON") from None
             row = row if isinstance(row, dict) else {}
-            if not isinstance(row.get(field, 0), str | None):
-                raise no_text(f"{path}: line {number}", field, row)
+            check_field(f"{path}: line {number}", field, row)
             if row[field] is not None:
                 documents.append(row[field].encode(errors="replace").decode())  # JSON can hold half a surrogate pair
     return documents
@@ -122,10 +112,8 @@ def read_dataset(name, field="text", limit=""):
         rows = load_dataset(path, configuration or None, **options)
         row = next(iter(rows), {})
     except Exception as error:  # of the hub and of many formats, with types of their own
-        reason = " ".join(str(error.__cause__ or error).split())[:200]
-        raise UserError(f"{name}: cannot be loaded: {reason}") from None
-    if not isinstance(row.get(field, 0), str | None):
-        raise no_text(name, field, row)
+        raise UserError(f"{name}: cannot be loaded: {reason(error.__cause__ or error)}") from None
+    check_field(name, field, row)
     if not limit:
         return rows[field]
     texts, size = [], int(match[1]) * {"K": 10**3, "M": 10**6, "G": 10**9}[match[2]]
@@ -138,12 +126,10 @@ def read_dataset(name, field="text", limit=""):
     return texts
 
 
-def no_text(where, field, row):
-    texts = [name for name, value in row.items() if isinstance(value, str)]
-    return UserError(f"{where}: no text in field {field!r}; --field may be: {', '.join(texts) or 'none'}")
-
-
-# -- preparing -----------------------------------------------------------------------------------------------
+def check_field(where, field, row):
+    if not isinstance(row.get(field, 0), str | None):
+        texts = [name for name, value in row.items() if isinstance(value, str)]
+        raise UserError(f"{where}: no text in field {field!r}; --field may be: {', '.join(texts) or 'none'}")
 
 
 @file_errors()
@@ -181,8 +167,7 @@ def find_tokenizer(name):
     if name.startswith("hf:"):
         return hf_tokenizer(name.removeprefix("hf:"))
     if name.startswith("run:"):
-        folder = Path(name.removeprefix("run:"))
-        return tokenizer_from_state(load_checkpoint(find_checkpoint(folder, prefer="best"))["tokenizer"])
+        return tokenizer_from_state(load_checkpoint(source_checkpoint(name))["tokenizer"])
     raise UserError(f"unknown tokenizer {name!r}; choose from 'char', 'bpe', 'gpt2', 'hf:NAME', 'run:FOLDER'")
 
 
@@ -253,8 +238,6 @@ def encode_all(coder, chunks):
             yield from pool.map(encode, some)
 
 
-# -- the text in pieces --------------------------------------------------------------------------------------
-
 # Where a long document is cut: after a single line's end between two characters that are no spaces. Our pattern and
 # GPT-2's end a piece there, and go on as at the start of a text, so the parts have the tokens of the whole. (After
 # several spaces they may not: before a word, GPT-2's makes the last one a piece of its own, but not where a text ends.)
@@ -274,28 +257,22 @@ def in_pieces(text, separator):
 
 
 def in_chunks(pieces, cut):
-    """Yield (split, its next pieces), of at least CHUNK characters together except at the end of a split."""
-    for split, group in groupby(divide(pieces, cut), key=lambda piece: piece[0]):
-        chunk, length = [], 0
-        for _, begins, piece in group:
-            chunk.append((begins, piece))
-            length += len(piece)
-            if length >= CHUNK:
-                yield split, chunk
-                chunk, length = [], 0
-        if chunk:
-            yield split, chunk
+    """Yield (split, its next pieces), those that begin within the same CHUNK characters of the text."""
+    for (split, _), group in groupby(divide(pieces, cut), key=lambda piece: piece[:2]):
+        yield split, [(begins, text) for _, _, begins, text in group]
 
 
 def divide(pieces, cut):
-    """Yield (split, begins, text): the first `cut` characters train. The piece that goes beyond them comes in two."""
+    """Yield (split, chunk, begins, text): the first `cut` characters train. The piece that goes beyond comes in two."""
+    done = 0
     for begins, piece in pieces:
-        if 0 < cut < len(piece):
-            yield "train", begins, piece[:cut]
-            yield "val", False, piece[cut:]
+        chunk, left = done // CHUNK, cut - done
+        if 0 < left < len(piece):
+            yield "train", chunk, begins, piece[:left]
+            yield "val", chunk, False, piece[left:]
         else:
-            yield "train" if cut > 0 else "val", begins, piece
-        cut -= len(piece)
+            yield "train" if left > 0 else "val", chunk, begins, piece
+        done += len(piece)
 
 
 def sample(pieces, cut):

@@ -42,9 +42,6 @@ def fallback_text(path, why) -> tuple[str, str]:
     except ImportError:  # left out of some small installations
         raise UserError(f"Tiny Shakespeare {why}; put a text of your own at {path}") from None
     source = "NOT Tiny Shakespeare but English of Python's built-in help (pydoc_data.topics)"
-    print0("!" * 80)
-    print0(f"Tiny Shakespeare {why}.")
-    print0(f"THE TEXT IS {source}.")
-    print0(f"LOSSES DO NOT COMPARE with Tiny Shakespeare's: put that text at {path} to get them.")
-    print0("!" * 80)
+    print0(f"NOTE    Tiny Shakespeare {why}: THE TEXT IS {source}")
+    print0(f"NOTE    LOSSES DO NOT COMPARE with Tiny Shakespeare's: put that text at {path} to get them")
     return "\n".join(topics[name] for name in sorted(topics)), source

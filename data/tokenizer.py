@@ -99,7 +99,8 @@ class BPETokenizer(Tokenizer):
         return self.encoding.decode_bytes(checked_ids(ids, self.vocab_size)).decode("utf-8", "replace")
 
     def state(self) -> dict:
-        ranks = ranks_to_text(self.ranks)
+        # as in a .tiktoken file: a line per token, its bytes in base64, a space, its rank
+        ranks = "".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in self.ranks.items())
         return {"kind": "bpe", "pattern": self.pattern, "special_tokens": self.special_tokens, "ranks": ranks}
 
 
@@ -152,31 +153,37 @@ def checked_ids(ids, vocab_size) -> list[int]:
     return ids
 
 
-# -- GPT-2's, Hugging Face's, and from a checkpoint -----------------------------------------------------------
-
-
 def gpt2_tokenizer() -> BPETokenizer:
     """Return the tokenizer of GPT-2's 50,257 tokens, which tiktoken downloads at first use and keeps."""
     try:
         encoding = tiktoken.get_encoding("gpt2")
     except (OSError, ValueError) as error:  # no network, or something else than the vocabulary came over it
-        reason = f"GPT-2's vocabulary could not be downloaded ({type(error).__name__})"
-        raise TokenizerError(f"{reason}; --tokenizer=bpe trains one on the text instead") from None
+        problem = f"GPT-2's vocabulary could not be downloaded ({type(error).__name__})"
+        raise TokenizerError(f"{problem}; --tokenizer=bpe trains one on the text instead") from None
     return BPETokenizer(encoding._mergeable_ranks, encoding._pat_str, encoding._special_tokens)
 
 
 def hf_tokenizer(name) -> HFTokenizer:
     """Return the tokenizer of a Hugging Face model, given its folder or its name on the hub."""
+    transformers = import_transformers()
     try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise TokenizerError("models of Hugging Face need transformers: pip install 'transformers>=5.17'") from None
-    try:
-        return HFTokenizer(AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str())
+        return HFTokenizer(transformers.AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str())
     except Exception as error:  # of transformers and the hub, with types of their own
         where = "" if Path(name).is_dir() else "no folder here, and on the hub: "
-        reason = " ".join(str(error).split())[:200]
-        raise TokenizerError(f"{name}: has no tokenizer that can be read: {where}{reason}") from None
+        raise TokenizerError(f"{name}: has no tokenizer that can be read: {where}{reason(error)}") from None
+
+
+def import_transformers():
+    try:
+        import transformers
+    except ImportError:
+        raise TokenizerError("models of Hugging Face need transformers: pip install 'transformers>=5.17'") from None
+    return transformers
+
+
+def reason(error):
+    """Return what an error of another package says, in one short line."""
+    return " ".join(str(error).split())[:200]
 
 
 def tokenizer_from_state(state) -> Tokenizer:
@@ -202,19 +209,12 @@ def first_tokens(tokenizer) -> list[int]:
         return [0]
 
 
-def ranks_to_text(ranks) -> str:
-    """Return the content of a .tiktoken file: a line per token, its bytes in base64, a space, its rank."""
-    return "".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items())
-
-
 def ranks_from_text(text) -> dict[bytes, int]:
     ranks = {base64.b64decode(token): int(rank) for token, rank in map(str.split, text.splitlines())}
     if sorted(ranks.values()) != list(range(len(ranks))) or not ranks.keys() >= {bytes([i]) for i in range(256)}:
         raise ValueError("some are missing")  # which tiktoken would not notice
     return ranks
 
-
-# -- learning byte pairs -------------------------------------------------------------------------------------
 
 # Where BPE may not merge across. Python's `re` and tiktoken's Rust regex read this pattern alike, because it
 # names no Unicode classes (the two disagree on \w and \s), and it matches every character (tiktoken drops what

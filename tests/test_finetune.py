@@ -132,7 +132,7 @@ def test_the_end_that_some_tokenizers_put_is_not_part_of_a_prompt():
     assert ours.document_start == [tokenizer.token_to_id(END)] and ours.encode("a") == tokenizer.encode("a").ids
 
 
-def test_documents_begin_as_the_tokenizer_says(repo, llama):
+def test_documents_begin_as_the_tokenizer_says(tmp_path, llama):
     lines = ["the dog", "sleeps", "again"] * 5
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
     prepare(tmp_path / "data", read_documents(tmp_path / "a.jsonl"), "test", f"hf:{llama}", val_fraction=0.2)

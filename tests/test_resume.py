@@ -145,7 +145,7 @@ def test_a_resumed_run_needs_no_settings(run):
 
 def test_a_finished_run_says_how_to_go_on(run):
     shown = run(f"{RUN} --lr_decay=none --out_dir={RESUMED}")
-    (command,) = re.findall("^to go on: python (.*)", shown, re.MULTILINE)
+    (command,) = re.findall("^to resume: python (.*)", shown, re.MULTILINE)
     assert command == f"train.py --init_from=resume --out_dir={RESUMED} --max_iters=12"
     run(command)
     run(f"{RUN} --lr_decay=none --max_iters=12 --out_dir={WHOLE}")
@@ -485,7 +485,7 @@ def test_a_signal_saves_and_says_how_to_go_on(run, heard, monkeypatch, capsys, n
     assert end.value.code == code
     shown = capsys.readouterr().out.splitlines()[-1]
     assert "stopped after step 3, saved in out/resumed/ckpt.pt" in shown
-    run(shown.partition("to go on: python ")[2])
+    run(shown.partition("to resume: python ")[2])
     assert_same_run()
 
 

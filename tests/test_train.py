@@ -419,6 +419,8 @@ def test_a_tilde_is_the_home_folder(repo, monkeypatch):
     repo(f"train.py {TINY} --out_dir=~/y --init_from=run:~/x")
     assert repo("sample.py --out_dir=~/x --max_new_tokens=1").startswith(f"{repo.folder / 'home' / 'x'}/best.pt")
     repo("sample.py --out_dir=~/x --export=~/exported")
+    Path("dog.txt").write_text("the dog " * 9)
+    repo("data/text/prepare.py dog.txt --tokenizer=run:~/x")
     assert {path.name for path in Path("home").iterdir()} == {"x", "y", "exported"} and not Path("~").exists()
 
 

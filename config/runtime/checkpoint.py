@@ -1,7 +1,6 @@
 """Checkpoints, and how a run starts from one or resumes."""
 
 import math
-import os
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -9,8 +8,8 @@ from pathlib import Path
 import torch
 
 from config.runtime.checks import SHAPE, of_model, starts_from_a_model
-from config.runtime.common import CHECKPOINT_VERSION, UserError, atomic_write, file_errors, find_checkpoint
-from config.runtime.common import load_checkpoint, print0, rank
+from config.runtime.common import CHECKPOINT_VERSION, UserError, atomic_write, check_weights, file_errors
+from config.runtime.common import find_checkpoint, load_checkpoint, print0, rank, shapes_of, source_checkpoint
 from config.runtime.log import code_version
 from data.huggingface import from_pretrained
 from data.tokenizer import hf_tokenizer
@@ -21,9 +20,6 @@ MAY_CHANGE = {"out_dir", "init_from", "overwrite", "eval_only", "max_iters", "de
 MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "eval_tokens", "log_interval", "tensorboard", "wandb"}
 # what a run that starts from another one does not take over
 NOT_INHERITED = {"block_size", "vocab_size", "dropout", "activation_checkpointing"}
-
-
-# -- saving and loading --------------------------------------------------------------------------------------
 
 
 def save_checkpoint(path, facts, before_renaming) -> bool:
@@ -60,22 +56,9 @@ def config_of(checkpoint):
 
 def build_model(checkpoint) -> GPT:
     model = GPT(config_of(checkpoint))
-    check_weights(checkpoint, shapes_of(model))
+    check_weights(checkpoint["model"], model.state_dict(), f"{checkpoint['path']} does not fit this model.py")
     model.load_state_dict(checkpoint["model"])
     return model
-
-
-def shapes_of(model):
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}
-
-
-def check_weights(checkpoint, expected):
-    """Raise a UserError for weights of other than the `expected` names and shapes: model.py was another one."""
-    found = {name: getattr(tensor, "shape", None) for name, tensor in checkpoint["model"].items()}
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
-            here, there = (shapes.get(name, "nothing") for shapes in (expected, found))
-            raise UserError(f"{checkpoint['path']} does not fit this model.py, where {name} is {here}: it has {there}")
 
 
 def code_notes(checkpoint):
@@ -88,14 +71,11 @@ def code_notes(checkpoint):
     return [f"model.py is not what {checkpoint['path']} was trained with and may compute otherwise; to go back: {back}"]
 
 
-# -- how a run starts ----------------------------------------------------------------------------------------
-
-
 @file_errors()
 def check_folder(log, settings):
     """Raise a UserError if a new run would replace another, or if there is nothing to start from, or to evaluate."""
     if settings["init_from"].startswith("run:"):
-        source_of(settings).stat()
+        source_checkpoint(settings["init_from"]).stat()
     if settings["eval_only"]:
         if settings["init_from"] == "scratch":
             cure = "add --init_from=resume, and the run's config or --out_dir"
@@ -125,35 +105,26 @@ def begin_from_run(settings, given, data):
     Inherited settings go into `settings`. A weight is kept if both models have it, in the same shape, and if every
     setting that it exists for is the same.
     """
-    source = load_checkpoint(source_of(settings))
+    source = load_checkpoint(source_checkpoint(settings["init_from"]))
     check_tokens(data, source["tokenizer"], source["path"], settings["init_from"])
     old = config_of(source)
     inherited = of_model(settings).keys() - NOT_INHERITED - (given.keys() - SHAPE)
     settings |= {name: getattr(old, name) for name in inherited}
     model = GPT(replace(old, **of_model(settings)))
     with torch.device("meta"):
-        before = shapes_of(GPT(old))
-        check_weights(source, before)
-        anew = {name for name, shape in shapes_of(model).items() if before.get(name) != shape}
+        others = [GPT(old)]  # and what the model would be without each setting that differs
         for field in fields(GPTConfig):
             if getattr(old, field.name) != getattr(model.config, field.name):
-                anew |= there_for(model, field)
-    weights = {name: tensor for name, tensor in source["model"].items() if name in shapes_of(model).keys() - anew}
+                others.append(GPT(replace(model.config, **{field.name: field.default})))
+    check_weights(source["model"], others[0].state_dict(), f"{source['path']} does not fit this model.py")
+    shapes, anew = shapes_of(model.state_dict()), set()
+    for other in others:
+        known = shapes_of(other.state_dict())
+        anew |= {name for name, shape in shapes.items() if known.get(name) != shape}
+    weights = {name: tensor for name, tensor in source["model"].items() if name in shapes.keys() - anew}
     model.load_state_dict(weights, strict=False)
     names = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in anew})
     return model, [f"not from {settings['init_from']}, but new: {', '.join(names)}"] if names else []
-
-
-def source_of(settings) -> Path:
-    """Return the checkpoint that a run starts from (run:FOLDER)."""
-    folder = os.path.expanduser(settings["init_from"].removeprefix("run:"))
-    return find_checkpoint(Path(folder), prefer="best")
-
-
-def there_for(model, field):
-    """Return the names of the weights that a model has, or has in their shape, because of a setting."""
-    without = shapes_of(GPT(replace(model.config, **{field.name: field.default})))
-    return {name for name, shape in shapes_of(model).items() if without.get(name) != shape}
 
 
 def check_tokens(data, state, owner, tokenizer):
@@ -161,9 +132,6 @@ def check_tokens(data, state, owner, tokenizer):
     if data.tokenizer.state() != state:
         cure = f"python data/text/prepare.py TEXT --name=NAME --tokenizer={tokenizer}, then --dataset=NAME"
         raise UserError(f"data/{data.folder.name} is not in the tokens of {owner}: prepare its text by {cure}")
-
-
-# -- how a run resumes ---------------------------------------------------------------------------------------
 
 
 def reopen(folder, given, defaults):
@@ -179,10 +147,7 @@ def reopen(folder, given, defaults):
 
 
 def resumed_settings(checkpoint, given, defaults):
-    """Return what the run was trained with (a newer setting: its default), and what is given and may change.
-
-    Raise a UserError that names all settings that differ but must not.
-    """
+    """Return what the run was trained with (a newer setting: its default), and what is given and may change."""
     trained = {name: checkpoint["settings"].get(name, default) for name, default in defaults.items()}
     may_change = MAY_CHANGE | ({"dataset", "batch_size", "dtype"} if given.get("eval_only") else set())
     of_another = SHAPE if starts_from_a_model(trained["init_from"]) else set()

@@ -88,10 +88,6 @@ def report_error(kind, error, traceback):
 
 
 def exit_program(code=0):
-    """End the program.
-
-    One of several processes skips the interpreter's shutdown, where a waiting thread of gloo would abort it.
-    """
     together = dist.is_initialized()
     if together:
         atexit._run_exitfuncs()  # of the trackers
@@ -100,7 +96,7 @@ def exit_program(code=0):
             stream.flush()
         except OSError:  # a full disk or a closed terminal, reported before
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    if together:
+    if together:  # the interpreter's shutdown would be aborted by a waiting thread of gloo
         os._exit(code)
     raise SystemExit(code)
 
@@ -169,6 +165,11 @@ def find_checkpoint(folder, prefer="latest"):
     return other if other.exists() and not preferred.exists() else preferred
 
 
+def source_checkpoint(name):
+    """Return the path of the checkpoint that run:FOLDER names."""
+    return find_checkpoint(Path(os.path.expanduser(name.removeprefix("run:"))), prefer="best")
+
+
 FORM = {"iter_num": int, "val_loss": float, "settings": dict, "config": dict, "data": dict, "tokenizer": dict}
 FORM |= {"machine": str, "code": dict, "model": dict, "optimizer": dict, "scaler": dict}
 
@@ -191,11 +192,21 @@ def load_checkpoint(path) -> dict:
     return checkpoint | {"path": path}
 
 
-def file_lock(file, wait=False) -> bool:
-    """Return whether this process now holds the lock of an open file, which no other can until it ends.
+def shapes_of(weights) -> dict:
+    return {name: getattr(tensor, "shape", None) for name, tensor in weights.items()}
 
-    Where there are no locks, every process gets it.
-    """
+
+def check_weights(found, expected, problem):
+    """Raise a UserError, which begins with the `problem`, unless two state dicts have the same names and shapes."""
+    here, there = shapes_of(expected), shapes_of(found)
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            sizes = f"{here.get(name, 'nothing')}: it has {there.get(name, 'nothing')}"
+            raise UserError(f"{problem}, where {name} is {sizes}")
+
+
+def file_lock(file, wait=False) -> bool:
+    """Return whether this process now holds the lock of an open file. Where there are no locks, every process does."""
     try:
         import fcntl
 

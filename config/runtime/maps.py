@@ -25,11 +25,9 @@ def look_inside(model, idx) -> list[torch.Tensor]:
         weights[attn] = attn.mix_values(q_hat, k_hat, torch.eye(T).to(k_hat).expand(*k_hat.shape[:2], T, T))
 
     hooks = [block.attn.register_forward_hook(keep) for block in model.blocks]
-    try:
-        model.features(idx)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    model.features(idx)
+    for hook in hooks:
+        hook.remove()
     return list(weights.values())
 
 

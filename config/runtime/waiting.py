@@ -13,22 +13,19 @@ from pathlib import Path
 
 
 def core_times():
-    """Return the clock ticks, idle and total, of the cores that this process may use, and how many these are."""
+    """Return the clock ticks, idle and total, of the cores that this process may use, and how many cores there are."""
     lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     cores = [[int(ticks) for ticks in line[1:9]] for line in lines if line[0][3:] in map(str, os.sched_getaffinity(0))]
     return sum(ticks[3] + ticks[4] for ticks in cores), sum(map(sum, cores)), len(cores)
 
 
-def should_sleep(before, after, threads):
-    """Return whether between two `core_times` fewer cores were idle than there are threads."""
-    (idle, total), cores = (after[i] - before[i] for i in range(2)), after[2]
-    return total > 0 and 1 < threads > cores * idle / total + 0.5
-
-
 if sys.platform == "linux" and "torch" not in sys.modules and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & {*os.environ}:
     with suppress(OSError):  # a system that hides /proc
-        before = core_times()
+        idle_before, total_before, cores = core_times()
         time.sleep(0.1)
-        threads = os.environ.get("OMP_NUM_THREADS", "")
-        if should_sleep(before, core_times(), int(threads) if threads.isdecimal() else before[2]):
+        idle_after, total_after, _ = core_times()
+        idle, total = idle_after - idle_before, total_after - total_before
+        number = os.environ.get("OMP_NUM_THREADS", "")
+        threads = int(number) if number.isdecimal() else cores
+        if total > 0 and 1 < threads > cores * idle / total + 0.5:  # fewer cores were idle than there are threads
             os.environ["OMP_WAIT_POLICY"] = "PASSIVE"

@@ -4,11 +4,6 @@ Takes plain text in UTF-8, .jsonl (a document on each line, in --field), and all
 folder, one after another. Then train with --dataset=plays. Without a name it is --dataset=text.
 A text that is too large for the memory, tables and compressed files: see data/openwebtext/prepare.py --help.
 
-To score another text with a run, prepare it in the run's tokens, most of it for validation:
-
-    python data/text/prepare.py other.txt --name=other --tokenizer=run:FOLDER --val_fraction=0.9
-    python train.py --eval_only --init_from=resume --out_dir=FOLDER --dataset=other
-
 Byte pairs can write any text. A tokenizer of characters fails at the first one that it does not know.
 """
 
