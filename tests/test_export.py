@@ -19,7 +19,7 @@ from data import huggingface
 from data.huggingface import from_pretrained, save_pretrained
 from data.tokenizer import CharTokenizer
 from model import GPT, GPTConfig
-from reference import COVER, TINY as SHAPE, perturb, settings
+from reference import TINY as SHAPE, columns, each, perturb, settings
 
 STANDARD = {"attention": "standard"}
 
@@ -57,7 +57,7 @@ def agree(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("row", [STANDARD, *COVER[1::3]])
+@pytest.mark.parametrize("row", [STANDARD, *each(columns())])
 @torch.no_grad()
 def test_it_is_the_same_model(row, tmp_path):
     model = perturb(GPT(GPTConfig(**SHAPE, **row))).eval()

@@ -20,7 +20,7 @@ import reference
 from config.runtime.maps import look_inside
 from conftest import ROOT, TINY, load
 from model import GPT, Attention, GPTConfig
-from reference import causal_softmax, columns, covering, perturb, standard_scores, uncached_greedy
+from reference import causal_softmax, columns, covering, each, perturb, standard_scores, uncached_greedy
 from test_model import Shapes, counted_flops, over, rounding_error
 
 T = 13
@@ -57,14 +57,6 @@ def hold(**choice):
         rough, moved = gpt(idx)[0], gpt(changed)[0]
     assert torch.equal(rough[:, :6], moved[:, :6]), "the future leaks in bfloat16"
     assert (rough.double() - logits).norm() < 5 * rounding_error(gpt, idx), "bfloat16 is far off"
-
-
-def each(columns):
-    """A few settings in which every value of every column is there."""
-    return [
-        {key: value for values in columns.values() for key, value in values[i % len(values)].items()}
-        for i in range(max(map(len, columns.values())))
-    ]
 
 
 @over(each(columns()))  # tests/test_model.py has every pair of values
