@@ -132,7 +132,7 @@ def test_the_end_that_some_tokenizers_put_is_not_part_of_a_prompt():
     assert ours.document_start == [tokenizer.token_to_id(END)] and ours.encode("a") == tokenizer.encode("a").ids
 
 
-def test_documents_begin_as_the_tokenizer_says(repo, llama):
+def test_documents_begin_as_the_tokenizer_says(llama, tmp_path):
     lines = ["the dog", "sleeps", "again"] * 5
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
     prepare(tmp_path / "data", read_documents(tmp_path / "a.jsonl"), "test", f"hf:{llama}", val_fraction=0.2)
@@ -144,13 +144,6 @@ def test_documents_begin_as_the_tokenizer_says(repo, llama):
 def test_text_that_is_not_unicode_is_refused(llama):
     with pytest.raises(ValueError, match="cannot encode this text"):
         hf_tokenizer(str(llama)).encode("a\udcffb")
-
-
-@pytest.mark.parametrize("content, named", [("{}", "not a tokenizer.json"), ("", "not a tokenizer.json")])
-def test_bad_tokenizers(content, named):
-    with pytest.raises(ValueError, match=named) as error:
-        tokenizer_from_state({"kind": "hf", "json": content})
-    assert "\n" not in str(error.value)
 
 
 # -- train.py and sample.py ----------------------------------------------------------------------------------
@@ -179,10 +172,9 @@ def test_it_starts_where_the_llama_is(repo, llama):
     assert step["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten()).item(), abs=1e-4)
 
 
-@pytest.mark.parametrize("method", ["--attention=w2 --residual=m1", "--attention=summed_qk --qk_scale=5.6 --residual=m4.2"])
-def test_under_any_method(repo, llama, method):
+def test_under_any_method(repo, llama):
     repo(["data/shakespeare_bpe/prepare.py", f"--tokenizer=hf:{llama}"])
-    run = f"train.py {RUN} {method} --dropout=0.1 --out_dir=out/tuned"
+    run = f"train.py {RUN} --attention=w2 --residual=m4.2 --dropout=0.1 --out_dir=out/tuned"
     repo(f"{run} --max_iters=2 --init_from=hf:{llama}")
     repo(f"{run} --init_from=auto")
     assert [line["event"] for line in log_of("out/tuned") if line["event"] in ("start", "resume")] == ["start", "resume"]
@@ -289,19 +281,6 @@ def test_an_exported_run_is_the_same_model(tuned, llama, capsys):
     assert "out/exported is there already" in refused(tuned, "sample.py --export=out/exported", capsys)
 
 
-@pytest.mark.parametrize("options", ["--dropout=0.1", "--tie_weights=true --bias=true --n_kv_head=1 --rope_theta=99 --norm_eps=1e-3"])
-def test_a_run_of_our_own_is_exported(repo, capsys, options):
-    repo(f"train.py {TINY} {options} --out_dir=out/own")
-    repo("sample.py --export=out/exported")
-    saved = load("out/own/best.pt")
-    model = GPT(GPTConfig(**saved["config"])).eval()
-    model.load_state_dict(saved["model"])
-    idx = torch.randint(saved["config"]["vocab_size"], (2, 16), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        theirs = LlamaForCausalLM.from_pretrained("out/exported")
-        torch.testing.assert_close(theirs(idx).logits, model(idx)[0], atol=1e-5, rtol=1e-5)
-
-
 # -- an exported run, opened with only transformers ---------------------------------------------------------
 
 STRANGE = """“Ünglück”, 瓶子 🦊 'n't' "it's" . , ! ?  \t\n\n <|endoftext|> \x00\x7f\u2e7f\u2e80\U0010ffff"""
@@ -385,8 +364,6 @@ def change_config(folder, **changes):
 Q = "model.layers.0.self_attn.q_proj.weight"
 SPOILED = {
     "a tensor gone": (lambda folder: change_weights(folder, lambda weights: weights.pop(Q)), f"{Q} is missing"),
-    "one too many": (lambda folder: change_weights(folder, lambda w: w.update({"x": w[Q].clone()})), "x is unexpected"),
-    "a layer too few": (lambda folder: change_config(folder, num_hidden_layers=3), "model.layers.2.* is missing"),
     "a layer too many": (lambda folder: change_config(folder, num_hidden_layers=1), "model.layers.1.* is unexpected"),
     "cut off": (lambda folder: os.truncate(folder / "model.safetensors", 999), "not a model that transformers can read"),
 }

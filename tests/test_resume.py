@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,8 @@ fcntl = pytest.importorskip("fcntl")  # and the signals of Unix
 WHOLE, RESUMED = Path("out/whole"), Path("out/resumed")
 RUN = f"train.py {TINY} --max_iters=6 --dropout=0.2 --grad_accum_steps=2 --checkpoint_interval=1"
 RESUME = f"{RUN} --out_dir={RESUMED} --init_from=resume"
-# every kind, every method, and two of both; test_model.py has all of them together
-METHODS = [(kind, "standard") for kind in model.ATTENTIONS] + [("w2", "m1"), ("summed_qk", "m3.2")]
-METHODS += [("standard", residual) for residual in model.RESIDUALS if residual != "standard"]
+# every kind and every method; test_model.py has all of them together
+METHODS = list(zip(cycle(model.ATTENTIONS), model.RESIDUALS))
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_every_method_resumes_exactly(run, kind, residual):
 def test_resumes_exactly_after_any_step_and_with_other_intervals(run, optimizer):
     method = f"--attention=w2 --residual=m3.2 --keep_input --optimizer={optimizer}"
     run(f"{RUN} {method} --out_dir={WHOLE}")
-    for step in range(1, 6):
+    for step in (1, 2, 5):
         kill_after(step)
         run(f"{RESUME} {method} --eval_interval={step} --log_interval=2 --checkpoint_interval={7 - step}")
         assert_same_run()
@@ -170,9 +170,8 @@ def test_a_damaged_checkpoint_names_the_other(run, capsys):
     assert f"{path}: damaged" in error and f"move it away to use {WHOLE / 'best.pt'}" in error
 
 
-@pytest.mark.parametrize("dtype", ["auto", "float32"])
-def test_what_auto_came_to_is_kept(run, capsys, dtype):
-    run(f"{RUN} --dtype={dtype} --out_dir={WHOLE}")
+def test_what_auto_came_to_is_kept(run, capsys):
+    run(f"{RUN} --dtype=auto --out_dir={WHOLE}")
     kill_after(3)
     came_to = load("steps/3.pt")["settings"]["dtype"]
     other = {"float32": "bfloat16", "bfloat16": "float32"}[came_to]
@@ -220,14 +219,10 @@ def test_a_setting_newer_than_the_checkpoint_is_at_its_default(run, capsys):
     assert_same_run()
 
 
-def test_another_machine_is_said(run):
-    run(f"{RUN} --out_dir={WHOLE}")
-    kill_after(3)
-    change_checkpoint(RESUMED / "ckpt.pt", machine="an abacus")
-    assert "NOTE    it ran on an abacus" in run(RESUME)
-
-
-@pytest.mark.parametrize("commit, back", [("abc1234567", "git checkout abc1234567 -- model.py"), (None, "restore its file of that time")])
+@pytest.mark.parametrize("commit, back", [
+    ("abc1234567", "git checkout abc1234567 -- model.py"),
+    (None, "restore its file of that time"),
+])  # fmt: skip
 def test_another_model_py_is_said(run, commit, back):
     commands = [f"{RESUME} --eval_only", f"sample.py --max_new_tokens=3 --out_dir={RESUMED}", RESUME]
     run(f"{RUN} --out_dir={WHOLE}")
@@ -274,7 +269,7 @@ def test_other_data_are_refused(run, capsys):
 BAD_LINES = [b"\x00" * 9, b"\xff{", b'{"event": "st', b'{"event": "step"}', b"[1, 2]", b"5", b"[" * 10**5]
 
 
-@pytest.mark.parametrize("bad", [*BAD_LINES, b'{"event": "step", "step": 4}'])
+@pytest.mark.parametrize("bad", [BAD_LINES[0], b'{"event": "st', b'{"event": "step", "step": 4}'])
 def test_a_torn_last_line_of_the_log_is_dropped(run, bad):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
@@ -284,14 +279,14 @@ def test_a_torn_last_line_of_the_log_is_dropped(run, bad):
     assert losses(RESUMED) == losses(WHOLE) and len(log_of(RESUMED, "resume")) == 1
 
 
-@pytest.mark.parametrize("bad", BAD_LINES)
-def test_a_bad_line_in_the_middle_of_the_log_loses_no_other(run, bad):
+def test_bad_lines_in_the_middle_of_the_log_lose_no_other(run):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
-    first, *lines = (RESUMED / "log.jsonl").read_bytes().splitlines(keepends=True)
-    (RESUMED / "log.jsonl").write_bytes(b"".join([first, bad + b"\n", *lines]))
+    log, bad = RESUMED / "log.jsonl", b"".join(line + b"\n" for line in BAD_LINES)
+    first, *lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([first, bad, *lines]))
     run(RESUME)
-    (RESUMED / "log.jsonl").write_bytes((RESUMED / "log.jsonl").read_bytes().replace(bad + b"\n", b""))
+    log.write_bytes(log.read_bytes().replace(bad, b""))
     assert losses(RESUMED) == losses(WHOLE)
 
 
@@ -339,14 +334,6 @@ def test_a_run_is_whole_until_another_has_saved_in_its_place(run, monkeypatch, c
     run(f"{RUN} --out_dir={RESUMED} --seed=2 --max_iters=5")
     assert_same_run()
     assert differences(RESUMED / "best.pt", WHOLE / "best.pt") == [] and losses(RESUMED) == losses(WHOLE)
-
-
-def test_the_leftover_of_a_killed_process_is_overwritten(run):
-    RESUMED.mkdir(parents=True)
-    (RESUMED / "log.jsonl").touch()
-    (RESUMED / "ckpt.pt.tmp").write_bytes(b"half a checkpoint")
-    run(f"{RUN} --out_dir={RESUMED}")
-    assert sorted(path.name for path in RESUMED.iterdir()) == ["best.pt", "ckpt.pt", "log.jsonl"]
 
 
 def full_disk(monkeypatch, fails):
@@ -423,12 +410,11 @@ def trouble(monkeypatch, step, kind):
     monkeypatch.setattr(model.GPT, "forward", troubled)
 
 
-@pytest.mark.parametrize("kind", ["loss", "gradient"])
-@pytest.mark.parametrize("grad_clip", [0, 1])
-@pytest.mark.parametrize(
-    "intervals, found, kept",
-    [("--log_interval=9 --checkpoint_interval=2", 4, 2), ("--log_interval=9", 3, 2), ("--checkpoint_interval=9", 3, None)],
-)
+@pytest.mark.parametrize("kind, grad_clip", [("loss", 1), ("gradient", 0), ("gradient", 1)])
+@pytest.mark.parametrize("intervals, found, kept", [
+    ("--log_interval=9 --checkpoint_interval=2", 4, 2),
+    ("--checkpoint_interval=9", 3, None),
+])  # fmt: skip
 def test_what_is_not_finite_ends_the_run(run, monkeypatch, capsys, kind, grad_clip, intervals, found, kept):
     trouble(monkeypatch, 3, kind)
     error = error_of(run, f"{ONE} --grad_clip={grad_clip} --eval_interval=9 {intervals}", capsys)
