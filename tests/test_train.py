@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from config.runtime.common import clock, pick_compile, pick_dtype
 from conftest import ROOT, TEXT, TINY, contents, differing, error_of, load, log_of, refused
-from data.dataset import SPLITS, Dataset, load_dataset
+from data.dataset import Dataset, load_dataset
 from data.prepare import prepare
 from model import GPT, GPTConfig
 
