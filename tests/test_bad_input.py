@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 
 from config.runtime.checkpoint import build_model, load_checkpoint
 from conftest import TINY, contents, refused
@@ -258,7 +257,7 @@ def test_checkpoint(trained, capsys, damage):
 
 
 ONE_ALONE = {
-    "rewrite('tokenizer.clear()')": (SAMPLE, "unknown kind of tokenizer None"),
+    "rewrite('tokenizer.clear()')": (SAMPLE, "not a tokenizer of kind 'char', 'bpe' or 'hf': {}"),
     "turn(Path('out/run/best.pt'), lambda old: old[:-1])": (RESUME, "best.pt: damaged, or not a checkpoint"),
     "rewrite('data[\"sha256\"].clear()')": (RESUME, "data/shakespeare_char is not what out/run/ckpt.pt was trained on"),
 }
@@ -282,19 +281,3 @@ def test_any_bit_of_a_checkpoint(trained, part):
         LATEST.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
         with pytest.raises(UserError, match=NO_CHECKPOINT):
             load_checkpoint(LATEST)
-
-
-@settings(max_examples=50, derandomize=True)
-@given(place=st.floats(0, 1), length=st.integers(0, 99) | st.just(10**9), new=st.binary(max_size=9))
-def test_any_bytes_for_a_checkpoint(tmp_path, whole, place, length, new):
-    path, start = tmp_path / "damaged.pt", int(place * len(whole))
-    path.write_bytes(whole[:start] + new + whole[start + length :])
-    try:
-        build_model(load_checkpoint(path))
-    except ValueError as error:
-        assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
-
-
-@pytest.fixture
-def whole(trained):
-    return LATEST.read_bytes()

@@ -167,8 +167,8 @@ def test_a_dataset_is_all_its_files_and_may_be_gone_through_again(tmp_path):
 
 
 def test_a_dataset_of_several_configurations(tmp_path):
-    names = "---\nconfigs:\n" + "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in "ab") + "---\n"
-    (tmp_path / "README.md").write_text(names)
+    names = "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in "ab")
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n{names}---\n")
     for name in "ab":
         jsonl(tmp_path / f"{name}.jsonl", [f"{name}, {text}" for text in DOCUMENTS])
     for name in "ab":

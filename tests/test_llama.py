@@ -25,12 +25,9 @@ V, T, LAYERS = 37, 24, 3
 # what a Llama may vary
 SHAPES = {
     "plain": {},
-    "grouped": dict(n_kv_head=2),
     "one key head": dict(n_kv_head=1),
     "tied": dict(tie_weights=True),
     "biased": dict(bias=True, n_kv_head=2),
-    "theta": dict(rope_theta=500000.0),
-    "eps": dict(norm_eps=1e-2),
     "all": dict(n_kv_head=2, tie_weights=True, bias=True, rope_theta=123.0, norm_eps=1e-3),
 }
 

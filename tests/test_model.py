@@ -15,9 +15,7 @@ from functools import partial
 import pytest
 import torch
 import torch._dynamo
-from functorch.compile import make_boxed_func
 from hypothesis import given, settings as hypothesis_settings, strategies as st
-from torch._dynamo.backends.common import aot_autograd
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -61,11 +59,6 @@ def copied(source, target):
             if name in values and values[name].shape == p.shape:
                 p.copy_(values[name])
     return target
-
-
-def llama_into(source, **changes):
-    """Return a model of another kind or method with source's Llama weights; the rest has its initial values."""
-    return from_llama(to_llama(source), GPTConfig(**{**vars(source.config), **changes}))
 
 
 def from_llama(weights, config):
@@ -343,30 +336,6 @@ def test_bad_sampling_options(options, named):
 
 
 # ----------------------------------------------------------------------------------------------
-# what the formulas imply
-
-def test_w2_is_standard_attention_where_all_keys_have_one_norm():
-    """
-    −‖μ_q − μ_k‖²/τ = (2/τ) μ_q·μ_k − ‖μ_q‖²/τ − ‖μ_k‖²/τ: with one σ for all, an orthogonal key
-    projection of normed inputs and τ = 2√d, this is QKᵀ/√d except for constants of the query.
-    """
-    model = build("w2-scalar", n_layer=1, n_head=1, norm_eps=1e-13)
-    weights = to_llama(model)
-    weights["model.layers.0.input_layernorm.weight"].fill_(1.0)
-    turn = torch.linalg.qr(torch.randn(32, 32, dtype=torch.float64)).Q
-    weights["model.layers.0.self_attn.k_proj.weight"] = turn
-    w2 = from_llama(weights, model.config)
-    with torch.no_grad():
-        w2.blocks[0].attn.sigma.weight.zero_()
-        w2.blocks[0].attn.tau_shift.fill_(math.log(1 - 1e-6 / (2 * math.sqrt(32))) / 0.1)  # τ + ε = 2√d
-    standard = llama_into(w2, attention="standard")
-    idx = tokens(model, 1, 12)
-    close(standard(idx)[0], w2(idx)[0])
-    weights["model.layers.0.self_attn.k_proj.weight"] = 2 * turn    # scores do matter here
-    assert (from_llama(weights, standard.config)(idx)[0] - standard(idx)[0]).abs().max() > 1e-3
-
-
-# ----------------------------------------------------------------------------------------------
 # initial values
 
 def test_initial_values_and_shapes():
@@ -539,23 +508,6 @@ def compile_with(monkeypatch):
     torch.compiler.reset()
     yield lambda backend: monkeypatch.setattr(torch, "compile", partial(compile, backend=backend))
     torch.compiler.reset()
-
-
-def test_no_compiled_function_asks_for_the_gradient_of_logits(compile_with):
-    """... which would be zeros of their size at each step: the compiled loss has one output, its own number."""
-    tangents = []                                       # of each backward graph, their shapes
-
-    def record(graph, inputs):
-        named = [node for node in graph.graph.nodes if node.op == "placeholder" and "tangents" in node.name]
-        tangents.append([tuple(node.meta["val"].shape) for node in named])
-        return make_boxed_func(graph.forward)
-
-    compile_with(aot_autograd(fw_compiler=lambda graph, inputs: make_boxed_func(graph.forward), bw_compiler=record))
-    model = build("standard", "m1")
-    idx = tokens(model, 2, 12)
-    model.compile_blocks()
-    model(idx, idx)[1].backward()
-    assert [()] in tangents and not [shape for shapes in tangents for shape in shapes if 19 in shape]
 
 
 def test_a_loss_of_one_s_own_on_the_logits(compile_with):
@@ -854,7 +806,7 @@ def test_dropout(row):
 
 @pytest.mark.parametrize("kind", ["standard", "w2-scalar", "summed-5.5"])
 def test_what_dropout_drops(kind):
-    """A share p of the attention weights, and of the outputs of both branches, drops; what stays is divided by 1 - p."""
+    """A share p of the attention weights and of both branches' outputs drops; what stays is divided by 1 - p."""
     p = 0.3
     model = build(kind, dtype=torch.float32, n_layer=1, dropout=p).train()
     block, outputs, inputs = model.blocks[0], {}, {}

@@ -89,7 +89,7 @@ RECOMPUTED["m4.2"] = RECOMPUTED["m2+input"]
 
 
 def is_recomputed(name, n_layer, method):
-    """Return whether later layers use this matrix, or its bias, too. Its gradient is then a sum in any order and type."""
+    """Return whether later layers use this matrix, or its bias, too: its gradient is a sum, in any order and type."""
     _, layer, *part = name.split(".")[:4]
     return layer != str(n_layer - 1) and ".".join(part).startswith(RECOMPUTED.get(method, ()))
 
@@ -149,9 +149,9 @@ def numbers(out, event, *names):
 
 def torchrun(folder, arguments, *options):
     """Start train.py in `folder` with two processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *options, "train.py"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *options]
     pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return subprocess.Popen([*command, *arguments.split()], cwd=folder, **pipe)
+    return subprocess.Popen([*torchrun, "train.py", *arguments.split()], cwd=folder, **pipe)
 
 
 def kill_one_of(torchrun):
@@ -167,7 +167,8 @@ def test_two_processes_are_one_and_a_kill_changes_nothing(repo):
     run += " --optimizer=muon --max_iters=8 --checkpoint_interval=2 --eval_interval=4 --init_from=auto"
     repo(f"train.py {run} --max_iters=4 --out_dir=one")
     train_together(repo.folder, f"{run} --out_dir=whole")
-    assert numbers("whole", "step", "loss")[:4] == pytest.approx(numbers("one", "step", "loss"), abs=5e-3)  # Muon's bfloat16
+    # Muon computes in bfloat16
+    assert numbers("whole", "step", "loss")[:4] == pytest.approx(numbers("one", "step", "loss"), abs=5e-3)
     assert numbers("whole", "step", "grad_norm")[:4] == pytest.approx(numbers("one", "step", "grad_norm"), rel=0.1)
 
     process = torchrun(repo.folder, f"{run} --out_dir=killed", "--max_restarts=1")

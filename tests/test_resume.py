@@ -18,8 +18,8 @@ import torch
 
 import model
 from config.runtime import distributed
-from conftest import TEXT, TINY, change_checkpoint, contents, differences, differing, error_of, hear_signals, load, log_of
-from conftest import refused
+from conftest import TEXT, TINY, change_checkpoint, contents, differences, differing
+from conftest import error_of, hear_signals, load, log_of, refused
 from data.dataset import Dataset
 from data.prepare import prepare
 
@@ -58,7 +58,8 @@ def kill_after(step):
 
 def losses(folder, event="step"):
     """Return the log's lines of a kind, in their order, without what depends on the clock."""
-    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in log_of(folder, event)]
+    lines = log_of(folder, event)
+    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
 
 
 def assert_same_run():
@@ -89,11 +90,10 @@ def test_resumes_exactly_after_any_step_and_with_other_intervals(run, optimizer)
         assert all(line in losses(WHOLE) for line in losses(RESUMED))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_scale_of_float16_is_resumed(run, monkeypatch, optimizer):
+def test_scale_of_float16_is_resumed(run, monkeypatch):
     # so high that gradients overflow at first, whereupon the step is skipped and the scale halved
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**40))
-    method = f"--dtype=float16 --max_iters=24 --optimizer={optimizer}"
+    method = "--dtype=float16 --max_iters=24 --optimizer=muon"  # which has AdamW for vectors
     run(f"{RUN} {method} --out_dir={WHOLE}")
     before, after = load("steps/2.pt"), load("steps/23.pt")
     assert before["optimizer"] == {} and after["optimizer"] != {}  # the first has learned nothing yet
@@ -102,14 +102,6 @@ def test_scale_of_float16_is_resumed(run, monkeypatch, optimizer):
         kill_after(step)
         run(f"{RESUME} {method}")
         assert_same_run()
-
-
-def test_auto_starts_a_run_or_goes_on(run):
-    run(f"{RUN} --lr_decay=none --out_dir={WHOLE}")
-    for max_iters, event in ((3, "start"), (6, "resume")):
-        run(f"{RUN} --lr_decay=none --out_dir={RESUMED} --init_from=auto --max_iters={max_iters}")
-        assert len(log_of(RESUMED, event)) == 1
-    assert_same_run()
 
 
 def test_best_serves_where_there_is_no_latest(run):
@@ -200,7 +192,8 @@ def test_all_other_settings_are_named(run, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
     error = refused(run, f"{RESUME} --seed=2 --n_layer=3 --attention=w2 --weight_decay=0", capsys)
-    changes = "seed = 2 (was 1337), n_layer = 3 (was 2), attention = 'w2' (was 'standard'), weight_decay = 0.0 (was 0.1)"
+    changes = "seed = 2 (was 1337), n_layer = 3 (was 2), attention = 'w2' (was 'standard'), "
+    changes += "weight_decay = 0.0 (was 0.1)"
     assert f"{changes}: out/resumed/ckpt.pt was trained with other settings" in error
     error = refused(run, f"train.py --init_from=resume --out_dir={RESUMED} --n_layer=3", capsys)  # 3 by default
     assert "error: n_layer = 3 (was 2): out/resumed/ckpt.pt was trained" in error
@@ -489,7 +482,8 @@ def test_a_log_without_its_checkpoints_is_kept(repo, capsys, how):
     repo(f"train.py {TINY} --out_dir=run")
     for path in Path("run").glob("*.pt"):
         path.unlink()
-    assert "no checkpoint of it: --overwrite=true" in refused(repo, f"train.py {TINY} --out_dir=run --init_from={how}", capsys)
+    error = refused(repo, f"train.py {TINY} --out_dir=run --init_from={how}", capsys)
+    assert "no checkpoint of it: --overwrite=true" in error
     repo(f"train.py {TINY} --out_dir=run --overwrite")
 
 

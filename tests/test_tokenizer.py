@@ -117,7 +117,8 @@ def test_a_text_starts_with_a_new_line_if_there_are_any(text, tokens):
 
 
 def test_gpt2(monkeypatch):
-    small = tiktoken.Encoding("gpt2", pat_str=r"\s+|\S+", mergeable_ranks=BYTES.ranks, special_tokens=BYTES.special_tokens)
+    parts = dict(mergeable_ranks=BYTES.ranks, special_tokens=BYTES.special_tokens)
+    small = tiktoken.Encoding("gpt2", pat_str=r"\s+|\S+", **parts)
     monkeypatch.setattr(tiktoken, "get_encoding", {"gpt2": small}.get)
     tokenizer = data.tokenizer.gpt2_tokenizer()
     assert tokenizer.vocab_size == 257 and tokenizer.special_tokens == {"<|endoftext|>": 256}
