@@ -224,6 +224,7 @@ def test_git_ignores_what_is_prepared():
     ("text short.txt --name=plays", "short.txt: the text is too short"),
     ("shakespeare_char good.txt", "good.txt"),
     ("shakespeare_bpe --vocab_size=8", "vocab_size=8"),
+    ("text good.txt --tokenizer=run:out/nowhere", "out/nowhere/best.pt: No such file"),
     ("shakespeare_bpe --tokenizer=hf:nowhere", "nowhere: has no tokenizer that can be read"),
 ])  # fmt: skip
 def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, named):

@@ -314,19 +314,6 @@ def test_a_run_scores_another_text_in_its_own_byte_pairs(repo, tmp_path):
     assert float(loss) == pytest.approx(loss_over(OUT / "best.pt", "text"), abs=1e-4)
 
 
-def test_texts_that_a_run_cannot_score(repo, tmp_path, capsys):
-    repo(RUN)
-    text = tmp_path / "other.txt"
-    text.write_text(TEXT + "é☃", encoding="utf-8")
-    command = ["data/text/prepare.py", str(text)]
-    error = refused(repo, [*command, "--tokenizer=run:out/x"], capsys)
-    assert "other.txt: the model knows the characters of its own text only, which has no 'é', '☃'" in error
-    error = refused(repo, [*command, "--tokenizer=run:out/nowhere"], capsys)
-    assert "out/nowhere/best.pt: No such file" in error
-    error = refused(repo, [*command, "--tokenizer=run:out/x", "--vocab_size=300"], capsys)
-    assert "goes with tokenizer 'bpe'" in error
-
-
 # -- sampling ------------------------------------------------------------------------------------------------
 
 
