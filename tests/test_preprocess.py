@@ -73,6 +73,12 @@ def test_prepared_text_loads_back(folder):
     assert tokenizer_from_state(loaded.tokenizer.state()).encode(TEXT) == loaded.tokenizer.encode(TEXT)
 
 
+def test_merges_are_learned_from_the_training_part_alone(tmp_path):
+    prepare(tmp_path, "ab" * 900 + "xy" * 100, "letters", tokenizer="bpe", vocab_size=300)
+    ranks = load_dataset(tmp_path).tokenizer.ranks
+    assert b"ab" in ranks and b"xy" not in ranks
+
+
 def test_large_vocabularies_take_four_bytes(tmp_path):
     text = "".join(map(chr, range(0x10000, 0x10000 + 66_000)))
     prepare(tmp_path, text, "everything")
