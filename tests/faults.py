@@ -252,7 +252,7 @@ def read_until(process, folder, good):
 
 
 def rooms(folder):
-    """Yield sizes too small for a checkpoint, without end; every other one runs out within the next lines of the log."""
+    """Yield sizes too small for a checkpoint, without end; every other runs out within the next lines of the log."""
     size = (folder / "ckpt.pt").stat().st_size
     yield from (0, 1, size // 2, size - 1)
     while True:

@@ -23,13 +23,6 @@ from data.huggingface import llama_names, to_llama
 from model import ATTENTIONS, CHOICES, RESIDUALS, GPTConfig    # their names alone, so that every entry is tested
 
 
-def known(name, table):
-    """table[name]; ValueError for a name that is not in it: what is not known must not pass for something else."""
-    if name not in table:
-        raise ValueError(f"{name!r} is not known here; known are {', '.join(table)}")
-    return table[name]
-
-
 # ----------------------------------------------------------------------------------------------
 # between a model and its plain dict of tensors
 
@@ -41,12 +34,6 @@ def get_state(model):
     if model.config.tie_weights:
         state.pop("lm_head.weight", None)
     return {name: value.detach().double().clone().requires_grad_() for name, value in state.items()}
-
-
-def set_log_tau(attn, log_tau):
-    """Give a layer of W2 the log τ of its heads."""
-    with torch.no_grad():
-        attn.tau_shift.copy_((torch.as_tensor(log_tau, dtype=torch.float64) - math.log(2 * attn.D ** 0.5)) / 0.1)
 
 
 def reference_logits(model, idx):
@@ -169,7 +156,7 @@ def weights_standard(q, k, **_):
 
 
 def weights_w2(q, k, h, kv, normed, extras, config, **_):
-    n = known(config.sigma, {"scalar": 1, "diagonal": q.shape[-1], "none": 0})
+    n = {"scalar": 1, "diagonal": q.shape[-1], "none": 0}[config.sigma]
     spread = torch.nn.functional.softplus(normed @ extras["sigma.weight"].T) if n else torch.zeros(len(normed), 0)
     own, other = h * n, (config.n_head + kv) * n    # the query heads come first
     log_tau = math.log(2 * q.shape[-1] ** 0.5) + 0.1 * extras["tau_shift"][h]    # q·k starts with 1/√d
@@ -177,7 +164,7 @@ def weights_w2(q, k, h, kv, normed, extras, config, **_):
 
 
 def weights_summed(q, qk, extras, config, **_):
-    scale, learned = known(config.qk_scale, SUMMED)
+    scale, learned = SUMMED[config.qk_scale]
     return causal_softmax(scale(qk, q.shape[-1], *(extras[name] for name in learned)))
 
 
@@ -221,7 +208,7 @@ def attention_weights(config, state, layer, normed, qk):
         unrotated = queries[:, h * d:(h + 1) * d], keys[:, kv * d:(kv + 1) * d]
         q, k = (rope(x, config.rope_theta) for x in unrotated)
         qk[layer].append(q @ k.T)
-        weights.append(known(config.attention, WEIGHTS)(
+        weights.append(WEIGHTS[config.attention](
             q=q, k=k, unrotated=unrotated, qk=[of_layer[h] for of_layer in qk], h=h, kv=kv, normed=normed,
             extras=extras, config=config))
     return weights
@@ -365,8 +352,8 @@ READS = {"latest": reads_latest, "x0": reads_x0, "dense": reads_dense, "attnres"
 
 def row_logits(config, state, tokens):
     """Logits (T, V) of one row of tokens."""
-    block, weigh, summed = known(config.residual, BLOCKS)
-    reads = known(config.connection, READS)
+    block, weigh, summed = BLOCKS[config.residual]
+    reads = READS[config.connection]
     mine = {name.removeprefix("connection."): p for name, p in state.items() if name.startswith("connection.")}
     qk, weights = [], []                            # of each layer, kept from its first run
     outputs, inputs = [state["model.embed_tokens.weight"][tokens]], []
@@ -483,6 +470,14 @@ def covering(columns):
 
 
 COVER = covering(columns())
+
+
+def each(columns):
+    """A few settings in which every value of every column is there."""
+    return [
+        {key: value for values in columns.values() for key, value in values[i % len(values)].items()}
+        for i in range(max(map(len, columns.values())))
+    ]
 
 
 TINY = dict(block_size=16, vocab_size=19, n_layer=3, n_head=4, n_embd=32, n_inner=24)

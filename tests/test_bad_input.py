@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 
-from config.runtime.checkpoint import build_model, load_checkpoint
+from config.runtime.checkpoint import load_checkpoint
 from conftest import TINY, contents, refused
 from config.runtime.common import FORM, UserError
 from model import GPT, GPTConfig
@@ -50,71 +49,47 @@ TRAIN_ARGUMENTS = {
     "--learning_rat=1": "--learning_rat: .*did you mean learning_rate",
     "--vocab_size=65": "--vocab_size: unknown setting",
     "--n_layer=2.5": "--n_layer: a whole number .*'2.5'",
-    "--batch_size=1e19": "--batch_size: a whole number .*'1e19'",
     "--learning_rate=nan": "--learning_rate: a finite number .*'nan'",
     "--bias=maybe": "--bias: true or false .*'maybe'",
     # ranges
     "--max_iters=0": "max_iters = 0 .* 1 or more",
     "--batch_size=-4": "batch_size = -4 .* 1 or more",
-    "--grad_accum_steps=0": "grad_accum_steps = 0 .* 1 or more",
-    "--block_size=0": "block_size = 0 .* 1 or more",
     "--block_size=100000": "block_size=100000 is too long .*the largest that works is 287",
-    "--checkpoint_interval=0": "checkpoint_interval = 0 .* 1 or more",
     "--eval_interval=-1": "eval_interval = -1 .* 0 or more",
-    "--eval_tokens=0": "eval_tokens = 0 .* 1 or more",
-    "--log_interval=-1": "log_interval = -1 .* 1 or more",
-    "--warmup_iters=-1": "warmup_iters = -1 .* 0 or more",
     "--learning_rate=-1e-3": "learning_rate = -0.001 .* 0 or more",
     "--min_lr_frac=-0.1": "min_lr_frac = -0.1 .* 0 to 1",
     "--min_lr_frac=5": "min_lr_frac = 5.0 .* 0 to 1",
-    "--weight_decay=-0.1": "weight_decay = -0.1 .* 0 or more",
-    "--grad_clip=-1": "grad_clip = -1.0 .* 0 or more",
-    "--beta1=-0.1": "beta1 = -0.1 .* 0 or more, below 1",
     "--beta2=1": "beta2 = 1.0 .* 0 or more, below 1",
     "--seed=-1": "seed = -1 .* 0 or more",
     # the model
     "--n_layer=0": "n_layer = 0 .* 1 or more",
     "--n_embd=6": "n_head = 2 .* n_embd / n_head is even; n_embd = 6",
-    "--n_head=3": "n_head = 3 .* divisor of n_embd = 16",
     "--n_kv_head=7": "n_kv_head = 7 .* divisor of n_head = 2",
     "--n_inner=-1": "n_inner = -1 .* 0 or more",
     "--rope_theta=0": "rope_theta = 0.0 .* 1 or more",
     "--dropout=1.5": "dropout = 1.5 .* 0 or more, below 1",
-    "--n_embd=4000000000000": "n_embd = 4000000000000 .* below",
-    "--n_inner=9000000000000000000": "n_inner = 9000000000000000000 .* below",
     "--n_layer=1000000000000": "n_layer = 1000000000000 .* below",
     "--batch_size=9223372036854775807": "batch_size = 9223372036854775807 .* below",
     # choices
     "--attention=linear": "attention = 'linear' .*w2",
-    "--attention=": "attention = '' .*w2",
     "--residual=M1": "residual = 'M1' .*did you mean m1?",
-    "--residual=3.1": "residual = '3.1' .*did you mean m3.1?",
-    "--qk_scale=5.8": "qk_scale = '5.8' .*5.7",
-    "--sigma=full": "sigma = 'full' .*diagonal",
     "--optimizer=sgd": "optimizer = 'sgd' .*muon",
-    "--lr_decay=step": "lr_decay = 'step' .*cosine",
     "--init_from=gpt2": "init_from = 'gpt2' .*hf:NAME, run:FOLDER",
-    "--init_from=run:out/nowhere": "out/nowhere/best.pt: No such file",
-    "--compile=maybe": "compile = 'maybe' .*auto",
-    "--parallel=tp": "parallel = 'tp' .*fsdp",
     "--dtype=int8": "dtype = 'int8' .*bfloat16",
     "--device=cuda:99": "device = 'cuda:99' .*this machine has .*cpu",
     "--dataset=shakespear_char": "dataset = 'shakespear_char' .*shakespeare_char",
-    "--dataset=": "dataset = '' .*shakespeare_char",
     "--dataset=../data/text": "dataset = '../data/text' .*text",
     # folders and files
     "--init_from=resume": "out/shakespeare_char/ckpt.pt: No such file",
+    "--eval_only": "eval_only = True needs a trained model: add --init_from=resume",
     "--n_head=3 --dataset=shakespeare_bpe": "n_head = 3 .* divisor of n_embd = 16",  # and nothing is prepared
     "--init_from=run:out/nowhere --dataset=shakespeare_bpe": "out/nowhere/best.pt: No such file",
-    "--out_dir=train.py": "out_dir = 'train.py' .* train.py is a file",
     "--out_dir=train.py/run": "out_dir = 'train.py/run' .* train.py is a file",
     f"--out_dir={LONG}": "nnn: File name too long",
-    f"--init_from=run:{LONG}": "pt: File name too long",
     f"--dataset={LONG}": "nnn: File name too long",
     f"{LONG}.py": "nnn.py: File name too long",
     "config/m6_shakespeare.py": "config/m6_shakespeare.py: no such config file .did you mean config/m",
     "m1_shakespeare": "m1_shakespeare: no such config file .did you mean config/m1_shakespeare.py",
-    "train.py": "train.py: no such config file",
     "data/text/prepare.py": "data/text/prepare.py: name: unknown setting",
 }
 
@@ -124,27 +99,10 @@ def test_train(repo, capsys, arguments):
     check(repo, f"{TRAIN} {arguments}", TRAIN_ARGUMENTS[arguments], capsys)
 
 
-BESIDE_A_RUN = {
-    "--out_dir=out/run": "out/run already holds a run: --init_from=resume .*--overwrite=true .*--out_dir=FOLDER",
-    "out/run": "out/run: no such config file .settings are written as .* as in --out_dir=FOLDER",
-    "out/run/ckpt.pt": "out/run/ckpt.pt: no such config file",
-    "--init_from=resume --out_dir=out/run": "max_iters = 4, but out/run/ckpt.pt is at step 4: give more",
-    "--init_from=resume --out_dir=out/run --max_iters=9 --n_layer=3 --residual=m1": (
-        r"n_layer = 3 \(was 2\), residual = 'm1' \(was 'standard'\): .*resume with those"
-    ),
-}
-
-
-@pytest.mark.parametrize("arguments", BESIDE_A_RUN)
-def test_train_beside_a_run(trained, capsys, arguments):
-    check(trained, f"{TRAIN} {arguments}", BESIDE_A_RUN[arguments], capsys)
-
-
-def test_a_run_is_evaluated_in_its_own_tokens(trained, capsys):
-    trained("data/shakespeare_bpe/prepare.py --vocab_size=300")
-    command = f"{RESUME} --eval_only --dataset=shakespeare_bpe"
-    again = "python data/text/prepare.py TEXT --name=NAME --tokenizer=run:out/run, then --dataset=NAME"
-    check(trained, command, f"data/shakespeare_bpe is not in the tokens of out/run/best.pt: .* by {again}", capsys)
+def test_train_beside_a_run(trained, capsys):
+    written = "out/run: no such config file .settings are written as .* as in --out_dir=FOLDER"
+    check(trained, f"{TRAIN} out/run", written, capsys)
+    check(trained, f"{RESUME} --max_iters=4", "max_iters = 4, but out/run/ckpt.pt is at step 4: give more", capsys)
 
 
 # -- sample.py's ---------------------------------------------------------------------------------------------
@@ -155,16 +113,11 @@ SAMPLE_ARGUMENTS = {
     "--checkpoint=worst": "checkpoint = 'worst' .*best or latest",
     "--start=é☃": "of its own text only, which has no 'é', '☃'",
     "--start=FILE:missing.txt": "missing.txt: No such file",
-    "--start=FILE:data": "data: Is a directory",
     "--start=FILE:out/run/ckpt.pt": "out/run/ckpt.pt: not UTF-8 text at byte",
-    "--temperature=-1": "temperature = -1.0 .* 0 or more",
     "--temperature=nan": "--temperature: a finite number .*'nan'",
     "--top_p=0": r"top_p = 0.0 .*\(0, 1\]",
-    "--top_p=2": r"top_p = 2.0 .*\(0, 1\]",
     "--top_k=-3": "top_k = -3 .* 0 or more",
-    "--top_k=1.5": "--top_k: a whole number .*'1.5'",
     "--num_samples=0": "num_samples = 0 .* 1 or more",
-    "--max_new_tokens=-1": "max_new_tokens = -1 .* 1 or more",
     "--seed=-1": "seed = -1 .* 0 or more",
     "--device=tpu": "device = 'tpu' .*this machine has .*cpu",
     "config/m1_shakespeare.py": "config/m1_shakespeare.py: residual: unknown setting",
@@ -234,7 +187,6 @@ def turn(path, change):
 AGAIN = "; prepare data/shakespeare_char again"
 DATA = {
     "turn(CHAR / 'meta.json', lambda old: old[:-9])": f"meta.json: .*{AGAIN}",
-    "turn(CHAR / 'train.bin', lambda old: old[:-2])": f"train.bin: not of the size that meta.json says{AGAIN}",
     "(CHAR / 'val.bin').unlink()": f"val.bin: no such file{AGAIN}",
     "shutil.rmtree(CHAR)": "dataset = 'shakespeare_char' .* one of openwebtext, shakespeare_bpe, text",
 }
@@ -269,13 +221,10 @@ def rewrite(damage):
 NO_CHECKPOINT = "ckpt.pt: damaged, or not a checkpoint of train.py"
 DAMAGES = {
     # of the file
-    "turn(LATEST, lambda old: b'')": NO_CHECKPOINT,
-    "turn(LATEST, lambda old: b'not a checkpoint')": NO_CHECKPOINT,
     "turn(LATEST, lambda old: old[:-1])": NO_CHECKPOINT,
     "turn(LATEST, lambda old: bytes(len(old)))": NO_CHECKPOINT,
     "LATEST.unlink(), LATEST.mkdir()": "ckpt.pt: Is a directory",
     # another program's
-    "torch.save(torch.ones(3), LATEST)": NO_CHECKPOINT,
     "torch.save(GPT(GPTConfig(8, 9, 1, 1, n_embd=4)).state_dict(), LATEST)": NO_CHECKPOINT,
     "torch.save(GPT(GPTConfig(8, 9, 1, 1, n_embd=4)), LATEST)": NO_CHECKPOINT,
     "torch.save(Call(os.system, 'touch marker'), LATEST)": NO_CHECKPOINT,
@@ -283,7 +232,6 @@ DAMAGES = {
     # a part that is missing, or is something else
     **{f"rewrite('del {name}')": NO_CHECKPOINT for name in FORM},
     "rewrite('settings = []')": NO_CHECKPOINT,
-    "rewrite('iter_num = None')": NO_CHECKPOINT,
     "rewrite('config[\"n_experts\"] = 8')": "ckpt.pt: its model has n_experts, which model.py lacks",
     "rewrite('model.popitem()')": "ckpt.pt does not fit this model.py, where head.weight is .*: it has nothing",
 }
@@ -321,19 +269,3 @@ def test_any_bit_of_a_checkpoint(trained, part):
         LATEST.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
         with pytest.raises(UserError, match=NO_CHECKPOINT):
             load_checkpoint(LATEST)
-
-
-@settings(max_examples=50, derandomize=True)
-@given(place=st.floats(0, 1), length=st.integers(0, 99) | st.just(10**9), new=st.binary(max_size=9))
-def test_any_bytes_for_a_checkpoint(tmp_path, whole, place, length, new):
-    path, start = tmp_path / "damaged.pt", int(place * len(whole))
-    path.write_bytes(whole[:start] + new + whole[start + length :])
-    try:
-        build_model(load_checkpoint(path))
-    except ValueError as error:
-        assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
-
-
-@pytest.fixture
-def whole(trained):
-    return LATEST.read_bytes()

@@ -139,13 +139,10 @@ def test_half_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path):
 @pytest.mark.parametrize("name, content, named", [
     ("a.jsonl", b'{"text": "good"}\n{"text": 3}', "a.jsonl: line 2: no text in field 'text'; --field may be: none"),
     ("a.jsonl", b'{"title": "good"}\n', "line 1: no text in field 'text'; --field may be: title"),
-    ("a.jsonl", b'["text"]\n', "line 1: no text in field 'text'"),
     ("a.jsonl", b'{"text": "good"}\n\n{"text": "cut', "line 3 is not JSON"),
-    ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
     ("a.jsonl", b"\xff\xfe\n", "a.jsonl: not UTF-8 text at byte 0"),
     ("a.txt", b"good text and then " + b"more of it " * 20 + b"\xff bad", "a.txt: not UTF-8 text at byte 239"),
     ("a.jsonl.gz", b"", "only plain text and .jsonl are read here; python data/openwebtext/prepare.py"),
-    ("a.parquet", b"", "only plain text and .jsonl are read here"),
 ], ids=count())  # fmt: skip
 def test_bad_files(tmp_path, name, content, named):
     (tmp_path / name).write_bytes(content)
@@ -170,8 +167,8 @@ def test_a_dataset_is_all_its_files_and_may_be_gone_through_again(tmp_path):
 
 
 def test_a_dataset_of_several_configurations(tmp_path):
-    names = "---\nconfigs:\n" + "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in "ab") + "---\n"
-    (tmp_path / "README.md").write_text(names)
+    names = "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in "ab")
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n{names}---\n")
     for name in "ab":
         jsonl(tmp_path / f"{name}.jsonl", [f"{name}, {text}" for text in DOCUMENTS])
     for name in "ab":
@@ -207,7 +204,6 @@ def test_openwebtext_script(repo, tmp_path):
     ({"field": "id"}, "no text in field 'id'; --field may be: text"),
     ({"field": "body"}, "no text in field 'body'; --field may be: text"),
     ({"limit": "1 GB"}, "limit = '1 GB' does not work: write it as 500MB or 1GB"),
-    ({"limit": "0MB"}, "limit = '0MB' does not work"),
 ], ids=count())  # fmt: skip
 def test_bad_datasets(tmp_path, options, named):
     parquet(tmp_path / "train.parquet", DOCUMENTS)

@@ -56,11 +56,9 @@ def byte_pairs(**changes):
 FORM, BPE = "meta.json: not as prepare.py writes it", "meta.json: not byte pairs that tiktoken reads"
 DAMAGE = [
     (lambda folder: (folder / "meta.json").unlink(), "meta.json: no such file"),
-    (lambda folder: (folder / "val.bin").unlink(), "val.bin: no such file"),
     (fifo("meta.json"), "meta.json: no such file"),
     (fifo("train.bin"), "train.bin: no such file"),
     (write("meta.json", b""), "meta.json: not JSON"),
-    (write("meta.json", b"{"), "meta.json: not JSON"),
     (write("meta.json", b"\xff"), "meta.json: not JSON"),
     (write("meta.json", b"[" * 100_000), "meta.json: not JSON"),
     *((write("meta.json", content), FORM) for content in (b"{}", b"[]", b"null", b"5", b'{"version": 2}')),
@@ -68,8 +66,6 @@ DAMAGE = [
     *((edit(**{name: None}), FORM) for name in (
         "version", "vocab_size", "dtype", "source", "text_sha256", "tokens", "bytes", "sha256", "tokenizer")),
     *((edit(**{name: ["odd"]}), FORM) for name in ("version", "vocab_size", "dtype", "tokens", "bytes", "tokenizer")),
-    (edit(vocab_size="300"), FORM),
-    (edit(tokens={"train": 1}), FORM),
     (edit(tokens={"train": 1.5, "val": 1}), FORM),
     (edit(bytes={"train": 100, "val": 0}), FORM),
     (edit(bytes={"train": "100", "val": 100}), FORM),
@@ -77,11 +73,9 @@ DAMAGE = [
     (edit(dtype="uint32"), "meta.json: its tokenizer has 300 tokens, not 300 of type uint32"),
     (edit(vocab_size=299), "meta.json: its tokenizer has 300 tokens, not 299 of type uint16"),
     (edit(tokenizer={"kind": "word"}), "meta.json: not a tokenizer of kind 'char', 'bpe' or 'hf': {'kind': 'word'}"),
-    (edit(tokenizer={"kind": "bpe"}), "meta.json: not a tokenizer of kind"),
     (edit(tokenizer={"kind": "char", "characters": 5}), "meta.json: not a tokenizer of kind"),
     (edit(tokenizer={"kind": "hf", "json": "{}"}), "meta.json: not a tokenizer.json"),
     (byte_pairs(ranks=BYTES[: BYTES.index(" 100\n")] + " 100\n"), BPE),
-    (byte_pairs(ranks="one two three"), BPE),
     (byte_pairs(ranks=BYTES.replace(" 9\n", " 8\n")), BPE),
     (byte_pairs(pattern="("), BPE),
     (byte_pairs(special_tokens={"<end>": "odd"}), BPE),
@@ -116,7 +110,8 @@ def test_tokens_outside_the_vocabulary_are_refused(tmp_path, split):
     path = tmp_path / f"{split}.bin"
     path.write_bytes(b"\xff" * path.stat().st_size)
     words = load_dataset(tmp_path)
-    with pytest.raises(UserError, match=f"{split}.bin has token 65535, outside the vocabulary .*: damaged; prepare it again"):
+    message = f"{split}.bin has token 65535, outside the vocabulary .*: damaged; prepare it again"
+    with pytest.raises(UserError, match=message):
         words.batch(0, 0, 0, 4, 8) if split == "train" else next(words.windows("val", 4, 8, 100))
 
 
@@ -206,7 +201,7 @@ def test_windows_spread_over_a_large_split(tokens, block, limit, batch):
     assert targets == one_by_one[one_by_one >= 0].tolist()
 
 
-@pytest.mark.parametrize("tokens, block, limit, world", [(30, 4, 99, 2), (30, 4, 99, 3), (10, 8, 99, 4), (200, 8, 64, 3)])
+@pytest.mark.parametrize("tokens, block, limit, world", [(30, 4, 99, 2), (10, 8, 99, 4), (200, 8, 64, 3)])
 def test_processes_share_the_windows(tokens, block, limit, world):
     words = dataset(range(100), range(tokens))
     _, whole = windows(words, "val", 2, block, limit)

@@ -9,14 +9,17 @@ import torch
 import reference
 from config.runtime.maps import look_inside
 from conftest import TINY, refused
-from reference import GRID
-from test_model import build, close, tokens, variation
+from model import GPT, GPTConfig
+from reference import KINDS, TINY as SHAPE, perturb
+from test_extend import KINDS_OF_OWN, own  # noqa: F401, a fixture
+from test_model import close, tokens
 
 
-@pytest.mark.parametrize("kind, method", GRID)
-def test_weights_are_those_that_the_layers_use(kind, method):
+@pytest.mark.parametrize("residual", ["standard", "m1", "m4.2"])
+@pytest.mark.parametrize("kind", [*KINDS.values(), *({"attention": kind} for kind in KINDS_OF_OWN)], ids=str)
+def test_weights_are_those_that_the_layers_use(own, kind, residual):
     """The explicit form makes each layer's attention, on its own input, of these weights."""
-    gpt = build(kind, method, **variation(kind, method))
+    gpt = perturb(GPT(GPTConfig(**SHAPE, **kind, n_kv_head=2, bias=True, residual=residual)).double()).eval()
     idx, inputs, outputs = tokens(gpt, 2, 7), [], []
     with torch.no_grad():
         logits = gpt(idx)[0]

@@ -3,7 +3,6 @@ model.py against an explicit float64 form (reference.py) and against what the fo
 every kind of attention x every residual method.
 """
 
-import ast
 import copy
 import math
 import os
@@ -12,24 +11,20 @@ import subprocess
 import sys
 import textwrap
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch._dynamo
-from functorch.compile import make_boxed_func
 from hypothesis import given, settings as hypothesis_settings, strategies as st
-from torch._dynamo.backends.common import aot_autograd
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import reference
 from config.runtime.common import pick_attention_kernel, use_plain_attention
-from data import huggingface
-from data.huggingface import to_llama
+from data.huggingface import from_llama, to_llama
 from model import Attention, Block, ConfigError, GPT, GPTConfig, attention_layout, rope_table
-from reference import COVER, GRID, KINDS, METHODS, columns, perturb, set_log_tau, settings, uncached_greedy
+from reference import COVER, KINDS, columns, perturb, settings, uncached_greedy
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -53,38 +48,6 @@ def over(rows):
 def tokens(model, B, T, seed=0):
     rng = torch.Generator().manual_seed(seed)
     return torch.randint(model.config.vocab_size, (B, T), generator=rng)
-
-
-def variation(kind, method):
-    """Spread the other settings over the grid, so that each meets many kinds and methods."""
-    n = GRID.index((kind, method))
-    return dict(n_kv_head=[None, 2, 1][n % 3], bias=n % 4 == 1, tie_weights=n % 5 == 2,
-                rope_theta=[10000.0, 500.0][n % 2], norm_eps=[1e-5, 1e-2][n // 2 % 2])
-
-
-def copied(source, target):
-    """Give target every parameter of source that it has too, by name and shape."""
-    values = dict(source.named_parameters())
-    with torch.no_grad():
-        for name, p in target.named_parameters():
-            if name in values and values[name].shape == p.shape:
-                p.copy_(values[name])
-    return target
-
-
-def llama_into(source, **changes):
-    """Return a model of another kind or method with source's Llama weights; the rest has its initial values."""
-    return from_llama(to_llama(source), GPTConfig(**{**vars(source.config), **changes}))
-
-
-def from_llama(weights, config):
-    """Do what huggingface.from_llama does, in the type of the weights, so that none of their digits is lost."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(next(iter(weights.values())).dtype)
-    try:
-        return huggingface.from_llama(weights, config).eval()
-    finally:
-        torch.set_default_dtype(default)
 
 
 def close(a, b, tolerance=1e-9):
@@ -126,17 +89,7 @@ def test_logits_and_gradients_equal_the_reference(row):
         assert (found[name] - expected_grad).abs().max() <= 1e-8 * scale + 1e-15, name
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_head_widths_that_kernels_dislike(kind):
-    """There may be an odd number of heads, a head width that is no multiple of 8, and 1 to block_size positions."""
-    for method in ("standard", "m3.2", "m4.2+input"):
-        model = build(kind, method, n_head=3, n_kv_head=1, n_embd=18, block_size=9)
-        for T in (1, 2, 9):
-            idx = tokens(model, 1, T)
-            assert (model(idx)[0] - reference.reference_logits(model, idx)).abs().max() < 1e-9
-
-
-@hypothesis_settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@hypothesis_settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_any_configuration_equals_the_reference(data):
     draw = lambda *choices: data.draw(st.sampled_from(choices))
@@ -145,17 +98,8 @@ def test_any_configuration_equals_the_reference(data):
     shape = dict(n_head=groups * kv, n_kv_head=kv, n_embd=groups * kv * draw(2, 4, 6), n_layer=draw(1, 2, 4),
                  n_inner=draw(1, 5, None))
     model = build(**{**row, **shape}, seed=draw(0, 1, 2))
-    idx = tokens(model, draw(1, 3), draw(1, 2, 5))
+    idx = tokens(model, draw(1, 3), draw(1, 2, 5, 16))
     assert (model(idx)[0] - reference.reference_logits(model, idx)).abs().max() < 1e-9
-
-
-@pytest.mark.parametrize("field, value", [("attention", "linear"), ("sigma", "full"), ("qk_scale", "5.8"),
-                                          ("residual", "m6"), ("connection", "all")])
-def test_the_reference_knows_what_it_does_not_know(field, value):
-    model = build("w2-scalar" if field == "sigma" else "summed-5.1" if field == "qk_scale" else "standard")
-    unknown = SimpleNamespace(**{**vars(model.config), field: value})
-    with pytest.raises(ValueError, match=f"'{value}' is not known here"):
-        reference.logits_of(unknown, reference.get_state(model), tokens(model, 1, 3))
 
 
 # ----------------------------------------------------------------------------------------------
@@ -232,7 +176,7 @@ def test_no_tensor_of_T_by_T(row):
     """None is kept for the backward pass, or made for a moment by a forward or a backward."""
     T = 53
     if row["attention"] in reference.T_BY_T:
-        pytest.skip(f"{kind} holds T x T tensors, as it says")
+        pytest.skip("its kind holds T x T tensors, as it says")
     model = build(**row, dtype=torch.float32, block_size=T).train()
     for value in list(model.buffers()) + list(model.parameters()):
         assert list(value.shape).count(T) < 2
@@ -266,8 +210,8 @@ def test_cached_generation_equals_full_forwards(row):
     close(torch.stack(cached), torch.stack(seen))
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("prompt", [1, 7, 8, 9, 20])
+@pytest.mark.parametrize("block_size", [1, 3, 8])
+@pytest.mark.parametrize("prompt", [1, 8, 20])
 def test_generation_past_the_context(block_size, prompt):
     for kind, method in (("w2-scalar", "m1"), ("summed-5.5", "m4.2+input")):
         model = build(kind, method, block_size=block_size)
@@ -276,11 +220,9 @@ def test_generation_past_the_context(block_size, prompt):
             assert torch.equal(model.generate(idx, 11, temperature=0), uncached_greedy(model, idx, 11))
 
 
-@pytest.mark.parametrize("kind, method", [("standard", "standard"), ("w2-diagonal", "m2"),
-                                          ("summed-5.6", "m3.2+input")])
-def test_sampling_follows_the_uncached_distribution(kind, method):
+def test_sampling_follows_the_uncached_distribution():
     """Cached samples of the fifth token have the uncached probabilities of it."""
-    model = build(kind, method, vocab_size=7)
+    model = build("w2-diagonal", "m2", vocab_size=7)
     prompt = tokens(model, 1, 3)
     rows = prompt.expand(5000, 3)
     for temperature in (1.0, 0.5):
@@ -338,23 +280,17 @@ def test_a_generator_fixes_the_tokens_and_spares_the_global_stream():
     runs = [model.generate(idx, 12, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2)]
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
-    torch.manual_seed(5)
-    first = model.generate(idx, 12)
-    torch.manual_seed(5)
-    assert torch.equal(first, model.generate(idx, 12))
 
 
-@pytest.mark.parametrize("kind, method", [("standard", "m1"), ("w2-diagonal", "standard"),
-                                          ("summed-5.7", "m4.1")])
-def test_stream_yields_what_generate_appends(kind, method):
-    model = build(kind, method, block_size=6)
+def test_stream_yields_what_generate_appends():
+    model = build("summed-5.7", "m4.1", block_size=6)
     idx = tokens(model, 2, 3)
     for options in (dict(temperature=0), dict(temperature=0.8, top_k=5, top_p=0.9)):
-        def seed():
-            return torch.Generator().manual_seed(3)
-        pieces = list(model.stream(idx, 10, generator=seed(), **options))
+        torch.manual_seed(3)
+        pieces = list(model.stream(idx, 10, **options))
         assert [p.shape for p in pieces] == [(2, 1)] * 10
-        whole = model.generate(idx, 10, generator=seed(), **options)
+        torch.manual_seed(3)
+        whole = model.generate(idx, 10, **options)
         assert torch.equal(torch.cat([idx] + pieces, dim=1), whole)
     for token in model.stream(idx, 2):              # gradients are off only inside the stream
         assert torch.is_grad_enabled() and not token.requires_grad
@@ -376,128 +312,6 @@ def test_bad_sampling_options(options, named):
     model = build()
     with pytest.raises(ValueError, match=named):
         model.generate(tokens(model, 1, 2), 3, **options)
-
-
-# ----------------------------------------------------------------------------------------------
-# what the formulas imply
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_method_of_one_layer_is_the_standard_block(kind):
-    model = build(kind, n_layer=1)
-    idx = tokens(model, 2, 9)
-    for method in METHODS:
-        other = copied(model, build(kind, method, n_layer=1, seed=1))
-        assert torch.equal(other(idx)[0], model(idx)[0])
-
-
-@pytest.mark.parametrize("scale", ["5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "5.7"])
-def test_summed_scores_of_one_layer_are_standard_attention(scale):
-    """At the first layer m = 1, so each d_s is √d_k: of 5.4 to 5.7 at their initial values."""
-    model = build(n_layer=1)
-    idx = tokens(model, 2, 9)
-    close(llama_into(model, attention="summed_qk", qk_scale=scale)(idx)[0], model(idx)[0])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_learned_weights_start_at_one_over_m(kind):
-    for method, learned in (("m3.1", "m3.2"), ("m4.1", "m4.2")):
-        for suffix in ("", "+input"):
-            model = build(kind, method + suffix)
-            other = copied(model, build(kind, learned + suffix, moved=False))
-            idx = tokens(model, 2, 9)
-            close(other(idx)[0], model(idx)[0])
-
-
-@pytest.mark.parametrize("learned, fixed", [("5.4", "5.3"), ("5.5", "5.1"), ("5.6", "5.1"), ("5.7", "5.1")])
-def test_learned_scales_start_at_fixed_ones(learned, fixed):
-    for method in ("standard", "m1", "m4.2"):
-        model = build(f"summed-{fixed}", method)
-        idx = tokens(model, 2, 9)
-        other = llama_into(model, qk_scale=learned)
-        if method == "m4.2":
-            model = llama_into(model)               # its mixing weights at initial values too
-        close(other(idx)[0], model(idx)[0])
-
-
-@pytest.mark.parametrize("scale", ["5.2", "5.3"])
-def test_fixed_scales_differ_from_5_1(scale):
-    model = build("summed-5.1")
-    idx = tokens(model, 1, 9)
-    assert (llama_into(model, qk_scale=scale)(idx)[0] - model(idx)[0]).abs().max() > 1e-3
-
-
-def test_kept_input_is_added_from_the_second_layer_on():
-    for method in ("m1", "m2", "m3.2", "m4.1"):
-        for n_layer, equal in ((1, True), (2, False)):
-            model = build("standard", method, n_layer=n_layer)
-            other = copied(model, build("standard", method + "+input", n_layer=n_layer))
-            idx = tokens(model, 1, 6)
-            assert torch.allclose(other(idx)[0], model(idx)[0]) == equal
-
-
-def test_w2_is_standard_attention_where_all_keys_have_one_norm():
-    """
-    −‖μ_q − μ_k‖²/τ = (2/τ) μ_q·μ_k − ‖μ_q‖²/τ − ‖μ_k‖²/τ: with one σ for all, an orthogonal key
-    projection of normed inputs and τ = 2√d, this is QKᵀ/√d except for constants of the query.
-    """
-    model = build("w2-scalar", n_layer=1, n_head=1, norm_eps=1e-13)
-    weights = to_llama(model)
-    weights["model.layers.0.input_layernorm.weight"].fill_(1.0)
-    turn = torch.linalg.qr(torch.randn(32, 32, dtype=torch.float64)).Q
-    weights["model.layers.0.self_attn.k_proj.weight"] = turn
-    w2 = from_llama(weights, model.config)
-    with torch.no_grad():
-        w2.blocks[0].attn.sigma.weight.zero_()
-        set_log_tau(w2.blocks[0].attn, [math.log(2 * math.sqrt(32) - 1e-6)])
-    standard = llama_into(w2, attention="standard")
-    idx = tokens(model, 1, 12)
-    close(standard(idx)[0], w2(idx)[0])
-    weights["model.layers.0.self_attn.k_proj.weight"] = 2 * turn    # scores do matter here
-    assert (from_llama(weights, standard.config)(idx)[0] - standard(idx)[0]).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("sigma", ["scalar", "diagonal"])
-def test_w2_scores_of_a_head_by_hand(sigma):
-    """
-    One head, two positions, one layer: the second position's weights over the two are read off the
-    logits, and their log-ratio is −(D²(1,1) − D²(1,0)) / (τ + ε) with D² = D_μ² + D_σ² in plain numbers.
-    """
-    model = build(f"w2-{sigma}", n_layer=1, n_head=1, n_embd=4, vocab_size=4, n_inner=1)
-    weights = to_llama(model)
-    embed = torch.randn(4, 4, generator=torch.Generator().manual_seed(1)).double()
-    with torch.no_grad():
-        weights["model.embed_tokens.weight"] = embed
-        weights["model.layers.0.self_attn.v_proj.weight"] = torch.eye(4).double()
-        weights["model.layers.0.self_attn.o_proj.weight"] = 1e9 * torch.eye(4).double()
-        weights["model.layers.0.mlp.down_proj.weight"] = torch.zeros(4, 1).double()
-        weights["model.norm.weight"] = torch.ones(4).double()
-        weights["lm_head.weight"] = torch.eye(4).double()
-        extras = {n: getattr(model.blocks[0].attn, n) for n in ("sigma", "log_tau")}
-        model = from_llama(weights, model.config)
-        model.blocks[0].attn.sigma.weight.copy_(extras["sigma"].weight)
-        set_log_tau(model.blocks[0].attn, extras["log_tau"])
-
-        idx = torch.tensor([[0, 1]])
-        out = model(idx)[0][0, 1]                   # w_0 v_0 + w_1 v_1, except for its length
-        g = weights["model.layers.0.input_layernorm.weight"]
-        x = embed[:2] / (embed[:2].pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * g
-        solved = torch.linalg.lstsq(x.T, out).solution
-        q = x[1] @ weights["model.layers.0.self_attn.q_proj.weight"].T
-        k = x @ weights["model.layers.0.self_attn.k_proj.weight"].T
-
-        def turned(v):                              # position 1, angles 1 and θ^(-1/2) = 0.01
-            c, s = math.cos(1), math.sin(1)
-            e, f = math.cos(0.01), math.sin(0.01)
-            return torch.stack([v[0] * c - v[2] * s, v[1] * e - v[3] * f, v[2] * c + v[0] * s, v[3] * e + v[1] * f])
-
-        spread = torch.log1p(torch.exp(x @ extras["sigma"].weight.T))
-        n = 1 if sigma == "scalar" else 4
-        sq, sk = spread[1, :n], spread[:, n:]
-        assert sk.shape == (2, n)
-        far = [((turned(q) - key) ** 2).sum() + ((sq - s) ** 2).sum()
-               for key, s in zip((k[0], turned(k[1])), sk)]
-        tau = extras["log_tau"].exp().item() + 1e-6
-        assert abs(math.log(solved[1] / solved[0]) - ((far[0] - far[1]) / tau).item()) < 1e-6
 
 
 # ----------------------------------------------------------------------------------------------
@@ -544,32 +358,6 @@ def test_matrices_start_at_the_size_of_what_they_multiply(tied):
             assert not p.any()
         elif module.endswith("norm"):
             assert (p == 1).all()
-
-
-@over(COVER)
-def test_extra_parameters_are_the_ones_of_the_formulas_only(row):
-    """Beside a Llama's: what each attention, residual and connection of ours learns."""
-    model = build(**row, moved=False)
-    config, expected = model.config, set()
-    of_attention = {"standard": (), "cosine": ["log_scale"], "summed_qk": reference.SUMMED[config.qk_scale][1],
-                    "w2": ["tau_shift"] + ["sigma.weight"] * (config.sigma != "none")}
-    if config.attention not in of_attention or config.residual not in reference.BLOCKS:
-        pytest.skip("of somebody's own")
-    for l in range(3):
-        expected |= {f"blocks.{l}.attn.{name}" for name in of_attention[config.attention]}
-        expected |= {f"blocks.{l}.attn.value_mix"} if l and config.value_residual else set()
-        expected |= {f"blocks.{l}.mix"} if l and config.residual in ("m3.2", "m4.2") else set()
-    of_connection = {"latest": (), "x0": ("a", "b"), "dense": ("w.0", "w.1", "w.2"), "attnres": ("w",)}
-    expected |= {f"connection.{name}" for name in of_connection[config.connection]}
-    assert {name for name, _ in model.named_parameters()} - set(huggingface.llama_names(model).values()) == expected
-
-
-@over(COVER[::7])
-def test_initial_loss_is_that_of_a_uniform_guess(row):
-    model = build(**row, dtype=torch.float32, moved=False, vocab_size=64)
-    idx = tokens(model, 4, 16)
-    loss = model(idx, tokens(model, 4, 16, seed=1))[1].item()
-    assert abs(loss - math.log(64) - 0.5) < 0.5  # logits of unit variance cost half a nat
 
 
 @pytest.mark.parametrize("connection", ["x0", "dense"])
@@ -701,23 +489,6 @@ def compile_with(monkeypatch):
     torch.compiler.reset()
 
 
-def test_no_compiled_function_asks_for_the_gradient_of_logits(compile_with):
-    """... which would be zeros of their size at each step: the compiled loss has one output, its own number."""
-    tangents = []                                       # of each backward graph, their shapes
-
-    def record(graph, inputs):
-        named = [node for node in graph.graph.nodes if node.op == "placeholder" and "tangents" in node.name]
-        tangents.append([tuple(node.meta["val"].shape) for node in named])
-        return make_boxed_func(graph.forward)
-
-    compile_with(aot_autograd(fw_compiler=lambda graph, inputs: make_boxed_func(graph.forward), bw_compiler=record))
-    model = build("standard", "m1")
-    idx = tokens(model, 2, 12)
-    model.compile_blocks()
-    model(idx, idx)[1].backward()
-    assert [()] in tangents and not [shape for shapes in tangents for shape in shapes if 19 in shape]
-
-
 def test_a_loss_of_one_s_own_on_the_logits(compile_with):
     """... has its gradients, alone or beside the model's loss, compiled or not."""
     compile_with("aot_eager")
@@ -780,7 +551,7 @@ def attention_error(kind, seed, key_scale=1, compiled=False):
     weights["model.layers.0.mlp.down_proj.weight"].zero_()
     keys = weights["model.layers.0.self_attn.k_proj.weight"]
     keys.copy_((key_scale * keys).bfloat16())
-    model = from_llama(weights, model.config)
+    model = from_llama(weights, model.config).eval()
     if KINDS[kind]["attention"] == "w2":
         attn = model.blocks[0].attn
         with torch.no_grad():
@@ -884,7 +655,7 @@ def test_w2_in_bfloat16_is_as_exact_compiled(kind, monkeypatch):
         columns.clear()
 
 
-@over([{**row, "activation_checkpointing": False} for row in COVER[::3]])
+@over([{**row, "activation_checkpointing": False} for row in COVER[::6]])
 def test_autocast_trains(row):
     """The residual stream stays in float32, where a method replaces the residual or mixes several too."""
     model = build(**row, dtype=torch.float32).train()
@@ -900,41 +671,7 @@ def test_autocast_trains(row):
 
 
 # ----------------------------------------------------------------------------------------------
-# learning
-
-@over([*COVER[::4], *columns()["connection"], *columns()["residual"]])
-def test_one_batch_is_learned(row):
-    model = build(**row, dtype=torch.float32, moved=False).train()
-    idx, targets = tokens(model, 2, 12), tokens(model, 2, 12, seed=1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
-    start = model(idx, targets)[1].item()
-    for _ in range(250):
-        loss = model(idx, targets)[1]
-        if loss.item() < max(0.1, 0.1 * start):
-            return
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    pytest.fail(f"the loss is {loss.item():.3f} after 250 steps, and was {start:.3f}")
-
-
-# ----------------------------------------------------------------------------------------------
 # the interface
-
-@over(COVER[::6])
-def test_logits_loss_and_ignored_targets(row):
-    model = build(**row)
-    idx, targets = tokens(model, 3, 5), tokens(model, 3, 5, seed=1)
-    logits, loss = model(idx)
-    assert logits.shape == (3, 5, 19) and loss is None
-    again, loss = model(idx, targets)
-    assert torch.equal(again, logits) and loss.shape == ()
-    masked = targets.clone()
-    masked[:, 1:3] = -1
-    rows = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(3, 5)
-    close(loss, rows.mean())
-    close(model(idx, masked)[1], rows[:, [0, 3, 4]].mean())
-
 
 def test_nanogpt_calls():
     """Do what nanoGPT's train.py and sample.py do with its model.py."""
@@ -966,7 +703,7 @@ def test_nanogpt_calls():
     GPTConfig()                                     # every field has a default there
 
 
-@over(COVER[::3])
+@over(COVER[::8])
 def test_optimizer_groups(row):
     """Every parameter is in one group; the weights of Linear and Embedding decay, nothing else does."""
     model = build(**row)
@@ -1005,11 +742,6 @@ def test_bad_settings_are_named(field, value):
     assert all(choice in message for choice in choices.get(field, []))
 
 
-def test_unknown_setting():
-    with pytest.raises(TypeError, match="n_heads"):
-        GPTConfig(n_heads=4)
-
-
 def test_a_block_alone_says_what_it_needs():
     x = torch.zeros(1, 4, 32)
     for row in (dict(residual="m1"), dict(attention="summed_qk"), dict(value_residual=True)):
@@ -1031,11 +763,11 @@ def test_bad_inputs():
             call(torch.zeros(1, 0, dtype=torch.long))
 
 
-@over(COVER[::5])
+@over(COVER[::8])
 def test_dropout(row):
     model = build(**row, dtype=torch.float32, dropout=0.4)
     idx = tokens(model, 2, 16)
-    plain = copied(model, build(**row, dtype=torch.float32, seed=1))
+    plain = build(**row, dtype=torch.float32)
     assert torch.equal(model(idx)[0], model(idx)[0])
     assert torch.equal(model(idx)[0], plain(idx)[0])
     model.train()
@@ -1053,7 +785,7 @@ def test_dropout(row):
 
 @pytest.mark.parametrize("kind", ["standard", "w2-scalar", "summed-5.5"])
 def test_what_dropout_drops(kind):
-    """A share p of the attention weights, and of the outputs of both branches, drops; what stays is divided by 1 - p."""
+    """A share p of the attention weights and of both branches' outputs drops; what stays is divided by 1 - p."""
     p = 0.3
     model = build(kind, dtype=torch.float32, n_layer=1, dropout=p).train()
     block, outputs, inputs = model.blocks[0], {}, {}
@@ -1071,51 +803,15 @@ def test_what_dropout_drops(kind):
         assert gone.float().mean().item() == pytest.approx(p, abs=0.05)
 
 
-@over(COVER[::4])
-def test_state_dict_round_trip(row, tmp_path):
-    model = build(**row)
-    torch.save(model.state_dict(), tmp_path / "weights.pt")
-    other = build(**row, seed=1)
-    idx = tokens(model, 2, 16)
-    assert not torch.equal(other(idx)[0], model(idx)[0])
-    other.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
-    assert torch.equal(other(idx)[0], model(idx)[0])
-    assert torch.equal(copy.deepcopy(model)(idx)[0], model(idx)[0])
-
-
-def test_construction_prints_nothing_and_follows_the_seed(capfd):
-    torch.manual_seed(7)
-    first = GPT(GPTConfig(**settings("w2-scalar", "m3.2")))
-    torch.manual_seed(7)
-    second = GPT(GPTConfig(**settings("w2-scalar", "m3.2")))
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters()))
-    assert capfd.readouterr() == ("", "")
-
-
 # ----------------------------------------------------------------------------------------------
 # one file, with torch and einops only
-
-def test_imports_are_torch_and_einops():
-    with open(os.path.join(ROOT, "model.py")) as f:
-        tree = ast.parse(f.read())
-    roots = set()
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            roots |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
-            roots.add(node.module.split(".")[0])
-    assert roots - {"torch", "einops"} <= set(sys.stdlib_module_names)
-    assert "torch" in roots
-
 
 ALONE = """
     import builtins, sys
 
     class Refuse:
         def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] in ("numpy", "tiktoken", "transformers", "safetensors", "config", "data",
-                                      "train", "sample"):
+            if name.split(".")[0] == "numpy":
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     sys.meta_path.insert(0, Refuse())

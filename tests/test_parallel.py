@@ -20,7 +20,7 @@ import data.prepare
 from config.runtime.common import exit_program, use_plain_attention
 from config.runtime.distributed import full_tensor, parallelize_model
 from conftest import TINY, differences, load, log_of, refused, run_program
-from model import RESIDUALS, GPT, GPTConfig
+from model import GPT, GPTConfig
 from reference import GRID, perturb, settings
 
 RUN = f"{TINY} --grad_accum_steps=4 --dropout=0.1 --lr_decay=none --seed=5"
@@ -89,7 +89,7 @@ RECOMPUTED["m4.2"] = RECOMPUTED["m2+input"]
 
 
 def is_recomputed(name, n_layer, method):
-    """Return whether later layers use this matrix, or its bias, too. Its gradient is then a sum in any order and type."""
+    """Return whether later layers use this matrix, or its bias, too: its gradient is a sum, in any order and type."""
     _, layer, *part = name.split(".")[:4]
     return layer != str(n_layer - 1) and ".".join(part).startswith(RECOMPUTED.get(method, ()))
 
@@ -140,41 +140,6 @@ def test_gradients_of_every_method(tmp_path):
     assert [json.loads((tmp_path / f"wrong{rank}.json").read_text()) for rank in range(2)] == [[], []]
 
 
-@pytest.fixture
-def gathered(monkeypatch):
-    """Make this process one of two by name only. Return a list of the types in which FSDP puts parameters together."""
-    groups = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_param_group")
-    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
-    dtypes, gather = [], groups.foreach_all_gather
-
-    def recorded(*args, **more):
-        result = gather(*args, **more)
-        dtypes.append(result.all_gather_output.dtype)
-        return result
-
-    monkeypatch.setattr(groups, "foreach_all_gather", recorded)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which PyTorch replaces here
-    dist.init_process_group("fake", rank=0, world_size=2, store=fake.FakeStore())
-    yield dtypes
-    dist.destroy_process_group()
-    use_plain_attention(False)
-
-
-@pytest.mark.parametrize("residual", RESIDUALS)
-def test_fsdp_gathers_a_layer_once(gathered, residual):
-    """It serves forward and backward pass, however often later layers recompute it; a standard layer takes one each."""
-    config = GPTConfig(**settings("standard", "standard", n_layer=12, residual=residual))
-    model = parallelize_model(GPT(config), "fsdp", torch.device("cpu"), torch.bfloat16)
-    idx = torch.zeros(1, 12, dtype=torch.long)
-    for _ in range(2):  # steps, that the first leaves nothing put together
-        gathered.clear()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(idx, idx)[1]
-        assert gathered == [torch.float32] + [torch.bfloat16] * 12  # the layers' matrices, after all else
-        loss.backward()
-        assert gathered[13:] == [torch.bfloat16] * (12 if residual == "standard" else 0)
-
-
 # -- train.py ------------------------------------------------------------------------------------------------
 
 
@@ -184,9 +149,9 @@ def numbers(out, event, *names):
 
 def torchrun(folder, arguments, *options):
     """Start train.py in `folder` with two processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *options, "train.py"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *options]
     pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return subprocess.Popen([*command, *arguments.split()], cwd=folder, **pipe)
+    return subprocess.Popen([*torchrun, "train.py", *arguments.split()], cwd=folder, **pipe)
 
 
 def kill_one_of(torchrun):
@@ -202,7 +167,8 @@ def test_two_processes_are_one_and_a_kill_changes_nothing(repo):
     run += " --optimizer=muon --max_iters=8 --checkpoint_interval=2 --eval_interval=4 --init_from=auto"
     repo(f"train.py {run} --max_iters=4 --out_dir=one")
     train_together(repo.folder, f"{run} --out_dir=whole")
-    assert numbers("whole", "step", "loss")[:4] == pytest.approx(numbers("one", "step", "loss"), abs=5e-3)  # Muon's bfloat16
+    # Muon computes in bfloat16
+    assert numbers("whole", "step", "loss")[:4] == pytest.approx(numbers("one", "step", "loss"), abs=5e-3)
     assert numbers("whole", "step", "grad_norm")[:4] == pytest.approx(numbers("one", "step", "grad_norm"), rel=0.1)
 
     process = torchrun(repo.folder, f"{run} --out_dir=killed", "--max_restarts=1")

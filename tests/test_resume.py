@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ import torch
 
 import model
 from config.runtime import distributed
-from conftest import TEXT, TINY, change_checkpoint, contents, differences, differing, error_of, hear_signals, load, log_of
-from conftest import refused
+from conftest import TEXT, TINY, change_checkpoint, contents, differences, differing
+from conftest import error_of, hear_signals, load, log_of, refused
 from data.dataset import Dataset
 from data.prepare import prepare
 
@@ -27,9 +28,8 @@ fcntl = pytest.importorskip("fcntl")  # and the signals of Unix
 WHOLE, RESUMED = Path("out/whole"), Path("out/resumed")
 RUN = f"train.py {TINY} --max_iters=6 --dropout=0.2 --grad_accum_steps=2 --checkpoint_interval=1"
 RESUME = f"{RUN} --out_dir={RESUMED} --init_from=resume"
-# every kind, every method, and two of both; test_model.py has all of them together
-METHODS = [(kind, "standard") for kind in model.ATTENTIONS] + [("w2", "m1"), ("summed_qk", "m3.2")]
-METHODS += [("standard", residual) for residual in model.RESIDUALS if residual != "standard"]
+# every kind and every method; test_model.py has all of them together
+METHODS = list(zip(cycle(model.ATTENTIONS), model.RESIDUALS))
 
 
 @pytest.fixture
@@ -58,7 +58,8 @@ def kill_after(step):
 
 def losses(folder, event="step"):
     """Return the log's lines of a kind, in their order, without what depends on the clock."""
-    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in log_of(folder, event)]
+    lines = log_of(folder, event)
+    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
 
 
 def assert_same_run():
@@ -82,18 +83,17 @@ def test_every_method_resumes_exactly(run, kind, residual):
 def test_resumes_exactly_after_any_step_and_with_other_intervals(run, optimizer):
     method = f"--attention=w2 --residual=m3.2 --keep_input --optimizer={optimizer}"
     run(f"{RUN} {method} --out_dir={WHOLE}")
-    for step in range(1, 6):
+    for step in (1, 2, 5):
         kill_after(step)
         run(f"{RESUME} {method} --eval_interval={step} --log_interval=2 --checkpoint_interval={7 - step}")
         assert_same_run()
         assert all(line in losses(WHOLE) for line in losses(RESUMED))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_scale_of_float16_is_resumed(run, monkeypatch, optimizer):
+def test_scale_of_float16_is_resumed(run, monkeypatch):
     # so high that gradients overflow at first, whereupon the step is skipped and the scale halved
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**40))
-    method = f"--dtype=float16 --max_iters=24 --optimizer={optimizer}"
+    method = "--dtype=float16 --max_iters=24 --optimizer=muon"  # which has AdamW for vectors
     run(f"{RUN} {method} --out_dir={WHOLE}")
     before, after = load("steps/2.pt"), load("steps/23.pt")
     assert before["optimizer"] == {} and after["optimizer"] != {}  # the first has learned nothing yet
@@ -102,14 +102,6 @@ def test_scale_of_float16_is_resumed(run, monkeypatch, optimizer):
         kill_after(step)
         run(f"{RESUME} {method}")
         assert_same_run()
-
-
-def test_auto_starts_a_run_or_goes_on(run):
-    run(f"{RUN} --lr_decay=none --out_dir={WHOLE}")
-    for max_iters, event in ((3, "start"), (6, "resume")):
-        run(f"{RUN} --lr_decay=none --out_dir={RESUMED} --init_from=auto --max_iters={max_iters}")
-        assert len(log_of(RESUMED, event)) == 1
-    assert_same_run()
 
 
 def test_best_serves_where_there_is_no_latest(run):
@@ -170,9 +162,8 @@ def test_a_damaged_checkpoint_names_the_other(run, capsys):
     assert f"{path}: damaged" in error and f"move it away to use {WHOLE / 'best.pt'}" in error
 
 
-@pytest.mark.parametrize("dtype", ["auto", "float32"])
-def test_what_auto_came_to_is_kept(run, capsys, dtype):
-    run(f"{RUN} --dtype={dtype} --out_dir={WHOLE}")
+def test_what_auto_came_to_is_kept(run, capsys):
+    run(f"{RUN} --dtype=auto --out_dir={WHOLE}")
     kill_after(3)
     came_to = load("steps/3.pt")["settings"]["dtype"]
     other = {"float32": "bfloat16", "bfloat16": "float32"}[came_to]
@@ -201,7 +192,8 @@ def test_all_other_settings_are_named(run, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
     error = refused(run, f"{RESUME} --seed=2 --n_layer=3 --attention=w2 --weight_decay=0", capsys)
-    changes = "seed = 2 (was 1337), n_layer = 3 (was 2), attention = 'w2' (was 'standard'), weight_decay = 0.0 (was 0.1)"
+    changes = "seed = 2 (was 1337), n_layer = 3 (was 2), attention = 'w2' (was 'standard'), "
+    changes += "weight_decay = 0.0 (was 0.1)"
     assert f"{changes}: out/resumed/ckpt.pt was trained with other settings" in error
     error = refused(run, f"train.py --init_from=resume --out_dir={RESUMED} --n_layer=3", capsys)  # 3 by default
     assert "error: n_layer = 3 (was 2): out/resumed/ckpt.pt was trained" in error
@@ -220,14 +212,10 @@ def test_a_setting_newer_than_the_checkpoint_is_at_its_default(run, capsys):
     assert_same_run()
 
 
-def test_another_machine_is_said(run):
-    run(f"{RUN} --out_dir={WHOLE}")
-    kill_after(3)
-    change_checkpoint(RESUMED / "ckpt.pt", machine="an abacus")
-    assert "NOTE    it ran on an abacus" in run(RESUME)
-
-
-@pytest.mark.parametrize("commit, back", [("abc1234567", "git checkout abc1234567 -- model.py"), (None, "restore its file of that time")])
+@pytest.mark.parametrize("commit, back", [
+    ("abc1234567", "git checkout abc1234567 -- model.py"),
+    (None, "restore its file of that time"),
+])  # fmt: skip
 def test_another_model_py_is_said(run, commit, back):
     commands = [f"{RESUME} --eval_only", f"sample.py --max_new_tokens=3 --out_dir={RESUMED}", RESUME]
     run(f"{RUN} --out_dir={WHOLE}")
@@ -274,7 +262,7 @@ def test_other_data_are_refused(run, capsys):
 BAD_LINES = [b"\x00" * 9, b"\xff{", b'{"event": "st', b'{"event": "step"}', b"[1, 2]", b"5", b"[" * 10**5]
 
 
-@pytest.mark.parametrize("bad", [*BAD_LINES, b'{"event": "step", "step": 4}'])
+@pytest.mark.parametrize("bad", [BAD_LINES[0], b'{"event": "st', b'{"event": "step", "step": 4}'])
 def test_a_torn_last_line_of_the_log_is_dropped(run, bad):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
@@ -284,14 +272,14 @@ def test_a_torn_last_line_of_the_log_is_dropped(run, bad):
     assert losses(RESUMED) == losses(WHOLE) and len(log_of(RESUMED, "resume")) == 1
 
 
-@pytest.mark.parametrize("bad", BAD_LINES)
-def test_a_bad_line_in_the_middle_of_the_log_loses_no_other(run, bad):
+def test_bad_lines_in_the_middle_of_the_log_lose_no_other(run):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
-    first, *lines = (RESUMED / "log.jsonl").read_bytes().splitlines(keepends=True)
-    (RESUMED / "log.jsonl").write_bytes(b"".join([first, bad + b"\n", *lines]))
+    log, bad = RESUMED / "log.jsonl", b"".join(line + b"\n" for line in BAD_LINES)
+    first, *lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([first, bad, *lines]))
     run(RESUME)
-    (RESUMED / "log.jsonl").write_bytes((RESUMED / "log.jsonl").read_bytes().replace(bad + b"\n", b""))
+    log.write_bytes(log.read_bytes().replace(bad, b""))
     assert losses(RESUMED) == losses(WHOLE)
 
 
@@ -339,14 +327,6 @@ def test_a_run_is_whole_until_another_has_saved_in_its_place(run, monkeypatch, c
     run(f"{RUN} --out_dir={RESUMED} --seed=2 --max_iters=5")
     assert_same_run()
     assert differences(RESUMED / "best.pt", WHOLE / "best.pt") == [] and losses(RESUMED) == losses(WHOLE)
-
-
-def test_the_leftover_of_a_killed_process_is_overwritten(run):
-    RESUMED.mkdir(parents=True)
-    (RESUMED / "log.jsonl").touch()
-    (RESUMED / "ckpt.pt.tmp").write_bytes(b"half a checkpoint")
-    run(f"{RUN} --out_dir={RESUMED}")
-    assert sorted(path.name for path in RESUMED.iterdir()) == ["best.pt", "ckpt.pt", "log.jsonl"]
 
 
 def full_disk(monkeypatch, fails):
@@ -423,12 +403,11 @@ def trouble(monkeypatch, step, kind):
     monkeypatch.setattr(model.GPT, "forward", troubled)
 
 
-@pytest.mark.parametrize("kind", ["loss", "gradient"])
-@pytest.mark.parametrize("grad_clip", [0, 1])
-@pytest.mark.parametrize(
-    "intervals, found, kept",
-    [("--log_interval=9 --checkpoint_interval=2", 4, 2), ("--log_interval=9", 3, 2), ("--checkpoint_interval=9", 3, None)],
-)
+@pytest.mark.parametrize("kind, grad_clip", [("loss", 1), ("gradient", 0), ("gradient", 1)])
+@pytest.mark.parametrize("intervals, found, kept", [
+    ("--log_interval=9 --checkpoint_interval=2", 4, 2),
+    ("--checkpoint_interval=9", 3, None),
+])  # fmt: skip
 def test_what_is_not_finite_ends_the_run(run, monkeypatch, capsys, kind, grad_clip, intervals, found, kept):
     trouble(monkeypatch, 3, kind)
     error = error_of(run, f"{ONE} --grad_clip={grad_clip} --eval_interval=9 {intervals}", capsys)
@@ -453,11 +432,7 @@ def test_an_overflow_of_float16_skips_the_step_of_both_optimizers(run, monkeypat
 
 @pytest.fixture
 def heard():
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
-    hear_signals()
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    hear_signals()  # conftest.py gives the handlers back
 
 
 def send_in_step_3(monkeypatch, number, look=lambda: None):
@@ -503,7 +478,8 @@ def test_a_log_without_its_checkpoints_is_kept(repo, capsys, how):
     repo(f"train.py {TINY} --out_dir=run")
     for path in Path("run").glob("*.pt"):
         path.unlink()
-    assert "no checkpoint of it: --overwrite=true" in refused(repo, f"train.py {TINY} --out_dir=run --init_from={how}", capsys)
+    error = refused(repo, f"train.py {TINY} --out_dir=run --init_from={how}", capsys)
+    assert "no checkpoint of it: --overwrite=true" in error
     repo(f"train.py {TINY} --out_dir=run --overwrite")
 
 

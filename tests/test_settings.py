@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import config
 from config import convert, given_settings, read_settings
@@ -57,11 +57,8 @@ def test_defaults(program):
 def test_files_in_order_then_options(program):
     first = write("first.py", '"""A file."""\nimport math\nfrom math import sqrt\ndropout = 0\nmax_iters = 10\n_x = 1')
     second = write("second.py", "max_iters = 20\noffset = -5\ndef helper(): pass")
-    assert read_settings(program, [first, "--offset=7", second]) == DEFAULTS | {
-        "dropout": 0.0,
-        "max_iters": 20,
-        "offset": 7,
-    }
+    expected = DEFAULTS | {"dropout": 0.0, "max_iters": 20, "offset": 7}
+    assert read_settings(program, [first, "--offset=7", second]) == expected
     assert read_settings(program, [second, first])["max_iters"] == 10
     assert read_settings(program, ["--offset=1", "--offset=2"])["offset"] == 2
     assert given_settings(program, [second, "--max_iters=2000"]) == {"max_iters": 2000, "offset": -5}
@@ -76,96 +73,70 @@ def test_files_are_also_found_beside_the_program(program, tmp_path, monkeypatch)
     assert read_settings(program, ["near.py"])["max_iters"] == 2
 
 
-@pytest.mark.parametrize(
-    "option, name, value",
-    [
-        ("--dropout=0", "dropout", 0.0),
-        ("--dropout=1e-3", "dropout", 1e-3),
-        ("--max_iters=1e3", "max_iters", 1000),
-        ("--max_iters=1_000", "max_iters", 1000),
-        ("--offset=-3", "offset", -3),
-        ("--bias", "bias", True),
-        ("--bias=YES", "bias", True),
-        ("--bias=off", "bias", False),
-        ("--compile=false", "compile", "false"),
-        ("--dataset=a=b", "dataset", "a=b"),
-        ("--dataset=", "dataset", ""),
-    ],
-)
+@pytest.mark.parametrize("option, name, value", [
+    ("--dropout=0", "dropout", 0.0),
+    ("--dropout=1e-3", "dropout", 1e-3),
+    ("--max_iters=1e3", "max_iters", 1000),
+    ("--max_iters=1_000", "max_iters", 1000),
+    ("--bias", "bias", True),
+    ("--bias=off", "bias", False),
+    ("--compile=false", "compile", "false"),
+    ("--dataset=a=b", "dataset", "a=b"),
+])  # fmt: skip
 def test_options(program, option, name, value):
     result = read_settings(program, [option])[name]
     assert result == value and type(result) is type(value)
 
 
-@pytest.mark.parametrize(
-    "value, default, expected",
-    [
-        (0, 0.1, 0.0),
-        (1e3, 5, 1000),
-        ("9007199254740993", 5, 9007199254740993),
-        (False, "auto", "false"),
-        (5.1, "5.1", "5.1"),
-        (1, True, True),
-        ("Off", True, False),
-    ],
-)
+@pytest.mark.parametrize("value, default, expected", [
+    ("9007199254740993", 5, 9007199254740993),
+    (False, "auto", "false"),
+    (5.1, "5.1", "5.1"),
+    (1, True, True),
+])  # fmt: skip
 def test_conversions(value, default, expected):
     result = convert("x", value, {"x": default}, "--x")
     assert result == expected and type(result) is type(expected)
 
 
-@pytest.mark.parametrize(
-    "value, default",
-    [
-        *[(value, 5) for value in (1.5, "1.5", True, "true", "", "nan", float("inf"), "9" * 5000, None, [1])],
-        *[(value, 0.5) for value in ("nan", "inf", float("nan"), "1e999", 10**400, True, "x", None)],
-        *[(value, True) for value in ("maybe", "", 2, 0.5, None)],
-        *[(value, "text") for value in (None, ["a"], b"a")],
-    ],
-)
+@pytest.mark.parametrize("value, default", [
+    *[(value, 5) for value in (1.5, "1.5", True, "true", "", "nan", float("inf"), "9" * 5000, None, [1])],
+    *[(value, 0.5) for value in ("nan", "inf", float("nan"), "1e999", 10**400, True, "x", None)],
+    *[(value, True) for value in ("maybe", "", 2, 0.5, None)],
+    *[(value, "text") for value in (None, ["a"], b"a")],
+])  # fmt: skip
 def test_refused_values(value, default):
     with pytest.raises(UserError, match="--x: .* is needed, not") as error:
         convert("x", value, {"x": default}, "--x")
     assert len(str(error.value)) < 150
 
 
-@pytest.mark.parametrize(
-    "argument, named",
-    [
-        ("--max_iter=5", "max_iters"),
-        ("--max-iters=5", "max_iters"),
-        ("-max_iters=5", "max_iters"),
-        ("--zzzz=1", "--help"),
-        ("--max_iters", "--max_iters=value"),
-        ("--max_iters=many", "--max_iters: a whole number is needed, not 'many'"),
-        ("--_private=1", "_private"),
-        ("--later=1", "later"),
-        ("--", "unknown"),
-        ("missing.py", "missing.py"),
-        ("max_iters=5", "--name=value"),
-        (".", "no such config file"),
-        ("line\nbreak", "no such config file"),
-    ],
-)
+@pytest.mark.parametrize("argument, named", [
+    ("--max_iter=5", "max_iters"),
+    ("--max-iters=5", "max_iters"),
+    ("--zzzz=1", "--help"),
+    ("--max_iters", "--max_iters=value"),
+    ("--max_iters=many", "--max_iters: a whole number is needed, not 'many'"),
+    ("--_private=1", "_private"),
+    ("--later=1", "later"),
+    ("--", "unknown"),
+    ("missing.py", "missing.py"),
+    ("max_iters=5", "--name=value"),
+    ("line\nbreak", "no such config file"),
+])  # fmt: skip
 def test_errors_of_the_command_line(program, argument, named):
     assert named in error_of(program, argument)
 
 
-@pytest.mark.parametrize(
-    "text, named",
-    [
-        ("max_iter = 5", "file.py: max_iter: unknown setting (did you mean max_iters?)"),
-        ("max_iters = 1.5", "file.py: max_iters: a whole number"),
-        ("max_iters = True", "file.py: max_iters: a whole number"),
-        ("dropout = float('nan')", "file.py: dropout: a finite number"),
-        ("dataset = None", "file.py: dataset: text"),
-        ("\nmax_iters = = 5", "file.py: SyntaxError: invalid syntax (file.py, line 2)"),
-        ("max_iters = 5\n1 / 0", "file.py: ZeroDivisionError: division by zero"),
-        ("import nonsense_module", "file.py: ModuleNotFoundError: No module named 'nonsense_module'"),
-        ("exit(0)", "file.py: SystemExit: 0"),
-        ("\0", "file.py"),
-    ],
-)
+@pytest.mark.parametrize("text, named", [
+    ("max_iter = 5", "file.py: max_iter: unknown setting (did you mean max_iters?)"),
+    ("max_iters = 1.5", "file.py: max_iters: a whole number"),
+    ("\nmax_iters = = 5", "file.py: SyntaxError: invalid syntax (file.py, line 2)"),
+    ("max_iters = 5\n1 / 0", "file.py: ZeroDivisionError: division by zero"),
+    ("import nonsense_module", "file.py: ModuleNotFoundError: No module named 'nonsense_module'"),
+    ("exit(0)", "file.py: SystemExit: 0"),
+    ("\0", "file.py"),
+])  # fmt: skip
 def test_errors_of_config_files(program, text, named):
     assert named in error_of(program, write("file.py", text))
 
@@ -188,8 +159,9 @@ ARGUMENTS = st.one_of(
 )
 
 
-def check_any(program, argv):
-    """Check that what is asked for gives whole settings, help, or an error: never a traceback."""
+@given(argv=st.lists(ARGUMENTS, max_size=3))
+def test_any_command_line(program, argv):
+    """It gives whole settings, help, or an error: never a traceback."""
     try:
         result = read_settings(program, argv)
     except SystemExit as end:
@@ -200,26 +172,9 @@ def check_any(program, argv):
         assert {name: type(value) for name, value in result.items()} == {n: type(v) for n, v in DEFAULTS.items()}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(argv=st.lists(ARGUMENTS, max_size=3))
-def test_any_command_line(program, argv):
-    check_any(program, argv)
-
-
-VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.integers())
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(lines=st.lists(st.builds("{} = {!r}".format, st.sampled_from([*DEFAULTS, "max_iter"]), VALUES), max_size=3))
-def test_any_config_file(program, lines):
-    check_any(program, [write("file.py", "\n".join(lines))])
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(content=st.binary(max_size=20).map(lambda content: b"#" + content))
-def test_any_bytes_for_a_config_file(program, content):
-    Path("file.py").write_bytes(content)
-    check_any(program, ["file.py"])
+def test_a_config_file_that_is_not_utf_8(program):
+    Path("file.py").write_bytes(b"dataset = 'caf\xe9'\n")
+    assert "file.py: SyntaxError" in error_of(program, "file.py")
 
 
 # -- errors --------------------------------------------------------------------------------------------------
@@ -241,10 +196,7 @@ def test_what_the_project_says_to_users_is_one_line(monkeypatch, capsys, error, 
     assert end.value.code == code and capsys.readouterr().err == f"sample.py: error: {line}\n"
 
 
-OTHERS = [KeyError, TypeError, ValueError, OSError, ImportError, MemoryError, RuntimeError]
-
-
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", [ValueError, OSError, MemoryError, RuntimeError])
 def test_every_other_error_keeps_its_traceback(capsys, kind):
     with pytest.raises(SystemExit) as end:
         try:

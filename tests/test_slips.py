@@ -12,8 +12,6 @@ SLIPS = {
     "a wrong unpacking": ("x = self.embed(idx)", "B, T = self.embed(idx).shape", TRAIN),
     "shapes that differ in the loss": ("targets.flatten().long()", "targets[:, 1:].flatten().long()", TRAIN),
     "an import of what is not here": ("import torch.nn as nn", "import torch.nn as nn, flash_attention", TRAIN),
-    "a misspelt attribute": ("self.config.rope_theta", "self.config.rope_thta", TRAIN),
-    "a wrong pattern": ('"B H T D -> B T (H D)"', '"B H T -> B T H"', TRAIN),
     "a file that is not here": ("x = self.embed(idx)", "x = torch.load('table.pt')", TRAIN),
     "in building what a checkpoint has": ("self.init_weights()", "_, = self.init_weights(), None", "sample.py"),
     "in generating": ("x = self.embed(idx)", "x = self.embed(idx + 1000)", "sample.py"),

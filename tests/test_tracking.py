@@ -61,7 +61,8 @@ def test_wandb_has_what_the_log_has(repo, monkeypatch):
     del sys.modules["wandb"]
     lines = [json.loads(line) for line in Path("wandb.jsonl").read_text().splitlines()]
     starts = [line for line in lines if "name" in line]
-    assert [(start["name"], start["id"], start["resume"]) for start in starts] == [("run", None, None), ("run", "drawn", "allow")]
+    begun = [(start["name"], start["id"], start["resume"]) for start in starts]
+    assert begun == [("run", None, None), ("run", "drawn", "allow")]
     assert starts[0]["config"]["n_layer"] == 2
     found = {(name, line["step"]): number for line in lines if "name" not in line for name, number in line.items()}
     assert {key: number for key, number in found.items() if key[0] != "step"} == numbers_of("out/run")
@@ -177,7 +178,7 @@ def test_the_version_is_that_of_all_code(repo, monkeypatch):
         versions.append(log.code_version())
     Path("config/mine.py").write_text("n_layer = 4")  # is in the settings of a run
     assert log.code_version() == versions[-1]
-    assert len({version["sha256"] for version in versions}) == 6 and len({version["model"] for version in versions}) == 2
+    assert [len({version[name] for version in versions}) for name in ("sha256", "model")] == [6, 2]
 
 
 def test_code_that_cannot_be_read_is_named(tmp_path, monkeypatch):

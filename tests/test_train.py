@@ -16,8 +16,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from config.runtime.common import clock, pick_compile, pick_dtype
-from conftest import ROOT, TEXT, TINY, contents, differing, error_of, load, log_of, refused
-from data.dataset import SPLITS, Dataset, load_dataset
+from conftest import ROOT, TEXT, TINY, contents, error_of, load, log_of, refused
+from data.dataset import Dataset, load_dataset
 from data.prepare import prepare
 from model import GPT, GPTConfig
 
@@ -84,25 +84,10 @@ def test_a_rate_that_is_never_reached_is_noted(repo):
     assert [log_of(out, "start")[0]["notes"] for out in (OUT, OUT / "reached")] == [[note], []]
 
 
-@pytest.mark.parametrize("max_iters, interval", [(4, 1), (20, 2), (25, 3)])
+@pytest.mark.parametrize("max_iters, interval", [(4, 1), (25, 3)])
 def test_a_run_is_evaluated_some_ten_times(repo, max_iters, interval):
     repo(f"{RUN} --eval_interval=0 --max_iters={max_iters}")
     assert [line["step"] for line in log_of(OUT, "eval")] == sorted({*range(interval, max_iters, interval), max_iters})
-
-
-def test_exactly_max_iters_updates_and_all_in_the_log(repo):
-    repo(f"{RUN} --max_iters=5")
-    events = [(line["event"], line["step"]) for line in log_of(OUT)]
-    steps = [("step", 1), ("step", 2), ("eval", 2), ("step", 3), ("step", 4), ("eval", 4), ("step", 5), ("eval", 5)]
-    assert events == [("start", 0), *steps, ("end", 5)]
-    assert {state["step"].item() for state in load(OUT / "ckpt.pt")["optimizer"]["state"].values()} == {5}
-
-
-def test_evaluating_and_saving_do_not_change_the_run(repo):
-    repo(f"{RUN}/often --dropout=0.3 --eval_interval=1 --checkpoint_interval=1")
-    repo(f"{RUN}/once --dropout=0.3 --eval_interval=9 --checkpoint_interval=9")
-    often, once = load(OUT / "often" / "ckpt.pt"), load(OUT / "once" / "ckpt.pt")
-    assert differing(often["model"], once["model"]) == [] == differing(often["optimizer"], once["optimizer"])
 
 
 def test_dropout_is_drawn_anew_in_each_micro_step_and_not_in_evaluating(repo, monkeypatch):
@@ -268,13 +253,6 @@ def test_a_diverged_run_ends_and_saves_nothing(repo, capsys):
     repo(RUN)  # a folder with only a log is free
 
 
-@pytest.mark.parametrize("name", ["train.bin", "val.bin"])
-def test_tokens_outside_the_vocabulary_end_a_run(repo, capsys, name):
-    path = Path("data/shakespeare_char") / name
-    path.write_bytes(b"\xff" * path.stat().st_size)
-    assert f"{name} has token 65535, outside the vocabulary" in error_of(repo, RUN, capsys)
-
-
 def test_a_run_is_replaced_only_if_asked(repo, capsys):
     repo(RUN)
     error = refused(repo, RUN, capsys)
@@ -285,14 +263,6 @@ def test_a_run_is_replaced_only_if_asked(repo, capsys):
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_checkpoint_is_plain_data(repo, dtype):
-    repo(f"{RUN} --dtype={dtype}")
-    saved = load(OUT / "ckpt.pt")
-    assert saved["settings"]["dtype"] == dtype and saved["iter_num"] == 4
-    assert all(tensor.dtype == torch.float32 for tensor in saved["model"].values())
 
 
 # -- a run's loss over the whole validation split ------------------------------------------------------------
@@ -311,19 +281,13 @@ def loss_over(path, dataset):
 
 @pytest.fixture
 def trained(repo):
-    """Train a run whose best.pt and ckpt.pt are not the same, and prepare its text anew as data/text."""
+    """Train a run whose best.pt and ckpt.pt are not the same, and prepare another text of its letters."""
     repo(f"{RUN} {DIVERGING}")
     prepare("data/text", "".join(sorted(TEXT)), "the same letters")
     return repo
 
 
-def test_a_model_that_nobody_trained_is_not_evaluated(trained, capsys):
-    error = refused(trained, "train.py --eval_only --device=cpu --out_dir=out/x", capsys)
-    assert "eval_only = True needs a trained model: add --init_from=resume" in error
-
-
-@pytest.mark.parametrize("dataset", ["shakespeare_char", "text"])
-@pytest.mark.parametrize("name", ["best.pt", "ckpt.pt"])
+@pytest.mark.parametrize("name, dataset", [("best.pt", "shakespeare_char"), ("ckpt.pt", "text")])
 def test_the_loss_over_all_of_a_split(trained, dataset, name):
     if name == "ckpt.pt":
         (OUT / "best.pt").unlink()
@@ -333,21 +297,6 @@ def test_the_loss_over_all_of_a_split(trained, dataset, name):
     (loss,) = re.findall(r"^validation loss (\S+)", shown, re.MULTILINE)
     assert float(loss) == pytest.approx(loss_over(OUT / name, dataset), abs=1e-4)
     assert "over all 288 tokens" in shown
-
-
-def validation_loss(shown):
-    return re.findall(r"^validation loss .*", shown, re.MULTILINE)
-
-
-def test_a_run_scores_its_own_text_the_same(repo, tmp_path, monkeypatch):
-    monkeypatch.setattr("data.prepare.CHUNK", 1000)
-    repo(RUN)
-    (tmp_path / "again.txt").write_text(TEXT)
-    repo(["data/text/prepare.py", str(tmp_path / "again.txt"), "--tokenizer=run:out/x"])
-    again, own = load_dataset("data/text"), load_dataset("data/shakespeare_char")
-    assert all(np.array_equal(again.splits[name], own.splits[name]) for name in SPLITS)
-    losses = [validation_loss(repo(f"{EVALUATE} --dataset={name}")) for name in ("shakespeare_char", "text")]
-    assert losses[0] == losses[1] != []
 
 
 def test_a_run_scores_another_text_in_its_own_byte_pairs(repo, tmp_path):
@@ -360,22 +309,9 @@ def test_a_run_scores_another_text_in_its_own_byte_pairs(repo, tmp_path):
     assert other.tokenizer.state() == load(OUT / "best.pt")["tokenizer"]
     assert other.tokenizer.decode(np.concatenate(list(other.splits.values()))) == text
     # its training part is shorter than block_size is by default, but no shorter than the run's own
-    (line,) = validation_loss(repo(f"{EVALUATE} --dataset=text"))
+    (loss,) = re.findall(r"^validation loss (\S+)", repo(f"{EVALUATE} --dataset=text"), re.MULTILINE)
     assert 16 < len(other.splits["train"]) <= 128
-    assert float(line.split()[2]) == pytest.approx(loss_over(OUT / "best.pt", "text"), abs=1e-4)
-
-
-def test_texts_that_a_run_cannot_score(repo, tmp_path, capsys):
-    repo(RUN)
-    text = tmp_path / "other.txt"
-    text.write_text(TEXT + "é☃", encoding="utf-8")
-    command = ["data/text/prepare.py", str(text)]
-    error = refused(repo, [*command, "--tokenizer=run:out/x"], capsys)
-    assert "other.txt: the model knows the characters of its own text only, which has no 'é', '☃'" in error
-    error = refused(repo, [*command, "--tokenizer=run:out/nowhere"], capsys)
-    assert "out/nowhere/best.pt: No such file" in error
-    error = refused(repo, [*command, "--tokenizer=run:out/x", "--vocab_size=300"], capsys)
-    assert "goes with tokenizer 'bpe'" in error
+    assert float(loss) == pytest.approx(loss_over(OUT / "best.pt", "text"), abs=1e-4)
 
 
 # -- sampling ------------------------------------------------------------------------------------------------
@@ -409,7 +345,8 @@ def test_which_checkpoint_is_sampled(repo):
 
 def test_the_likeliest_of_one_is_the_likeliest_of_all(repo):
     repo(RUN)
-    greedy, one, three = (repo(f"sample.py --max_new_tokens=50 {how}") for how in ("--temperature=0", "--top_k=1", "--top_k=3"))
+    ways = ("--temperature=0", "--top_k=1", "--top_k=3")
+    greedy, one, three = (repo(f"sample.py --max_new_tokens=50 {way}") for way in ways)
     assert greedy == one != three
 
 
