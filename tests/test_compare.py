@@ -22,7 +22,7 @@ import examine
 import plan
 import runs
 import timing
-from report import write_figure
+from figure import write_figure
 from runs import DEFAULTS, Workers, read_log
 
 CODE = "a" * 64

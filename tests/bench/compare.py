@@ -29,8 +29,9 @@ if not find_spec("scipy"):
 
 from config import given_settings, read_settings
 from config.runtime.common import UserError, clock, install_excepthook, pick_device, quiet_pipe
+from figure import write_figure
 from plan import Comparison
-from report import Report, write_figure
+from report import Report
 from runs import ONE_THREAD, Stopped, Workers, read_committed, read_log, runs_at_a_time, share_a_cpu, tidy
 
 # -----------------------------------------------------------------------------
