@@ -334,7 +334,6 @@ def test_what_is_missing_does_not_replace_what_was_there(study):
     said = study(*CANDIDATES[:2], "--rates=none", "--ladder=none", "--show")
     assert "6 of 6 runs are missing" in said and "good has changed since 3 of its runs were done" in said
     assert (study.folder / "table.md").read_text() == before
-    assert "was of another command" in study(*CANDIDATES[:2], "--rates=none", "--ladder=none", "--seeds=4")
 
 
 def test_a_rung_at_its_cost_decides_also_beyond_the_ladder(study):
@@ -372,18 +371,6 @@ def test_a_candidates_own_settings_win(study):
     assert [(c.settings["residual"], c.settings["batch_size"]) for c in (a, b)] == [("m2", 8), ("m2", 4)]
 
 
-@pytest.mark.parametrize("budget", ["10m", "2h"])
-def test_a_budget_is_kept(study, budget):
-    said = study(*CANDIDATES[:2], f"--budget={budget}", "--workers=1")
-    total = next(line for line in said.splitlines() if line.split()[:1] == ["all"])
-    minutes = [int(part) for part in total.split()[-1].split(":")]
-    seconds = sum(part * 60**i for i, part in enumerate(reversed(minutes)))
-    assert 0.5 < seconds / {"10m": 600, "2h": 7200}[budget] <= 1
-    done = len(study.done)
-    study(*CANDIDATES[:2], f"--budget={budget}", "--workers=1")
-    assert len(study.done) == done  # the same max_iters again
-
-
 def test_checkpoints_that_were_kept_stay(study):
     arguments = *CANDIDATES[:2], "--rates=none", "--ladder=none"
     for keep, seeds in (("--keep", "1,2"), ("--seeds=1,2", "1,2"), ("--seeds=1,2,3", "3")):
@@ -392,23 +379,6 @@ def test_checkpoints_that_were_kept_stay(study):
             (folder / "ckpt.pt").touch()
     study(*arguments)
     assert {path.parent.name.split("-seed")[1][0] for path in study.folder.rglob("ckpt.pt")} == {"1", "2"}
-
-
-def test_a_tenth_of_a_budget_s_steps_is_the_warm_up(study):
-    study(*CANDIDATES[:2], "--budget=10m", "--rates=none", "--ladder=none")
-    settings = [read_log(folder)[0]["settings"] for folder in study.folder.glob("*/*-seed1-*")]
-    assert {s["max_iters"] // s["warmup_iters"] for s in settings} == {10} and settings[0]["max_iters"] > 100
-
-
-def test_a_budget_that_was_interrupted_keeps_its_length(study, monkeypatch):
-    study.limit = 8
-    arguments = *CANDIDATES[:2], "--budget=10m", "--workers=1", "--ladder=none"
-    with pytest.raises(SystemExit):
-        study(*arguments)
-    study.limit = math.inf
-    monkeypatch.setattr(timing, "STEPS", 12)  # so that a step's time would be another
-    study(*arguments)
-    assert len({label.split(", ")[3] for label in study.done}) == 1
 
 
 @pytest.mark.parametrize("arguments, named", [
@@ -426,9 +396,6 @@ def test_a_budget_that_was_interrupted_keeps_its_length(study, monkeypatch):
     (["a: --residual=m1", "b: --seed=3"], "seed is for the comparison"),
     (["a: --residual=m1", "b:", "--seeds=1,1"], "seeds = '1,1'"),
     (["a: --residual=m1", "b:", "--rates=x"], "rates = 'x'"),
-    (["a: --residual=m1", "b:", "--budget=2"], "budget = '2'"),
-    (["a: --residual=m1", "b:", "--budget=2h", "--plan"], "max_iters"),
-    (["a: --residual=m1", "b:", "--budget=1s"], "too short"),
     (["a: --residul=m1", "b:"], "did you mean residual"),
     (["a: --residual=m1", "b: 'x"], "quotation"),
     (["a: --residual=m1", "b: --help"], "is no setting"),
@@ -550,14 +517,6 @@ def test_runs_that_a_plan_lets_share_a_cpu_have_a_thread_each(study):
 def test_quick_is_quick(study):
     study(*CANDIDATES[:2], "--quick", "--max_iters=4000", "--rates=none")
     assert {label.split(", ")[3] for label in study.done} <= {"3 steps", "6 steps", "8 steps", "12 steps"}
-
-
-def test_a_study_without_comparisons_is_named(study, monkeypatch, tmp_path):
-    monkeypatch.setattr(compare, "BENCH", tmp_path)
-    (tmp_path / "studies").mkdir()
-    (tmp_path / "studies" / "mine.py").write_text("COMPARISON = {}\n")
-    with pytest.raises(ValueError, match="studies/mine.py has no COMPARISONS"):
-        study("mine")
 
 
 # -- with train.py itself ------------------------------------------------------------------------------------

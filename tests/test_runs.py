@@ -1,11 +1,6 @@
 """Runs of train.py as processes of a comparison: side by side, interrupted, killed, and in use elsewhere."""
 
-import os
-import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -53,25 +48,6 @@ def test_a_process_that_is_asked_to_end_has_not_failed(tmp_path, monkeypatch):
     monkeypatch.setattr(runs.time, "sleep", lambda seconds: setattr(workers.signal, "number", 15) or process.wait())
     with pytest.raises(runs.Stopped):
         workers.wait()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
-def test_a_comparison_that_is_killed_takes_its_runs_along():
-    out, into = os.pipe()
-    parent = os.fork()
-    if not parent:
-        sleeper = subprocess.Popen(["sleep", "60"], preexec_fn=runs.end_with_parent)
-        os.write(into, str(sleeper.pid).encode())
-        signal.pause()
-    run = int(os.read(out, 20))
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
-    for _ in range(100):
-        state = Path(f"/proc/{run}/stat")
-        if not state.exists() or state.read_text().split()[2] == "Z":
-            return
-        time.sleep(0.05)
-    pytest.fail("it is still there")
 
 
 class Slow(Printing):

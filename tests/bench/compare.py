@@ -32,7 +32,7 @@ from config.runtime.common import UserError, clock, install_excepthook, pick_dev
 from figure import write_figure
 from plan import Comparison
 from report import Report
-from runs import ONE_THREAD, Stopped, Workers, read_committed, read_log, runs_at_a_time, share_a_cpu, tidy
+from runs import Stopped, Workers, read_committed, read_log, runs_at_a_time, share_a_cpu, tidy
 
 # -----------------------------------------------------------------------------
 out = ""  # folder of table.md, runs.csv, figure.png and the runs; empty: out/compare, or out/<the study's name>
@@ -41,7 +41,6 @@ seeds = "1,2,3"  # of the main runs and the ladder
 ladder = ""  # lengths of the baseline, 0.5,2,4; empty: up to the highest cost of a candidate; none: equal steps only
 ladder_seeds = ""  # empty: those of the main runs
 cost = "both"  # operations, time or both: the price at which the baseline is trained for as much
-budget = ""  # 45m or 2h: choose max_iters such that the whole fits into it
 workers = 0  # runs at a time; 0: one for each thread of the CPU, or each GPU
 device = "auto"  # auto, cpu, cuda, mps
 plan = False  # print the commands of the runs that can be done now, a line each, and do none
@@ -67,10 +66,7 @@ def read_study(name) -> dict:
     studies = sorted(path.stem for path in (BENCH / "studies").glob("*.py"))
     if name not in studies:
         raise UserError(f"{name}: a baseline and a candidate are needed, or one of the studies {', '.join(studies)}")
-    comparisons = runpy.run_path(str(BENCH / "studies" / f"{name}.py")).get("COMPARISONS")
-    if not isinstance(comparisons, dict):
-        raise UserError(f"tests/bench/studies/{name}.py has no COMPARISONS: {{title: arguments of compare.py}}")
-    return comparisons
+    return runpy.run_path(str(BENCH / "studies" / f"{name}.py"))["COMPARISONS"]
 
 
 def read_comparisons(argv):
@@ -81,8 +77,7 @@ def read_comparisons(argv):
     if top.exists() and not top.is_dir():
         raise UserError(f"out = {options['out']!r} does not work: it is a file, and must be a folder")
     rest = [word for word in argv if not study or word != study]
-    committed, times = None, {}
-    results = BENCH / "results" / f"{study}.csv"
+    committed, times, results = None, {}, BENCH / "results" / f"{study}.csv"
     if options["show"] and results.exists() and not next(top.glob("**/log.jsonl"), None):  # it has not been begun here
         committed, times_file = read_committed(results), results.with_name(f"{study}_times.json")
         times = json.loads(times_file.read_text()) if times_file.exists() else {}
@@ -90,9 +85,8 @@ def read_comparisons(argv):
     for title, arguments in (read_study(study) if study else {"": []}).items():
         options, words, common = read_arguments([*arguments, *rest])
         if len(words) < 2:
-            raise UserError(
-                "a baseline and a candidate are needed: config/standard_shakespeare.py config/m1_shakespeare.py"
-            )
+            needed = "config/standard_shakespeare.py config/m1_shakespeare.py"
+            raise UserError(f"a baseline and a candidate are needed: {needed}")
         options["out"] = top / re.sub(r"\W+", "-", title) if title else top
         name, _, index = options["device"].partition(":")
         if index:
@@ -113,8 +107,7 @@ def main(argv):
     if options["plan"]:
         for comparison in comparisons:
             number = runs_at_a_time(options["workers"], comparison.device)
-            threads = [f"{name}={value}" for name, value in ONE_THREAD.items()]
-            alone = ["env", *threads] if share_a_cpu(number, comparison.device) else []
+            alone = ["env", "OMP_NUM_THREADS=1"] if share_a_cpu(number, comparison.device) else []
             for run in comparison.missing():
                 print(shlex.join([*alone, *run.command(options["device"])]))
         return
@@ -143,8 +136,6 @@ def do(comparison, again):
         if comparison.missing():
             print(comparison.title or "comparison", flush=True)
             timing.measure(workers)
-            if options["budget"]:
-                comparison.choose_max_iters(number)
             for line in comparison.what_changed():
                 print(f"{line}: they are done again (--reuse takes them)")
             show_plan(comparison, number)
@@ -193,19 +184,15 @@ def show_plan(comparison, number):
 
 def show_end(comparison, run, number):
     """Print the result of a run, and how long the rest will take."""
-    planned, timing = comparison.planned(), comparison.timing
-    todo = [plan for plan in planned if not comparison.is_done(plan)]
-    result = comparison.result(run)
-    if not result:
-        said = "is under way elsewhere"
-    else:
+    planned, result, seconds = comparison.planned(), comparison.result(run), comparison.timing.run_seconds
+    said = "is under way elsewhere"
+    if result:
         said = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
     done = [plan for plan in planned if comparison.is_done(plan)]
     took = sum(comparison.result(plan.run)["seconds"] or 0 for plan in done)
-    expected = sum(timing.run_seconds(plan) - timing.start for plan in done)
-    longer = max(took / expected, 0.5) if done else 1
-    left = clock(sum(timing.run_seconds(plan) for plan in todo) / number * longer)
-    print(f"\r[{len(planned) - len(todo)}/{len(planned)}] {run.label()}: {said}; {left} left", flush=True)
+    longer = max(took / sum(map(seconds, done)), 0.5) if done else 1
+    left = clock(sum(seconds(plan) for plan in planned if plan not in done) / number * longer)
+    print(f"\r[{len(done)}/{len(planned)}] {run.label()}: {said}; {left} left", flush=True)
 
 
 def show_progress(running):

@@ -1,11 +1,9 @@
-"""What a comparison says: a table, a sentence for each candidate, notes, all runs as CSV, and a figure."""
+"""What a comparison says: a table, what it could have found, notes, and all runs as CSV."""
 
 import csv
 import io
 import math
 import statistics
-from functools import cached_property
-from importlib.util import find_spec
 
 from config.runtime.common import atomic_write, file_errors
 from runs import DEFAULTS, NO_MATTER
@@ -31,11 +29,6 @@ class Report:
         self.fits = {name: fit for name, fit in fits.items() if fit}
         self.p = holm({name: fit.gain({1.0: 1})[3] for name, fit in self.fits.items()})  # at equal steps
 
-    @cached_property
-    def worth(self):
-        """Return, by name, the cost that brings the baseline to a candidate's loss: low, worth, high, or None."""
-        return {name: fit.worth() for name, fit in self.fits.items()}
-
     def results(self, stage, candidate):
         plans = [plan for plan in self.done if plan.stage == stage and plan.candidate is candidate]
         return [self.comparison.result(plan.run) for plan in plans]
@@ -60,7 +53,7 @@ class Report:
             return cells + ["", "", ""]
         gains = [(price, fit.break_even(cost)) for price, cost in self.costs(name).items() if fit.reference(cost)]
         by_price = [decimal(gain) + f" by {price}" * (len(gains) > 1) for price, gain in gains]
-        return cells + ["; ".join(by_price), self.verdict(name), self.worth_in_words(name)]
+        return cells + ["; ".join(by_price), self.verdict(name), self.worth(name)]
 
     def measured_gain(self, name):
         """Return by how much the loss is lower than the baseline's after its steps: ± half of a 95% interval."""
@@ -89,32 +82,25 @@ class Report:
             return next(iter(prices))
         return "; ".join(f"{verdict} by {' and '.join(of)}" for verdict, of in prices.items())
 
-    def worth_in_words(self, name):
-        if not self.worth[name]:
+    def worth(self, name):
+        """Return the cost that brings the baseline to a candidate's loss; beyond the ladder, that of its end."""
+        rungs, found = self.fits[name].rungs, self.fits[name].worth()
+        if not found:
             return ""
-        low, worth, high = (self.bounded(times, self.fits[name].rungs) for times in self.worth[name])
-        return f"{'roughly ' * (len(self.fits[name].rungs) < 4)}{worth} ({low} to {high})"
-
-    def bounded(self, times, rungs):
-        """Return a cost over the baseline's in words; what lies beyond the ladder is less, or more, than its ends."""
-        return f"< {rungs[0]:.3g}" if times == 0 else f"> {rungs[-1]:.3g}" if math.isinf(times) else f"{times:.2f}"
+        beyond = {0.0: f"< {rungs[0]:.3g}", math.inf: f"> {rungs[-1]:.3g}"}
+        low, worth, high = (beyond.get(times, f"{times:.2f}") for times in found)
+        return f"{'roughly ' * (len(rungs) < 4)}{worth} ({low} to {high})"
 
     # -- in words --------------------------------------------------------------------------------------------
 
     def sentence(self, name):
-        """Return what the table says of a candidate, or "" where nothing can be said."""
+        """Return which difference would have been found, or "" where that is not known."""
         fit = self.fits.get(name)
         cost = fit and next(iter(self.costs(name).values()))
-        if not fit or len(fit.rungs) == 1 or not fit.reference(cost):
+        if not fit or len(fit.rungs) == 1 or not fit.reference(cost) or math.isnan(fit.could_see(cost)):
             return ""
-        gain, _, half, _ = fit.gain({1.0: 1})
-        even = f"breaks even at a gain of {decimal(fit.break_even(cost))}"
-        said = f"{name} costs {cost:.2f} times, {even}, gains {decimal(gain)}{plus_minus(half)}: {self.verdict(name)}."
-        if math.isnan(half):
-            return said
-        worth = f" It is worth {self.worth_in_words(name)} times the baseline's training." if self.worth[name] else ""
-        found = f"A difference of {fit.could_see(cost):.3f} at equal cost is found in roughly 80% of such comparisons"
-        return f"{said}{worth} {found}."
+        found = f"{fit.could_see(cost):.3f} at equal cost is found in roughly 80% of such comparisons"
+        return f"{name}: a difference of {found}."
 
     def notes(self):
         """Return, as lines, what speaks against taking the table as it stands."""
@@ -161,7 +147,7 @@ class Report:
         return lines
 
     def notes_on_ends(self):
-        """Return lines on trainings whose loss is lowest long before their end, and on where, with --best."""
+        """Return lines on trainings whose loss is lowest long before their end."""
         lines, groups = [], {}
         for plan in self.done:
             result = self.comparison.last_result(plan.run)
@@ -173,8 +159,6 @@ class Report:
             if at < 0.8 * steps and (self.comparison.options["best"] or rise > TIE):
                 early = "before its learning rate has decayed: a shorter training may reach a lower one"
                 lines.append(f"{name}: of {steps:,} steps its loss is lowest after {at:,.0f}, {early}")
-            elif self.comparison.options["best"] and steps == self.main[name][0]["steps"]:
-                lines.append(f"{name}: of {steps:,} steps its loss is lowest after {at:,.0f}")
         return lines
 
     def lengths(self):
@@ -214,17 +198,13 @@ class Report:
 
     @file_errors()
     def write(self, command):
-        """Write the report to table.md and runs.csv. Print a line if they were another comparison's."""
+        """Write the report to table.md and runs.csv."""
         text, folder = self.markdown(), self.comparison.options["out"]
         folder.mkdir(parents=True, exist_ok=True)
-        table = folder / "table.md"
-        before = table.read_text(encoding="utf-8").split("\n")[0].strip() if table.exists() else command
-        if before != command:
-            print(f"NOTE {table} was of another command, which gives it again: {before}")
         for name, content in (("table.md", f"    {command}\n\n{text}"), ("runs.csv", self.csv())):
             with atomic_write(folder / name) as file:
                 file.write(content.encode())
-        print(f"the same, and all runs: {table}, {folder / 'runs.csv'}")
+        print(f"the same, and all runs: {folder / 'table.md'}, {folder / 'runs.csv'}")
 
 
 def mean_sd(values):

@@ -9,7 +9,6 @@ of 95%, by Student's t. Where many differences are called better or worse, their
 import math
 
 import numpy as np
-from scipy.stats import CensoredData, logrank, permutation_test
 from scipy.stats import f as f_distribution
 from scipy.stats import t as student
 
@@ -269,24 +268,6 @@ def first_zero(costs, rising):
     return float(np.interp(0, rising[right - 1 : right + 1], costs[right - 1 : right + 1]))
 
 
-def log_rank(steps, others, limit):
-    """p of the log-rank test between the steps that runs and others took to a goal; infinity: not in `limit` steps.
-
-    It is exact: the share of all ways to divide the runs that set the two sides at least as far apart.
-    """
-    if len({*steps, *others}) == 1:
-        return 1.0  # all alike: the test would divide 0 by 0
-
-    def censored(steps):
-        reached = [step for step in steps if step < math.inf]
-        return CensoredData(uncensored=reached, right=[limit] * (len(steps) - len(reached)))
-
-    def distance(steps, others):
-        return abs(logrank(censored(steps), censored(others)).statistic)
-
-    return permutation_test((steps, others), distance, vectorized=False, alternative="greater").pvalue
-
-
 def in_words(difference, half, p, higher_is_better=False, digits=3):
     """The difference ± half its interval's width, and better or worse where the corrected p is below 0.05."""
     better = (difference > 0) == higher_is_better
@@ -296,6 +277,5 @@ def in_words(difference, half, p, higher_is_better=False, digits=3):
 
 def compare(groups, name="loss"):
     """Return the differences to the first of `groups` in words, by the group's name: nothing for the first itself."""
-    found = differences(groups, name)
     texts = {group: "diverged" if has_diverged(results, name) else "" for group, results in groups.items()}
-    return texts | {group: in_words(*difference, "accuracy" in name) for group, difference in found.items()}
+    return texts | {group: in_words(*one, "accuracy" in name) for group, one in differences(groups, name).items()}
