@@ -47,9 +47,8 @@ class Comparison:
         data = none if committed else load_dataset(ensure_prepared(read[0][1]["dataset"])).meta
         self.vocab_size = data["vocab_size"]
         self.candidates = [make_candidate(name, settings, self.vocab_size) for name, settings in read]
-        names = [candidate.name for candidate in self.candidates]
-        for name in names:
-            if names.count(name) > 1:
+        for name, number in Counter(name for name, _ in read).items():
+            if number > 1:
                 raise UserError(f"two candidates are named {name!r}: name one of them, as in 'NAME: words'")
         if options["workers"] < 0:
             raise UserError(f"workers = {options['workers']} does not work: it must be 0 or more")
@@ -77,15 +76,11 @@ class Comparison:
 
     # -- runs ------------------------------------------------------------------------------------------------
 
-    def run(self, candidate, rate, seed, times=1.0) -> Run:
-        return Run(candidate, rate, seed, times, self.folder)
-
     def result(self, run):
         """Return the result of a run, or None if it has not ended. With --best its loss is its lowest."""
         found = self.last_result(run)
-        if found and self.options["best"] and found["loss"] is not None:
-            return found | {"loss": found["best_loss"]}
-        return found
+        lowest = found and self.options["best"] and found["loss"] is not None
+        return found | {"loss": found["best_loss"]} if lowest else found
 
     def last_result(self, run):
         """Return the same with the loss at the run's end."""
@@ -142,7 +137,8 @@ class Comparison:
 
     def plan_run(self, stage, candidate, times, seed):
         rate = self.rate(candidate, times)
-        return Planned(stage, candidate, times, None if rate is None else self.run(candidate, rate, seed, times))
+        run = None if rate is None else Run(candidate, rate, seed, times, self.folder)
+        return Planned(stage, candidate, times, run)
 
     def plan_rung(self, times):
         """Return the runs of the baseline at a length: of the search for its rate there, and one for each seed."""
@@ -157,8 +153,7 @@ class Comparison:
         given = numbers(self.options, "ladder", float)
         if given:
             max_iters = self.baseline.settings["max_iters"]
-            # of few steps, lengths may coincide
-            of_steps = {max(1, round(times * max_iters)): times for times in given}
+            of_steps = {max(1, round(times * max_iters)): times for times in given}  # of few, lengths may coincide
             return sorted(times for steps, times in of_steps.items() if steps != max_iters)
         costs = [math.log2(candidate.flops / self.baseline.flops) for candidate in self.candidates]
         lowest, highest = min(-1, math.floor(min(costs))), max(1, math.ceil(max(costs) - 1e-3))
@@ -239,7 +234,7 @@ class Comparison:
                 raise UserError(f"{candidate.name}: learning_rate = {own} does not work: it must be more than 0")
         while True:
             grid.sort()
-            runs = [self.run(candidate, rate, self.tuning_seed, times) for rate in grid]
+            runs = [Run(candidate, rate, self.tuning_seed, times, self.folder) for rate in grid]
             results = [self.result(run) for run in runs]
             if not all(results):
                 return None, runs
