@@ -1,7 +1,7 @@
 """
 Does it pay? Candidates and a baseline, on any text, each at the learning rate that suits it, compared at equal cost:
 
-    python tests/bench/compare.py config/standard_shakespeare.py config/m1_shakespeare.py "kept: --residual=m1 --keep_input"
+    python tests/bench/compare.py config/standard_shakespeare.py config/m1_shakespeare.py "--residual=m1 --keep_input"
 
 Every argument is a candidate, written as one would write it after train.py, in quotes if it has several words. The
 first one is the baseline. "NAME: words" gives it a name. Settings of train.py outside quotes are for all; a candidate's
