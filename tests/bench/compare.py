@@ -167,16 +167,14 @@ def has_one_each(comparison):
 
 def show_plan(comparison, number):
     """Print how many runs there are of each stage, what they compute, and how long that will take here."""
-    planned, timing = comparison.planned(), comparison.timing
-    rows = [["stage", "runs", "to do", "operations", "time"]]
+    planned = comparison.planned()
+    print("        stage    runs   to do   operations       time")
     for stage in [*dict.fromkeys(plan.stage for plan in planned), "all"]:
         of_stage = [plan for plan in planned if stage in (plan.stage, "all")]
         todo = [plan for plan in of_stage if not comparison.is_done(plan)]
-        seconds = sum(timing.run_seconds(plan) for plan in todo) / number
+        seconds = sum(map(comparison.timing.run_seconds, todo)) / number
         operations = sum(plan.candidate.flops * plan.times for plan in todo)
-        rows.append([stage, str(len(of_stage)), str(len(todo)), f"{operations:.2g}", clock(seconds)])
-    for row in rows:
-        print("   ".join(cell.rjust(width) for cell, width in zip(row, (13, 5, 5, 10, 8))))
+        print(f"{stage:>13}   {len(of_stage):5}   {len(todo):5}   {operations:10.2g}   {clock(seconds):>8}")
     more = ["more learning rates"] * comparison.is_searching()
     more += ["the baseline's training at a candidate's cost"] * bool(comparison.lengths())
     print(f"{number} at a time on {comparison.device}; {' and '.join(more) or 'nothing'} may be added", flush=True)

@@ -38,8 +38,8 @@ def write_figure(reports, path):
 
 
 def plain(name):
-    """Return a name as matplotlib writes it: a $ begins no formula."""
-    return name.replace("$", r"\$")
+    """Return a name as matplotlib writes it, where a $ would begin a formula, and `standard` in full."""
+    return "the standard model" if name == "standard" else name.replace("$", r"\$")
 
 
 def draw(axis, report):
@@ -60,12 +60,8 @@ def draw(axis, report):
     axis.minorticks_off()
     axis.xaxis.set_major_formatter("{x:g}×")
     axis.spines[["top", "right"]].set_visible(False)
-    axis.set_xlabel(f"training compute, relative to {baseline_of(report)}")
+    axis.set_xlabel(f"training compute, relative to {plain(report.base)}")
     axis.set_title(plain(report.comparison.title), loc="left", fontweight="bold", fontsize=11)
-
-
-def baseline_of(report):
-    return "the standard model" if report.base == "standard" else plain(report.base)
 
 
 def points_of(report):
@@ -75,7 +71,7 @@ def points_of(report):
 
 
 def write_names(axis, report):
-    """Write the name of each candidate next to its point, if there is room, and that of the line."""
+    """Write what the line is, and the name of each candidate next to its point if there is room."""
     from matplotlib.transforms import Bbox
 
     def around(low, high, margin):
@@ -91,7 +87,7 @@ def write_names(axis, report):
     for cost, gain, half in points.values():
         taken += [around((cost, gain - half), (cost, gain + half), 12), around((cost, gain), (cost, gain), 9)]
     middle = int(0.6 * len(costs))
-    write(axis, f"train {baseline_of(report)} longer", (costs[middle], gains[middle]), LINE, taken, DIRECTIONS[::-1])
+    write(axis, f"train {plain(report.base)} longer", (costs[middle], gains[middle]), LINE, taken, DIRECTIONS[::-1])
     for name in sorted(points, key=points.get, reverse=True):
         write(axis, plain(name), points[name][:2], POINT, taken, DIRECTIONS)
 

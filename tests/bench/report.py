@@ -46,7 +46,8 @@ class Report:
         losses = [result["loss"] for result in runs]
         of_earlier_code = " (earlier code)" * any(result.get("earlier", False) for result in runs)
         cells = [name + of_earlier_code, f"{runs[0]['parameters']:,}", f"{runs[0]['rate']:g}"]
-        cells.append("diverged" if None in losses else mean_sd(losses))
+        diverged = None in losses
+        cells.append("diverged" if diverged else f"{statistics.fmean(losses):.3f}{plus_minus(deviation(losses))}")
         cells.append(self.measured_gain(name) if fit else "")
         cells += [self.operations(name), self.times(name)]
         if not fit or len(fit.rungs) == 1:
@@ -205,10 +206,6 @@ class Report:
             with atomic_write(folder / name) as file:
                 file.write(content.encode())
         print(f"the same, and all runs: {folder / 'table.md'}, {folder / 'runs.csv'}")
-
-
-def mean_sd(values):
-    return f"{statistics.fmean(values):.3f}{plus_minus(deviation(values))}"
 
 
 def plus_minus(half):

@@ -247,7 +247,7 @@ def runs_at_a_time(workers, device):
 
 
 class Stopped(Exception):
-    """A signal, of this `number`, asks for an end."""
+    """A signal asks for an end."""
 
     def __init__(self, number):
         self.number = number

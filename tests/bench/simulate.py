@@ -11,11 +11,13 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import compare
 import numpy as np
+
+import compare
 import plan
 from report import Report
 
