@@ -1,7 +1,7 @@
 """
 Does it pay? Candidates and a baseline, on any text, each at the learning rate that suits it, compared at equal cost:
 
-    python tests/bench/compare.py config/standard_shakespeare.py config/m1_shakespeare.py "config/m1_shakespeare.py --keep_input"
+    python tests/bench/compare.py config/standard_shakespeare.py config/m1_shakespeare.py "--residual=m1 --keep_input"
 
 Every argument is a candidate, written as one would write it after train.py, in quotes if it has several words. The
 first one is the baseline. "NAME: words" gives it a name. Settings of train.py outside quotes are for all; a candidate's
@@ -29,9 +29,10 @@ if not find_spec("scipy"):
 
 from config import given_settings, read_settings
 from config.runtime.common import UserError, clock, install_excepthook, pick_device, quiet_pipe
+from figure import write_figure
 from plan import Comparison
-from report import Report, write_figure
-from runs import ONE_THREAD, Stopped, Workers, read_committed, read_log, runs_at_a_time, share_a_cpu, tidy
+from report import Report
+from runs import Stopped, Workers, read_committed, read_log, runs_at_a_time, share_a_cpu, tidy
 
 # -----------------------------------------------------------------------------
 out = ""  # folder of table.md, runs.csv, figure.png and the runs; empty: out/compare, or out/<the study's name>
@@ -40,7 +41,6 @@ seeds = "1,2,3"  # of the main runs and the ladder
 ladder = ""  # lengths of the baseline, 0.5,2,4; empty: up to the highest cost of a candidate; none: equal steps only
 ladder_seeds = ""  # empty: those of the main runs
 cost = "both"  # operations, time or both: the price at which the baseline is trained for as much
-budget = ""  # 45m or 2h: choose max_iters such that the whole fits into it
 workers = 0  # runs at a time; 0: one for each thread of the CPU, or each GPU
 device = "auto"  # auto, cpu, cuda, mps
 plan = False  # print the commands of the runs that can be done now, a line each, and do none
@@ -67,7 +67,7 @@ def read_study(name) -> dict:
     if name not in studies:
         raise UserError(f"{name}: a baseline and a candidate are needed, or one of the studies {', '.join(studies)}")
     comparisons = runpy.run_path(str(BENCH / "studies" / f"{name}.py")).get("COMPARISONS")
-    if not isinstance(comparisons, dict):
+    if not comparisons:
         raise UserError(f"tests/bench/studies/{name}.py has no COMPARISONS: {{title: arguments of compare.py}}")
     return comparisons
 
@@ -80,8 +80,7 @@ def read_comparisons(argv):
     if top.exists() and not top.is_dir():
         raise UserError(f"out = {options['out']!r} does not work: it is a file, and must be a folder")
     rest = [word for word in argv if not study or word != study]
-    committed, times = None, {}
-    results = BENCH / "results" / f"{study}.csv"
+    committed, times, results = None, {}, BENCH / "results" / f"{study}.csv"
     if options["show"] and results.exists() and not next(top.glob("**/log.jsonl"), None):  # it has not been begun here
         committed, times_file = read_committed(results), results.with_name(f"{study}_times.json")
         times = json.loads(times_file.read_text()) if times_file.exists() else {}
@@ -89,9 +88,8 @@ def read_comparisons(argv):
     for title, arguments in (read_study(study) if study else {"": []}).items():
         options, words, common = read_arguments([*arguments, *rest])
         if len(words) < 2:
-            raise UserError(
-                "a baseline and a candidate are needed: config/standard_shakespeare.py config/m1_shakespeare.py"
-            )
+            needed = "config/standard_shakespeare.py config/m1_shakespeare.py"
+            raise UserError(f"a baseline and a candidate are needed: {needed}")
         options["out"] = top / re.sub(r"\W+", "-", title) if title else top
         name, _, index = options["device"].partition(":")
         if index:
@@ -112,8 +110,7 @@ def main(argv):
     if options["plan"]:
         for comparison in comparisons:
             number = runs_at_a_time(options["workers"], comparison.device)
-            threads = [f"{name}={value}" for name, value in ONE_THREAD.items()]
-            alone = ["env", *threads] if share_a_cpu(number, comparison.device) else []
+            alone = ["env", "OMP_NUM_THREADS=1"] if share_a_cpu(number, comparison.device) else []
             for run in comparison.missing():
                 print(shlex.join([*alone, *run.command(options["device"])]))
         return
@@ -142,8 +139,6 @@ def do(comparison, again):
         if comparison.missing():
             print(comparison.title or "comparison", flush=True)
             timing.measure(workers)
-            if options["budget"]:
-                comparison.choose_max_iters(number)
             for line in comparison.what_changed():
                 print(f"{line}: they are done again (--reuse takes them)")
             show_plan(comparison, number)
@@ -175,16 +170,14 @@ def has_one_each(comparison):
 
 def show_plan(comparison, number):
     """Print how many runs there are of each stage, what they compute, and how long that will take here."""
-    planned, timing = comparison.planned(), comparison.timing
-    rows = [["stage", "runs", "to do", "operations", "time"]]
+    planned = comparison.planned()
+    print("        stage    runs   to do   operations       time")
     for stage in [*dict.fromkeys(plan.stage for plan in planned), "all"]:
         of_stage = [plan for plan in planned if stage in (plan.stage, "all")]
         todo = [plan for plan in of_stage if not comparison.is_done(plan)]
-        seconds = sum(timing.run_seconds(plan) for plan in todo) / number
+        seconds = sum(map(comparison.timing.run_seconds, todo)) / number
         operations = sum(plan.candidate.flops * plan.times for plan in todo)
-        rows.append([stage, str(len(of_stage)), str(len(todo)), f"{operations:.2g}", clock(seconds)])
-    for row in rows:
-        print("   ".join(cell.rjust(width) for cell, width in zip(row, (13, 5, 5, 10, 8))))
+        print(f"{stage:>13}   {len(of_stage):5}   {len(todo):5}   {operations:10.2g}   {clock(seconds):>8}")
     more = ["more learning rates"] * comparison.is_searching()
     more += ["the baseline's training at a candidate's cost"] * bool(comparison.lengths())
     print(f"{number} at a time on {comparison.device}; {' and '.join(more) or 'nothing'} may be added", flush=True)
@@ -192,19 +185,15 @@ def show_plan(comparison, number):
 
 def show_end(comparison, run, number):
     """Print the result of a run, and how long the rest will take."""
-    planned, timing = comparison.planned(), comparison.timing
-    todo = [plan for plan in planned if not comparison.is_done(plan)]
-    result = comparison.result(run)
-    if not result:
-        said = "is under way elsewhere"
-    else:
+    planned, result, seconds = comparison.planned(), comparison.result(run), comparison.timing.run_seconds
+    said = "is under way elsewhere"
+    if result:
         said = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
     done = [plan for plan in planned if comparison.is_done(plan)]
     took = sum(comparison.result(plan.run)["seconds"] or 0 for plan in done)
-    expected = sum(timing.run_seconds(plan) - timing.start for plan in done)
-    longer = max(took / expected, 0.5) if done else 1
-    left = clock(sum(timing.run_seconds(plan) for plan in todo) / number * longer)
-    print(f"\r[{len(planned) - len(todo)}/{len(planned)}] {run.label()}: {said}; {left} left", flush=True)
+    longer = max(took / sum(map(seconds, done)), 0.5) if done else 1
+    left = clock(sum(seconds(plan) for plan in planned if plan not in done) / number * longer)
+    print(f"\r[{len(done)}/{len(planned)}] {run.label()}: {said}; {left} left", flush=True)
 
 
 def show_progress(running):

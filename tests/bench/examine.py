@@ -102,8 +102,8 @@ def check_operations(name, model, idx):
 def identify(candidates, folder, code, vocab_size):
     """Return the candidates, each with the name of what it computes, by which its runs are found again.
 
-    The name is that of its fingerprint, which is made again, with the examination, only for other `code`. It stays the
-    same while the fingerprint does. Another PyTorch or machine may round differently, so there the code decides alone.
+    The fingerprint is made again, with the examination, only for other `code`. While it stays the same, so does the
+    name. Another PyTorch or machine may round differently, so there the code decides alone.
     """
     new = {key_of(one): one for one in candidates if not identity_under(code, one, folder)}
     if new:

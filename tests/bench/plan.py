@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections import Counter
 from dataclasses import replace
 from itertools import count
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from config.runtime.common import UserError, atomic_write, sha256
+from config.runtime.common import UserError, sha256
 from config.runtime.log import code_version
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared
@@ -48,16 +47,13 @@ class Comparison:
         data = none if committed else load_dataset(ensure_prepared(read[0][1]["dataset"])).meta
         self.vocab_size = data["vocab_size"]
         self.candidates = [make_candidate(name, settings, self.vocab_size) for name, settings in read]
-        names = [candidate.name for candidate in self.candidates]
-        for name in names:
-            if names.count(name) > 1:
+        for name, number in Counter(name for name, _ in read).items():
+            if number > 1:
                 raise UserError(f"two candidates are named {name!r}: name one of them, as in 'NAME: words'")
         if options["workers"] < 0:
             raise UserError(f"workers = {options['workers']} does not work: it must be 0 or more")
         if options["best"] and not all(candidate.settings["eval_interval"] for candidate in self.candidates):
             raise UserError("--best is the lowest loss of several: say how many steps apart, as in --eval_interval=100")
-        if options["budget"]:
-            in_seconds(options["budget"])
         if options["cost"] not in ("both", *PRICES):
             raise UserError(f"cost = {options['cost']!r} does not work: it must be one of both, {', '.join(PRICES)}")
         self.seeds = numbers(options, "seeds", int)
@@ -73,65 +69,18 @@ class Comparison:
         self.timing = Timing(self, times)
         if options["cost"] == "time" and not self.timing.is_known() and options["plan"]:
             raise UserError("--cost=time is measured where the runs are done: plan them with --cost=operations")
-        asked = [options["budget"], *(candidate.settings for candidate in self.candidates)]
-        self.budget_file = self.folder / f"budget-{sha256(json.dumps(asked, sort_keys=True).encode())[:8]}.json"
-        self.read_budget()
 
     @property
     def baseline(self):
         return self.candidates[0]
 
-    # -- the budget ------------------------------------------------------------------------------------------
-
-    def read_budget(self):
-        """Take the max_iters that were chosen for this budget, if they have been."""
-        if self.options["budget"] and self.budget_file.exists():
-            self.set_max_iters(json.loads(self.budget_file.read_text()))
-        elif self.options["budget"] and (self.options["plan"] or self.options["show"]):
-            raise UserError(
-                "--budget is measured where the runs are done: give --max_iters to plan or show without them"
-            )
-
-    def choose_max_iters(self, workers):
-        """Choose max_iters such that all runs fit into the budget, and one more learning rate for each candidate.
-
-        What has been chosen before stays, so that the runs done since count.
-        """
-        if self.budget_file.exists():
-            return
-        seconds, timing = in_seconds(self.options["budget"]), self.timing
-        planned = self.planned() + [Planned("rates", candidate, 1.0, None) for candidate in self.candidates]
-        costs = [self.costs(candidate, candidate.flops / self.baseline.flops) for candidate in self.candidates]
-        cheap = [cost for of_one in costs for cost in of_one.values() if cost < 2 and self.lengths()]
-        for times in self.distinct(cheap):  # whose verdicts are likely to need rungs
-            planned += self.plan_rung(times)
-        per_iter = sum(plan.times * timing.step(plan.candidate) for plan in planned) / workers
-        max_iters = math.floor((seconds - len(planned) * timing.start / workers) / per_iter)
-        if max_iters < 20:
-            least = (20 * per_iter + len(planned) * timing.start / workers) / 60
-            raise UserError(f"budget = {self.options['budget']!r} is too short: {math.ceil(least)}m would be 20 steps")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(self.budget_file) as file:
-            file.write(json.dumps(max_iters - max_iters % 10).encode())
-        self.read_budget()
-
-    def set_max_iters(self, max_iters):
-        self.candidates = [
-            replace(candidate, settings=candidate.settings | {"max_iters": max_iters, "warmup_iters": max_iters // 10})
-            for candidate in self.candidates
-        ]
-
     # -- runs ------------------------------------------------------------------------------------------------
-
-    def run(self, candidate, rate, seed, times=1.0) -> Run:
-        return Run(candidate, rate, seed, times, self.folder)
 
     def result(self, run):
         """Return the result of a run, or None if it has not ended. With --best its loss is its lowest."""
         found = self.last_result(run)
-        if found and self.options["best"] and found["loss"] is not None:
-            return found | {"loss": found["best_loss"]}
-        return found
+        lowest = found and self.options["best"] and found["loss"] is not None
+        return found | {"loss": found["best_loss"]} if lowest else found
 
     def last_result(self, run):
         """Return the same with the loss at the run's end."""
@@ -188,7 +137,8 @@ class Comparison:
 
     def plan_run(self, stage, candidate, times, seed):
         rate = self.rate(candidate, times)
-        return Planned(stage, candidate, times, None if rate is None else self.run(candidate, rate, seed, times))
+        run = None if rate is None else Run(candidate, rate, seed, times, self.folder)
+        return Planned(stage, candidate, times, run)
 
     def plan_rung(self, times):
         """Return the runs of the baseline at a length: of the search for its rate there, and one for each seed."""
@@ -203,8 +153,7 @@ class Comparison:
         given = numbers(self.options, "ladder", float)
         if given:
             max_iters = self.baseline.settings["max_iters"]
-            # of few steps, lengths may coincide
-            of_steps = {max(1, round(times * max_iters)): times for times in given}
+            of_steps = {max(1, round(times * max_iters)): times for times in given}  # of few, lengths may coincide
             return sorted(times for steps, times in of_steps.items() if steps != max_iters)
         costs = [math.log2(candidate.flops / self.baseline.flops) for candidate in self.candidates]
         lowest, highest = min(-1, math.floor(min(costs))), max(1, math.ceil(max(costs) - 1e-3))
@@ -285,7 +234,7 @@ class Comparison:
                 raise UserError(f"{candidate.name}: learning_rate = {own} does not work: it must be more than 0")
         while True:
             grid.sort()
-            runs = [self.run(candidate, rate, self.tuning_seed, times) for rate in grid]
+            runs = [Run(candidate, rate, self.tuning_seed, times, self.folder) for rate in grid]
             results = [self.result(run) for run in runs]
             if not all(results):
                 return None, runs
@@ -317,14 +266,6 @@ def vertex(rates, losses, best):
     x = np.log(np.array(rates[best - 1 : best + 2]) / rates[best])
     curvature, slope, _ = np.polyfit(x, losses[best - 1 : best + 2], 2)
     return float(f"{rates[best] * math.exp(-slope / (2 * curvature)):.2g}") if curvature > 0 else rates[best]
-
-
-def in_seconds(budget):
-    """Return the seconds of "45m", "2h" or "90s"."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", budget)
-    if not match:
-        raise UserError(f"budget = {budget!r} does not work: it must be a time such as 45m or 2h")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def numbers(options, name, kind):

@@ -1,11 +1,9 @@
-"""What a comparison says: a table, a sentence for each candidate, notes, all runs as CSV, and a figure."""
+"""What a comparison says: a table, what it could have found, notes, and all runs as CSV."""
 
 import csv
 import io
 import math
 import statistics
-from functools import cached_property
-from importlib.util import find_spec
 
 from config.runtime.common import atomic_write, file_errors
 from runs import DEFAULTS, NO_MATTER
@@ -31,11 +29,6 @@ class Report:
         self.fits = {name: fit for name, fit in fits.items() if fit}
         self.p = holm({name: fit.gain({1.0: 1})[3] for name, fit in self.fits.items()})  # at equal steps
 
-    @cached_property
-    def worth(self):
-        """Return, by name, the cost that brings the baseline to a candidate's loss: low, worth, high, or None."""
-        return {name: fit.worth() for name, fit in self.fits.items()}
-
     def results(self, stage, candidate):
         plans = [plan for plan in self.done if plan.stage == stage and plan.candidate is candidate]
         return [self.comparison.result(plan.run) for plan in plans]
@@ -53,14 +46,15 @@ class Report:
         losses = [result["loss"] for result in runs]
         of_earlier_code = " (earlier code)" * any(result.get("earlier", False) for result in runs)
         cells = [name + of_earlier_code, f"{runs[0]['parameters']:,}", f"{runs[0]['rate']:g}"]
-        cells.append("diverged" if None in losses else mean_sd(losses))
+        diverged = None in losses
+        cells.append("diverged" if diverged else f"{statistics.fmean(losses):.3f}{plus_minus(deviation(losses))}")
         cells.append(self.measured_gain(name) if fit else "")
         cells += [self.operations(name), self.times(name)]
         if not fit or len(fit.rungs) == 1:
             return cells + ["", "", ""]
         gains = [(price, fit.break_even(cost)) for price, cost in self.costs(name).items() if fit.reference(cost)]
         by_price = [decimal(gain) + f" by {price}" * (len(gains) > 1) for price, gain in gains]
-        return cells + ["; ".join(by_price), self.verdict(name), self.worth_in_words(name)]
+        return cells + ["; ".join(by_price), self.verdict(name), self.worth(name)]
 
     def measured_gain(self, name):
         """Return by how much the loss is lower than the baseline's after its steps: ± half of a 95% interval."""
@@ -89,32 +83,25 @@ class Report:
             return next(iter(prices))
         return "; ".join(f"{verdict} by {' and '.join(of)}" for verdict, of in prices.items())
 
-    def worth_in_words(self, name):
-        if not self.worth[name]:
+    def worth(self, name):
+        """Return the cost that brings the baseline to a candidate's loss; beyond the ladder, that of its end."""
+        rungs, found = self.fits[name].rungs, self.fits[name].worth()
+        if not found:
             return ""
-        low, worth, high = (self.bounded(times, self.fits[name].rungs) for times in self.worth[name])
-        return f"{'roughly ' * (len(self.fits[name].rungs) < 4)}{worth} ({low} to {high})"
-
-    def bounded(self, times, rungs):
-        """Return a cost over the baseline's in words; what lies beyond the ladder is less, or more, than its ends."""
-        return f"< {rungs[0]:.3g}" if times == 0 else f"> {rungs[-1]:.3g}" if math.isinf(times) else f"{times:.2f}"
+        beyond = {0.0: f"< {rungs[0]:.3g}", math.inf: f"> {rungs[-1]:.3g}"}
+        low, worth, high = (beyond.get(times, f"{times:.2f}") for times in found)
+        return f"{'roughly ' * (len(rungs) < 4)}{worth} ({low} to {high})"
 
     # -- in words --------------------------------------------------------------------------------------------
 
     def sentence(self, name):
-        """Return what the table says of a candidate, or "" where nothing can be said."""
+        """Return which difference would have been found, or "" where that is not known."""
         fit = self.fits.get(name)
         cost = fit and next(iter(self.costs(name).values()))
-        if not fit or len(fit.rungs) == 1 or not fit.reference(cost):
+        if not fit or len(fit.rungs) == 1 or not fit.reference(cost) or math.isnan(fit.could_see(cost)):
             return ""
-        gain, _, half, _ = fit.gain({1.0: 1})
-        even = f"breaks even at a gain of {decimal(fit.break_even(cost))}"
-        said = f"{name} costs {cost:.2f} times, {even}, gains {decimal(gain)}{plus_minus(half)}: {self.verdict(name)}."
-        if math.isnan(half):
-            return said
-        worth = f" It is worth {self.worth_in_words(name)} times the baseline's training." if self.worth[name] else ""
-        found = f"A difference of {fit.could_see(cost):.3f} at equal cost is found in roughly 80% of such comparisons"
-        return f"{said}{worth} {found}."
+        found = f"{fit.could_see(cost):.3f} at equal cost is found in roughly 80% of such comparisons"
+        return f"{name}: a difference of {found}."
 
     def notes(self):
         """Return, as lines, what speaks against taking the table as it stands."""
@@ -161,7 +148,7 @@ class Report:
         return lines
 
     def notes_on_ends(self):
-        """Return lines on trainings whose loss is lowest long before their end, and on where, with --best."""
+        """Return lines on trainings whose loss is lowest long before their end."""
         lines, groups = [], {}
         for plan in self.done:
             result = self.comparison.last_result(plan.run)
@@ -173,8 +160,6 @@ class Report:
             if at < 0.8 * steps and (self.comparison.options["best"] or rise > TIE):
                 early = "before its learning rate has decayed: a shorter training may reach a lower one"
                 lines.append(f"{name}: of {steps:,} steps its loss is lowest after {at:,.0f}, {early}")
-            elif self.comparison.options["best"] and steps == self.main[name][0]["steps"]:
-                lines.append(f"{name}: of {steps:,} steps its loss is lowest after {at:,.0f}")
         return lines
 
     def lengths(self):
@@ -214,21 +199,13 @@ class Report:
 
     @file_errors()
     def write(self, command):
-        """Write the report to table.md and runs.csv. Print a line if they were another comparison's."""
+        """Write the report to table.md and runs.csv."""
         text, folder = self.markdown(), self.comparison.options["out"]
         folder.mkdir(parents=True, exist_ok=True)
-        table = folder / "table.md"
-        before = table.read_text(encoding="utf-8").split("\n")[0].strip() if table.exists() else command
-        if before != command:
-            print(f"NOTE {table} was of another command, which gives it again: {before}")
         for name, content in (("table.md", f"    {command}\n\n{text}"), ("runs.csv", self.csv())):
             with atomic_write(folder / name) as file:
                 file.write(content.encode())
-        print(f"the same, and all runs: {table}, {folder / 'runs.csv'}")
-
-
-def mean_sd(values):
-    return f"{statistics.fmean(values):.3f}{plus_minus(deviation(values))}"
+        print(f"the same, and all runs: {folder / 'table.md'}, {folder / 'runs.csv'}")
 
 
 def plus_minus(half):
@@ -249,68 +226,3 @@ def as_table(header, rows):
     """Return a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
-
-
-# -- the figure ----------------------------------------------------------------------------------------------
-
-
-def write_figure(reports, path):
-    """Draw cost and worth of the candidates of all reports. What is there of an earlier comparison goes."""
-    path.unlink(missing_ok=True)
-    known = [(report, name) for report in reports for name, worth in report.worth.items() if worth]
-    if not known:
-        return
-    if not find_spec("matplotlib"):
-        print(f"NOTE {path} needs matplotlib: pip install matplotlib")
-        return
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(8, 5))
-    draw_worth(axis, reports, known)
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_formatter("{x:g}")
-    axis.grid(color="#e4e4e4", linewidth=0.7)
-    axis.spines[:].set_visible(False)
-    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=9)
-    figure.savefig(path, dpi=100, bbox_inches="tight", pil_kwargs={"optimize": True})
-    pyplot.close(figure)
-    print(f"figure: {path}")
-
-
-def plain(name):
-    """Return a name as matplotlib writes it: no formula, and no _ at the start, which would hide it."""
-    return name.replace("$", r"\$").removeprefix("_")
-
-
-def draw_worth(axis, reports, known):
-    """Draw what each candidate is worth over what it costs, in times the baseline's training. A marker is a title."""
-    names = list(dict.fromkeys(name for _, name in known))
-    shortest = min(report.fits[name].rungs[0] for report, name in known)
-    longest = max(report.fits[name].rungs[-1] for report, name in known)
-    axis.plot([shortest, longest], [shortest, longest], color="black", linewidth=1)
-    middle = (shortest * longest**2) ** (1 / 3)
-    axis.annotate("breaks even", (middle, middle), (-8, 8), textcoords="offset points", fontsize=9, ha="right")
-    axis.axhline(1, color="black", linewidth=0.7, linestyle=":")
-    axis.annotate("no gain", (shortest, 1), (0, 4), textcoords="offset points", fontsize=9)
-    for report, name in known:
-        style = {"color": f"C{names.index(name) % 10}", "marker": "osD^vP*X"[reports.index(report) % 8]}
-        cost = report.fits[name].cost
-        low, worth, high = report.worth[name]
-        ends = [min(max(times, shortest), longest) for times in (low, high)]
-        axis.plot([cost, cost], ends, color=style["color"], linewidth=1.3)
-        for times, end, arrow in ((low, ends[0], "v"), (high, ends[1], "^")):
-            if times != end:  # beyond the ladder
-                axis.plot(cost, end, color=style["color"], marker=arrow, markersize=6, clip_on=False)
-        if shortest <= worth <= longest:
-            axis.plot(cost, worth, markersize=7, linestyle="", **style)
-    for name in names:
-        axis.plot([], [], "o", color=f"C{names.index(name) % 10}", label=plain(name))
-    for i, report in enumerate(reports):
-        if report.comparison.title:
-            axis.plot([], [], "osD^vP*X"[i % 8], color="#888888", label=report.comparison.title)
-    axis.set_yscale("log", base=2)
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.set(xlabel="cost: operations, over the baseline's", ylabel="worth: training of the baseline for the same loss")

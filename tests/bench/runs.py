@@ -21,8 +21,7 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 from config import convert, given_settings, read_settings
-from config.runtime.checks import of_model
-from config.runtime.checks import check_settings, ineffective_settings
+from config.runtime.checks import check_settings, ineffective_settings, of_model
 from config.runtime.common import StopSignal, UserError, file_errors, sha256
 from model import GPT, GPTConfig
 
@@ -66,7 +65,6 @@ def read_words(words, common, quick=False):
     """Return the name and the settings in such words as "config/m1_shakespeare.py --keep_input", or "name: " and such.
 
     Config files come first, then the `common` options, then its own, then, if it shall be `quick`, the fewest steps.
-    Raises UserError for settings that cannot work.
     """
     name, colon, rest = f"{words} ".partition(": ")
     try:
@@ -141,6 +139,7 @@ class Run:
 
 
 def changed(settings):
+    """Return the settings that are not train.py's defaults."""
     return {name: value for name, value in settings.items() if value != DEFAULTS[name]}
 
 
@@ -149,13 +148,11 @@ def options_of(settings):
 
 
 def folder_name(settings):
-    """Return the name of settings: it starts readable and ends in their digest."""
     settings = {name: value for name, value in changed(settings).items() if name not in NO_MATTER}
     method = [name if settings[name] is True else str(settings[name]) for name in METHOD if name in settings]
     digest = sha256(json.dumps(settings, sort_keys=True).encode())[:8]
-    whole = DEFAULTS | settings
-    numbers = f"lr{whole['learning_rate']:g}-seed{whole['seed']}-{whole['max_iters']}"
-    return f"{'-'.join(method) or 'standard'}-{numbers}-{digest}"
+    rate, seed, steps = ((DEFAULTS | settings)[name] for name in ("learning_rate", "seed", "max_iters"))
+    return f"{'-'.join(method) or 'standard'}-lr{rate:g}-seed{seed}-{steps}-{digest}"
 
 
 @file_errors()
@@ -222,12 +219,10 @@ def read_committed(path):
     results = {}
     with open(path, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            settings = {
-                name: convert(name, text, DEFAULTS, f"{path}: {name}") for name, text in row.items() if name in DEFAULTS
-            }
-            facts = {
-                name: float(row[name]) if row[name] else None for name in ("loss", "best_loss", "flops", "seconds")
-            }
+            given = {name: text for name, text in row.items() if name in DEFAULTS}
+            settings = {name: convert(name, text, DEFAULTS, f"{path}: {name}") for name, text in given.items()}
+            numbers = ("loss", "best_loss", "flops", "seconds")
+            facts = {name: float(row[name]) if row[name] else None for name in numbers}
             facts |= {"best_step": int(row["best_step"]) if row["best_step"] else None}
             facts |= {"parameters": int(row["parameters"]), "machine": row["machine"], "commit": row["commit"]}
             facts |= {"rate": settings["learning_rate"], "seed": settings["seed"], "steps": settings["max_iters"]}
@@ -236,9 +231,6 @@ def read_committed(path):
 
 
 # -- many runs -----------------------------------------------------------------------------------------------
-
-
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def share_a_cpu(number, device):
@@ -259,8 +251,13 @@ PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here, since a forked process must do little
 
 
+def end_with_parent():
+    """Ask Linux, in a new process, for a SIGTERM when its parent ends, even if that is killed."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 class Stopped(Exception):
-    """A signal, of this `number`, asks for an end."""
+    """A signal asks for an end."""
 
     def __init__(self, number):
         self.number = number
@@ -272,7 +269,7 @@ class Workers:
     def __init__(self, number, device, keep=False):
         self.places, self.device, self.keep = list(range(number)), device, keep
         self.threads = 1 if share_a_cpu(number, device) else torch.get_num_threads()
-        self.environment = os.environ | (ONE_THREAD if share_a_cpu(number, device) else {})
+        self.environment = os.environ | ({"OMP_NUM_THREADS": "1"} if share_a_cpu(number, device) else {})
         self.running = {}  # {run: (process, place, where its output begins)}
         self.elsewhere = {}  # {run that another comparison is at: when to look again}
         self.signal = StopSignal()
@@ -338,8 +335,3 @@ class Workers:
         for process, *_ in self.running.values():
             process.wait()
         self.running.clear()
-
-
-def end_with_parent():
-    """Ask Linux, in a new process, for a SIGTERM when its parent ends, even if that is killed."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -36,6 +36,7 @@ from config.runtime.common import UserError, atomic_write, install_excepthook, m
 from config.runtime.common import pick_device, pick_dtype, use_plain_attention
 from config.runtime.log import code_version
 from model import GPT, GPTConfig
+from report import as_table
 
 # -----------------------------------------------------------------------------
 device = "auto"  # auto, cpu, cuda, cuda:1
@@ -193,8 +194,8 @@ def markdown(title, rows):
             return f"{cell:,.0f}" if cell >= 100 else f"{cell:.2f}"
         return str(cell)
 
-    lines = [f"\n{title}\n", "| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|"]
-    return lines + ["| " + " | ".join(map(text, row.values())) + " |" for row in rows]
+    table = as_table(rows[0], [[text(cell) for cell in row.values()] for row in rows])
+    return [f"\n{title}\n", *table.split("\n")]
 
 
 # -- the sections --------------------------------------------------------------------------------------------

@@ -1,15 +1,14 @@
 """
 Statistics of the experiments: what a loss owes to its method, and what to its seed or its cost.
 
-Runs of one seed and length see the same batches and start, as far as their parameters are the same, from the same
-draws. So methods are compared within seeds: loss = its method's + its seed's + noise, by least squares. Intervals are
-of 95%, by Student's t. Where many differences are called better or worse, their p-values have Holm's correction.
+Runs of one seed see the same batches, and start from the same draws where their parameters are the same. So methods
+are compared within seeds. Intervals are of 95%, by Student's t. Where many differences are called better or worse,
+their p-values have Holm's correction.
 """
 
 import math
 
 import numpy as np
-from scipy.stats import CensoredData, logrank, permutation_test
 from scipy.stats import f as f_distribution
 from scipy.stats import t as student
 
@@ -58,8 +57,7 @@ def holm(p):
 def differences(groups, name="loss"):
     """Return each group's `name` less the first one's, {group: (difference, half its interval's width, corrected p)}.
 
-    `name` = its group's + its seed's + noise, which is as large for all. Groups with a run that diverged are left out,
-    and if the first is one of them there is nothing to compare with.
+    `name` = its group's + its seed's + noise, by least squares. Groups with a run that diverged are left out.
     """
     first, *others = groups
     if has_diverged(groups[first], name):
@@ -82,16 +80,12 @@ class CostCurve:
     """A candidate's loss, and the baseline's at several lengths of training, the rungs of a ladder.
 
     Every rung has its mean, and so has the candidate. Runs of one seed share an offset if an F test finds one in the
-    ladder, and if a candidate's steps have the same tokens as the baseline's (`same_batches`). The noise is two
-    variances, the candidate's and the baseline's, as in Welch's test: a candidate whose seeds lie farther apart has a
-    wider interval. No other candidate's runs are in the fit.
+    ladder, and if a candidate's steps have the same tokens as the baseline's (`same_batches`). The candidate and the
+    baseline have a variance each, as in Welch's test.
     """
 
     def __init__(self, ladder, runs, same_batches=True):
-        """Take results, none of which has diverged: the baseline's, those of its own length first, and the candidate's.
-
-        Costs are operations over those of the baseline's own length.
-        """
+        """Take the results of the baseline, those of its own length first, and of the candidate; none has diverged."""
         unit = ladder[0]["flops"]
         self.cost = runs[0]["flops"] / unit
         self.rungs = sorted({result["flops"] / unit for result in ladder})
@@ -269,33 +263,13 @@ def first_zero(costs, rising):
     return float(np.interp(0, rising[right - 1 : right + 1], costs[right - 1 : right + 1]))
 
 
-def log_rank(steps, others, limit):
-    """p of the log-rank test between the steps that runs and others took to a goal; infinity: not in `limit` steps.
-
-    It is exact: the share of all ways to divide the runs that set the two sides at least as far apart.
-    """
-    if len({*steps, *others}) == 1:
-        return 1.0  # all alike: the test would divide 0 by 0
-
-    def censored(steps):
-        reached = [step for step in steps if step < math.inf]
-        return CensoredData(uncensored=reached, right=[limit] * (len(steps) - len(reached)))
-
-    def distance(steps, others):
-        return abs(logrank(censored(steps), censored(others)).statistic)
-
-    return permutation_test((steps, others), distance, vectorized=False, alternative="greater").pvalue
-
-
-def in_words(difference, half, p, higher_is_better=False, digits=3):
-    """The difference ± half its interval's width, and better or worse where the corrected p is below 0.05."""
-    better = (difference > 0) == higher_is_better
-    verdict = ("better" if better else "worse") if p < 0.05 else ""
-    return f"{difference:+.{digits}f} ± {half:.{digits}f} {verdict}".strip()
+def in_words(difference, half, p, higher_is_better=False):
+    """Return the difference ± half its interval's width, and better or worse where the corrected p is below 0.05."""
+    better = "better" if (difference > 0) == higher_is_better else "worse"
+    return f"{difference:+.3f} ± {half:.3f} {better if p < 0.05 else ''}".strip()
 
 
 def compare(groups, name="loss"):
     """Return the differences to the first of `groups` in words, by the group's name: nothing for the first itself."""
-    found = differences(groups, name)
     texts = {group: "diverged" if has_diverged(results, name) else "" for group, results in groups.items()}
-    return texts | {group: in_words(*difference, "accuracy" in name) for group, difference in found.items()}
+    return texts | {group: in_words(*one, "accuracy" in name) for group, one in differences(groups, name).items()}

@@ -26,6 +26,7 @@ from config import read_settings
 from config.runtime.common import UserError, atomic_write, install_excepthook, machine_name, pick_attention_kernel
 from config.runtime.common import pick_device, pick_dtype
 from model import GPT, GPTConfig
+from report import as_table
 from speed import Trainer, alternate
 from stats import compare
 
@@ -252,13 +253,12 @@ class Sweep:
         """
         best_cells = {}
         for name, cell in cells.items():
-            scores, grid = {}, list(rates)
+            scores, grid, sign = {}, list(rates), 1 if by == "loss" else -1
             for rate in grid:  # which grows
                 results = self.repeated({name: cell | {"learning_rate": rate}}, tuning_seeds)[name]
                 diverged = any(result["loss"] is None for result in results)
-                score = -math.inf if diverged else statistics.fmean(result[by] for result in results)
-                scores[rate] = -score if by == "loss" and not diverged else score
-                best = max(scores, key=scores.get)
+                scores[rate] = math.inf if diverged else sign * statistics.fmean(result[by] for result in results)
+                best = min(scores, key=scores.get)
                 if rate == grid[-1] and not self.quick and best in (min(scores), max(scores)):
                     grid.append(best * 2 if best == max(scores) else best / 2)
             best_cells[name] = cell | {"learning_rate": best}
@@ -313,8 +313,7 @@ def rows_of(results, *columns):
 
 
 def print_table(title, header, *rows):
-    lines = [header, ["---"] * len(header), *rows]
-    print(f"\n{title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines), flush=True)
+    print(f"\n{title}\n\n{as_table(header, rows)}", flush=True)
 
 
 def recall(sweep):

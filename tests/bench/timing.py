@@ -3,7 +3,6 @@
 import json
 import statistics
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ TURNS = 3  # runs of each candidate
 
 
 class Timing:
-    """Seconds of a step of each candidate, and of what comes before and after the steps, by the candidate's name."""
+    """Seconds of a step of each candidate, by its name."""
 
     def __init__(self, comparison, steps=None):
         """Take what has been measured here before, or `steps`, whose spread is not known."""
@@ -26,9 +25,8 @@ class Timing:
         of = [machine_name(comparison.device), *((c.name, c.identity, c.settings) for c in comparison.candidates)]
         self.path = comparison.folder / f"timing-{sha256(json.dumps(of, sort_keys=True).encode())[:8]}.json"
         self.seconds = {name: [[value]] for name, value in (steps or {}).items()}  # by candidate, turn and log line
-        self.starts = []
         if self.path.exists():
-            self.seconds, self.starts = json.loads(self.path.read_text())
+            self.seconds = json.loads(self.path.read_text())
 
     def measure(self, workers):
         """Measure what has not been measured, with nothing else running. What is done when it is stopped counts."""
@@ -41,11 +39,10 @@ class Timing:
                 done.append(self.measure_once(candidate, turn, workers))
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 with atomic_write(self.path) as file:
-                    file.write(json.dumps([self.seconds, self.starts]).encode())
+                    file.write(json.dumps(self.seconds).encode())
 
     def measure_once(self, candidate, turn, workers):
         """Return the seconds of a step, between log lines, of a run outside of the folder that holds the others."""
-        began = time.time()
         with tempfile.TemporaryDirectory(prefix="timing-") as parent:
             run = self.short_run(candidate, turn, Path(parent), workers.threads)
             try:
@@ -55,9 +52,7 @@ class Timing:
                 workers.stop()
         if len(lines) < 2:
             raise UserError(f"{candidate.name}: has diverged before step {STEPS}, at learning rate 0")
-        seconds = [candidate.tokens_per_step / line["tokens_per_second"] for line in lines[1:]]  # one warms up
-        self.starts.append(max(0.0, time.time() - began - STEPS * statistics.median(seconds)))
-        return seconds
+        return [candidate.tokens_per_step / line["tokens_per_second"] for line in lines[1:]]  # one warms up
 
     def short_run(self, candidate, turn, parent, threads):
         settings = dict(candidate.settings)
@@ -72,10 +67,6 @@ class Timing:
     def is_known(self):
         return all(self.seconds.get(candidate.name) for candidate in self.comparison.candidates)
 
-    @property
-    def start(self):
-        return statistics.median(self.starts) if self.starts else 0.0
-
     def step(self, candidate):
         return statistics.median(second for turn in self.seconds[candidate.name] for second in turn)
 
@@ -86,5 +77,5 @@ class Timing:
         return self.step(candidate) / self.step(other), (max(ratios) - min(ratios)) / 2
 
     def run_seconds(self, planned):
-        """Return the seconds that a planned run takes."""
-        return self.start + self.step(planned.candidate) * planned.candidate.settings["max_iters"] * planned.times
+        """Return the seconds that the steps of a planned run take."""
+        return self.step(planned.candidate) * planned.candidate.settings["max_iters"] * planned.times

@@ -6,20 +6,6 @@ The text is that of tests/bench/README.md, prepared as data/text.
 # learning rates: chosen by runs of half the steps, of seed 0, among halves and doubles until the best had a worse one
 # on either side
 COMPARISONS = {
-    "2 layers of width 64": [
-        "standard: --learning_rate=0.016",
-        "Method 1: --residual=m1 --learning_rate=0.032",
-        "Method 1, input kept: --residual=m1 --keep_input --learning_rate=0.032",
-        "Method 2, input kept: --residual=m2 --keep_input --learning_rate=0.032",
-        "--n_layer=2",
-    ],
-    "4 layers of width 64": [
-        "standard: --learning_rate=0.016",
-        "Method 1: --residual=m1 --learning_rate=0.016",
-        "Method 1, input kept: --residual=m1 --keep_input --learning_rate=0.032",
-        "Method 2, input kept: --residual=m2 --keep_input --learning_rate=0.008",
-        "--n_layer=4",
-    ],
     "8 layers of width 64": [
         "standard: --learning_rate=0.016",
         "Method 1: --residual=m1 --learning_rate=0.004",
@@ -40,6 +26,20 @@ COMPARISONS = {
         "W2, scalar σ: --attention=w2 --learning_rate=0.004",
         "Method 5.2: --attention=summed_qk --qk_scale=5.2 --learning_rate=0.004",
         "--n_layer=8",
+    ],
+    "4 layers of width 64": [
+        "standard: --learning_rate=0.016",
+        "Method 1: --residual=m1 --learning_rate=0.016",
+        "Method 1, input kept: --residual=m1 --keep_input --learning_rate=0.032",
+        "Method 2, input kept: --residual=m2 --keep_input --learning_rate=0.008",
+        "--n_layer=4",
+    ],
+    "2 layers of width 64": [
+        "standard: --learning_rate=0.016",
+        "Method 1: --residual=m1 --learning_rate=0.032",
+        "Method 1, input kept: --residual=m1 --keep_input --learning_rate=0.032",
+        "Method 2, input kept: --residual=m2 --keep_input --learning_rate=0.032",
+        "--n_layer=2",
     ],
 }
 NARROW = ["--n_embd=64", "--n_head=2", "--max_iters=2000", "--warmup_iters=200"]

@@ -1,7 +1,7 @@
 """
 How often compare.py is wrong: simulated comparisons of a candidate that gains nothing, by compare.py's own code.
 
-    python tests/simulate.py [comparisons of each case]
+    python tests/bench/simulate.py [comparisons of each case]
 
 The baseline's loss is a power law of its cost with a floor, and the candidate's is the same at its own cost. So
 *pays* is always false, and the true gain at equal cost is 0.
@@ -16,9 +16,6 @@ from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "bench")]
 
 import compare
 import plan
@@ -43,10 +40,8 @@ class MadeUp(dict):
             own = run.candidate is not baseline
             flops = run.candidate.flops_per_token * run.candidate.tokens_per_step * run.steps
             loss = self.curve(flops / baseline.flops) + self.offsets[run.seed] - self.effect * own
-            self[key] = {
-                "loss": loss + self.rng.normal(0, self.noise[own]), "flops": flops, "steps": run.steps,
-                "seed": run.seed, "rate": run.rate, "parameters": 1,
-            }  # fmt: skip
+            loss += self.rng.normal(0, self.noise[own])
+            self[key] = {"loss": loss, "flops": flops, "steps": run.steps, "seed": run.seed, "rate": run.rate}
         return self[key]
 
 
