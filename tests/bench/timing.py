@@ -19,12 +19,12 @@ class Timing:
     """Seconds of a step of each candidate, by its name."""
 
     def __init__(self, comparison, steps=None):
-        """Take what has been measured here before, or `steps`, whose spread is not known."""
+        """Take what has been measured here before, or the committed `steps`: all seconds, or a median alone."""
         self.comparison = comparison
         self.turns = 1 if comparison.quick else TURNS
         of = [machine_name(comparison.device), *((c.name, c.identity, c.settings) for c in comparison.candidates)]
         self.path = comparison.folder / f"timing-{sha256(json.dumps(of, sort_keys=True).encode())[:8]}.json"
-        self.seconds = {name: [[value]] for name, value in (steps or {}).items()}  # by candidate, turn and log line
+        self.seconds = {name: seconds if isinstance(seconds, list) else [[seconds]] for name, seconds in (steps or {}).items()}  # by candidate, turn and log line
         if self.path.exists():
             self.seconds = json.loads(self.path.read_text())
 
