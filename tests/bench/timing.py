@@ -24,7 +24,9 @@ class Timing:
         self.turns = 1 if comparison.quick else TURNS
         of = [machine_name(comparison.device), *((c.name, c.identity, c.settings) for c in comparison.candidates)]
         self.path = comparison.folder / f"timing-{sha256(json.dumps(of, sort_keys=True).encode())[:8]}.json"
-        self.seconds = {name: seconds if isinstance(seconds, list) else [[seconds]] for name, seconds in (steps or {}).items()}  # by candidate, turn and log line
+        self.seconds = {}  # by candidate, turn and log line
+        for name, seconds in (steps or {}).items():
+            self.seconds[name] = seconds if isinstance(seconds, list) else [[seconds]]
         if self.path.exists():
             self.seconds = json.loads(self.path.read_text())
 
