@@ -57,7 +57,7 @@ def agree(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("row", [STANDARD, *each(columns())])
+@pytest.mark.parametrize("row", [STANDARD, *each(columns())[1:]])
 @torch.no_grad()
 def test_it_is_the_same_model(row, tmp_path):
     model = perturb(GPT(GPTConfig(**SHAPE, **row))).eval()
