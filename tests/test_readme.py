@@ -113,7 +113,9 @@ def test_tables_of_studies_are_those_of_the_results(name, least, monkeypatch, ca
     compare.main([name, "--show"])
     shown = capsys.readouterr().out
     rows = [line for line in shown.splitlines() if "±" in line and line.startswith("|")]
-    page = TEXTS.get(f"tests/bench/studies/{name}.md", README)  # the example is README's
+    page = TEXTS.get(f"tests/bench/studies/{name}.md", README)
+    if name == "example":  # README has its first table, not the baseline's losses by steps
+        rows = [row for row in rows if not row[2].isdigit()]
     assert len(rows) > least and [row for row in rows if row not in page] == [] and "missing" not in shown
 
 

@@ -130,9 +130,11 @@ class Comparison:
             plan += [self.plan_run("main", candidate, 1.0, seed) for candidate in self.candidates]
         for times in reversed(self.lengths()):
             plan += self.plan_rung(times)
-        if self.lengths() and not self.committed and all(self.is_done(planned) for planned in plan):
+        if self.lengths() and all(self.is_done(planned) for planned in plan):
             for times in self.distinct(self.open_costs(plan)):
-                plan += self.plan_rung(times)
+                rung = self.plan_rung(times)
+                if not self.committed or all(self.is_done(planned) for planned in rung):
+                    plan += rung
         return plan
 
     def plan_run(self, stage, candidate, times, seed):
