@@ -377,7 +377,7 @@ def test_checkpoints_that_were_kept_stay(study):
 
 @pytest.mark.parametrize("arguments, named", [
     (["config/m1_shakespeare.py"], "config/m1_shakespeare.py: a baseline and a candidate are needed"),
-    (["dept"], "depth, methods"),
+    (["dept"], "depth, example, methods"),
     ([], "a baseline and a candidate"),
     (["a: --residual=m1", "b: --residual=m7"], "m7"),
     (["a: --residual=m1", "a: --residual=m2"], "two candidates are named 'a'"),
