@@ -276,7 +276,7 @@ class W2Attention(Attention):
     S = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ. R is RoPE, which turns the means only. Written out,
     S = (2/τ)(μ_q·μ_k + σ_q·σ_k - (‖μ_k‖² + ‖σ_k‖²)/2) - (‖μ_q‖² + ‖σ_q‖²)/τ, and softmax cancels the last term.
     σ is a number per head (scalar), a vector (diagonal) or none: L2 attention, without its one matrix for q and k
-    and with a learned τ in the place of √d_k.
+    and with a learned τ instead of √d_k.
     """
 
     options = {"sigma": ("scalar", "diagonal", "none")}
@@ -303,7 +303,7 @@ class W2Attention(Attention):
             keys.append(sigma[:, self.H :])
         scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1)
 
-        # A key's bias is large beside what tells keys apart: in one bfloat16 number it would multiply the error. So it
+        # A key's bias is large next to what tells keys apart: in one bfloat16 number it would multiply the error. So it
         # enters as its first 8 bits, cut off by arithmetic as compilers drop a cast to bfloat16 and back, and the rest.
         exact = torch.promote_types(keys[0].dtype, torch.float32)
         bias = -sum(part.to(exact).square().sum(-1, keepdim=True) for part in keys) / 2
@@ -446,7 +446,7 @@ class Block(nn.Module):
         return out, Kept(self, q_hat, k_hat, v, qk) if self.reads_earlier or qk is not None else None
 
     def sum_over_layers(self, last_output, residual, x, earlier, cache):
-        """Return Σ_i w_i attn_i(x), or Σ_i w_i mlp_i(x + attn_i(x)), in the place of the residual or added to it."""
+        """Return Σ_i w_i attn_i(x), or Σ_i w_i mlp_i(x + attn_i(x)), instead of the residual or added to it."""
         total = residual if self.keep_input else torch.zeros_like(residual)  # in float32 also under autocast
         *weights, last_weight = self.weights()
         for w, i in zip(weights, self.sources):

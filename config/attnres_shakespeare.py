@@ -1,3 +1,3 @@
-"""Attention residuals: layer l reads a mix of what each layer so far has added, by softmax over the layers."""
+"""Attention residuals: layer l reads a mix of what each earlier layer has added, by softmax over the layers."""
 
 connection = "attnres"

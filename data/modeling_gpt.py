@@ -2,7 +2,7 @@
 
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
-transformers imports this file from the exported folder, where model.py lies beside it. Nothing here imports it.
+transformers imports this file from the exported folder, next to model.py. Nothing here imports it.
 """
 
 from dataclasses import fields
@@ -37,7 +37,7 @@ class GPTVariantForCausalLM(PreTrainedModel, GenerationMixin):
     """A GPT that takes and returns what transformers' language models do.
 
     A batch may be padded on the right. `generate` writes where a text ends, so it takes texts of one length, or one at
-    a time. It has no cache: for each token it reads the last block_size tokens anew.
+    a time. It has no cache: for each token it reads the last block_size tokens again.
     """
 
     config_class = GPTVariantConfig

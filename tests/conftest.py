@@ -38,7 +38,7 @@ hypothesis.settings.load_profile("patient")
 
 
 def copy_repository(folder, text=TEXT):
-    """Copy the programs, with a short text in the place of Shakespeare, prepared by characters."""
+    """Copy the programs, with a short text instead of Shakespeare, prepared by characters."""
     shutil.copytree(ROOT / "config", folder / "config", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("train.py", "sample.py", "model.py"):
         shutil.copy(ROOT / name, folder)

@@ -58,7 +58,7 @@ def expect(good, reason):
 
 
 def start(repository, settings, folder):
-    """Start a training process, which goes on with what the folder holds."""
+    """Start a training process, which resumes what the folder holds."""
     command = [sys.executable, "train.py", *RUN.split(), *settings.split(), f"--out_dir={folder}"]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8")
     counts["processes started"] += 1

@@ -1,7 +1,7 @@
 """
 Small mistakes that the tests must find: python tests/mutants.py [FILE ...]
 
-Puts each mistake into a copy of the repository, one at a time, and runs there the tests that are named beside it.
+Puts each mistake into a copy of the repository, one at a time, and runs there the tests that are named next to it.
 A mistake survives if they all pass. Tries only the mistakes in the FILEs, if any are given.
 Ends with exit code 1 if a mistake survives, if its place is not in its file exactly once, or if a test fails without it.
 """
@@ -281,7 +281,7 @@ MUTANTS = {
 
 
 def first_failure(tests, file=None, old="", new=""):
-    """Return the first of the tests that fails, or "" if none does, where `file` has `new` in the place of `old`."""
+    """Return the first of the tests that fails, or "" if none does, where `file` has `new` instead of `old`."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "repo"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", "__pycache__", "out", "*.bin"))

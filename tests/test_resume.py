@@ -206,7 +206,7 @@ def test_a_setting_newer_than_the_checkpoint_is_at_its_default(run, capsys):
     del settings["norm_eps"]
     change_checkpoint(RESUMED / "ckpt.pt", settings=settings)
     assert "norm_eps = 0.001 (was 1e-05)" in refused(run, f"{RESUME} --norm_eps=1e-3", capsys)
-    note = "norm_eps, new since the checkpoint, goes on at its default, 1e-05"
+    note = "norm_eps, new since the checkpoint, takes its default, 1e-05"
     assert f"NOTE    {note}\n" in run(RESUME)
     assert log_of(RESUMED, "resume")[0]["notes"] == [note]
     assert_same_run()
@@ -236,7 +236,7 @@ def test_losses_over_other_tokens_do_not_compare(run):
     shown = run(f"{RUN} {settings} --eval_tokens=1 --max_iters=4 --out_dir={WHOLE} --init_from=resume")
     assert load(WHOLE / "best.pt")["val_loss"] == -1 and "NOTE" not in shown
     shown = run(f"{RUN} {settings} --eval_tokens=64 --out_dir={WHOLE} --init_from=resume")
-    assert "NOTE    eval_tokens = 64 (was 1): such losses do not compare, so best.pt starts anew" in shown
+    assert "NOTE    eval_tokens = 64 (was 1): such losses do not compare, so best.pt starts over" in shown
     assert load(WHOLE / "best.pt")["val_loss"] == min(line["val_loss"] for line in log_of(WHOLE, "eval")[4:])
 
 

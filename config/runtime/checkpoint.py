@@ -34,7 +34,7 @@ def save_checkpoint(path, facts, before_renaming) -> bool:
             error = raised if isinstance(raised, OSError) else raised.__context__  # PyTorch wraps what `file` raises
             if not isinstance(error, OSError):
                 raise
-            print0(f"NOT SAVED: {path} at step {facts['iter_num']}: {error.strerror}; training goes on")
+            print0(f"NOT SAVED: {path} at step {facts['iter_num']}: {error.strerror}; training continues")
             return False
     return True
 
@@ -83,7 +83,7 @@ def check_folder(log, settings):
     elif not settings["overwrite"]:
         ways = "--overwrite=true replaces it, --out_dir=FOLDER leaves it alone"
         if find_checkpoint(log.folder).exists():
-            raise UserError(f"{log.folder} already holds a run: --init_from=resume goes on with it, {ways}")
+            raise UserError(f"{log.folder} already holds a run: --init_from=resume continues it, {ways}")
         if log.has_ended():
             raise UserError(f"{log.folder} holds the log of a run that has ended, and no checkpoint of it: {ways}")
 
@@ -183,8 +183,8 @@ def resume_notes(checkpoint, settings, machine):
     if settings["eval_only"]:
         return lines
     for name in sorted(settings.keys() - was.keys()):
-        lines.append(f"{name}, new since the checkpoint, goes on at its default, {settings[name]!r}")
-    effects = {"eval_tokens": "such losses do not compare, so best.pt starts anew"}
+        lines.append(f"{name}, new since the checkpoint, takes its default, {settings[name]!r}")
+    effects = {"eval_tokens": "such losses do not compare, so best.pt starts over"}
     if settings["lr_decay"] != "none":
         effects["max_iters"] = "the learning rate decays differently"
     for name, effect in effects.items():

@@ -79,7 +79,7 @@ class Log:
                 track(numbers, iter_num)
             except Exception as error:  # a full disk, a lost network: no reason to lose a run
                 del self.trackers[name]
-                print0(f"NOT TRACKED from step {iter_num} on: {name}: {error}; training goes on")
+                print0(f"NOT TRACKED from step {iter_num} on: {name}: {error}; training continues")
 
     def note_slowness(self, device, speed, seconds, resume):
         """Say once if steps on a CPU have become three times as slow (config/runtime/waiting.py)."""
@@ -96,7 +96,7 @@ class Log:
             self.file.write(lines)
             self.file.flush()
         except OSError as error:
-            print0(f"NOT WRITTEN: {self.path}: {error.strerror}; training goes on")
+            print0(f"NOT WRITTEN: {self.path}: {error.strerror}; training continues")
 
 
 def step_of(line) -> int | None:

@@ -130,7 +130,7 @@ class Run:
         return changed(settings)
 
     def command(self, device="auto"):
-        """Return the words that train it. Given again they go on where it was."""
+        """Return the words that train it. Rerun, they resume it."""
         settings = self.settings() | ({} if device == "auto" else {"device": device})
         return [sys.executable, str(TRAIN), *options_of(settings), f"--out_dir={self.folder}", "--init_from=auto"]
 

@@ -1,5 +1,5 @@
 """
-Statistics of the experiments: what a loss owes to its method, and what to its seed or its cost.
+Statistics of the experiments: how much of a loss is due to the method, the seed or the cost.
 
 Runs of one seed see the same batches, and start from the same draws where their parameters are the same. So methods
 are compared within seeds. Intervals are of 95%, by Student's t. Where many differences are called better or worse,
