@@ -117,13 +117,13 @@ def begin_from_run(settings, given, data):
             if getattr(old, field.name) != getattr(model.config, field.name):
                 others.append(GPT(replace(model.config, **{field.name: field.default})))
     check_weights(source["model"], others[0].state_dict(), f"{source['path']} does not fit this model.py")
-    shapes, anew = shapes_of(model.state_dict()), set()
+    shapes, new = shapes_of(model.state_dict()), set()
     for other in others:
         known = shapes_of(other.state_dict())
-        anew |= {name for name, shape in shapes.items() if known.get(name) != shape}
-    weights = {name: tensor for name, tensor in source["model"].items() if name in shapes.keys() - anew}
+        new |= {name for name, shape in shapes.items() if known.get(name) != shape}
+    weights = {name: tensor for name, tensor in source["model"].items() if name in shapes.keys() - new}
     model.load_state_dict(weights, strict=False)
-    names = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in anew})
+    names = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in new})
     return model, [f"not from {settings['init_from']}, but new: {', '.join(names)}"] if names else []
 
 

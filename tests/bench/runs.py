@@ -257,7 +257,7 @@ def end_with_parent():
 
 
 class Stopped(Exception):
-    """A signal asks for an end."""
+    """A signal has requested the end."""
 
     def __init__(self, number):
         self.number = number

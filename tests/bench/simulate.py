@@ -28,7 +28,7 @@ CURVES = {
 
 
 class MadeUp(dict):
-    """The results of all runs that somebody asks for: a curve's loss and noise, of the run and of its seed."""
+    """The results of any run: a curve's loss and noise, of the run and of its seed."""
 
     def __init__(self, rng, curve, noise, of_candidate=1.0, of_seed=0.0, effect=0.0):
         self.rng, self.curve, self.noise = rng, curve, (noise, noise * of_candidate)

@@ -49,7 +49,7 @@ out = "out/speed.json"  # where the figures go
 # -----------------------------------------------------------------------------
 
 VOCABULARY = 65  # Tiny Shakespeare's characters
-STANDARD, NANOGPT = {}, None  # what stands for a model in the place of a variant's settings
+STANDARD, NANOGPT = {}, None  # given instead of a variant's settings
 VARIANTS = {
     "W2": {"attention": "w2"},
     "W2, diagonal σ": {"attention": "w2", "sigma": "diagonal"},
