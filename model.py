@@ -269,7 +269,6 @@ class Attention(nn.Module):
         return multiply_adds(self, self.scoring if recomputed else ()) + T * self.H * (self.score_width() + self.D)
 
 
-
 class W2Attention(Attention):
     """Minus the squared Wasserstein-2 distance of Gaussians N(μ, diag(σ²)) instead of q·k.
 
@@ -371,8 +370,10 @@ class CosineAttention(Attention):
 
     def score_vectors(self, x, rope, earlier):
         q, k = self.project(x, rope)
-        q_hat = F.normalize(q, dim=-1) * self.log_scale.exp().view(-1, 1, 1)
-        return q_hat.type_as(q), F.normalize(k, dim=-1).type_as(k), None
+        # one factor per vector: F.normalize would pass over q and k several times, under autocast in float32
+        q_norm, k_norm = (vector.square().sum(-1, keepdim=True).clamp_min(1e-6).sqrt() for vector in (q, k))
+        s = self.log_scale.exp().view(-1, 1, 1)
+        return q * (s / q_norm).type_as(q), k * (1 / k_norm).type_as(k), None
 
 
 ATTENTIONS = {"standard": Attention, "w2": W2Attention, "summed_qk": SummedQKAttention, "cosine": CosineAttention}
