@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,13 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from config import RULE, split_settings
 from conftest import TINY, log_of
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = ROOT / "tests" / "bench"
-PAGES = [ROOT / "README.md", ROOT / "config" / "README.md", *(ROOT / "tests").glob("**/*.md")]
+PAGES = [ROOT / "README.md", *(ROOT / folder / "README.md" for folder in ("config", "data"))]
+PAGES += (ROOT / "tests").glob("**/*.md")
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PAGES}
 README, OF_RUNS = TEXTS["README.md"], TEXTS["config/README.md"]
+OUR_PROGRAM = re.compile(r"^ {4}(?:\w+=\S+ )?(?:python|torchrun --\S+ --\S+) ((?:\w+/)*\w+\.py.*)", re.MULTILINE)
+COMMANDS = [(page, found) for page, text in TEXTS.items() for found in OUR_PROGRAM.findall(text)]
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -66,7 +71,7 @@ def test_a_run_is_shared_as_model_and_checkpoint(repo, tmp_path, dataset):
 @pytest.mark.parametrize("page", TEXTS)
 def test_files_they_name_exist(page):
     for name in re.findall(r"(?:config|data|tests)/\w+(?:/\w+)?\.(?:py|txt)\b", TEXTS[page]):
-        assert (ROOT / name).exists(), name
+        assert (ROOT / name).exists() or "NAME" in name, name
 
 
 @pytest.mark.parametrize("page", TEXTS)
@@ -74,6 +79,39 @@ def test_links_resolve(page):
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", TEXTS[page])]
     for link in links:
         assert link.startswith("https://") or (ROOT / page).parent.joinpath(link).exists(), link
+
+
+@pytest.mark.parametrize("page, command", [pair for pair in COMMANDS if "..." not in pair[1]])
+def test_commands_parse(page, command, monkeypatch):
+    """Every setting in them exists, and so does every config file and every study."""
+    monkeypatch.syspath_prepend(BENCH)
+    program, *arguments = shlex.split(command, comments=True)
+    assert (ROOT / program).is_file()
+    files = [argument for argument in arguments if not argument.startswith("-")]
+    if program.endswith("compare.py"):
+        compare = importlib.import_module("compare")
+        _, words, common = compare.read_arguments(arguments)
+        assert all(compare.read_study(name) for name in words) if len(words) == 1 else len(words) > 1
+        for text in words if len(words) > 1 else []:
+            importlib.import_module("runs").read_words(text, common)
+    elif program.endswith("speed.py"):
+        for text in files:
+            importlib.import_module("speed").read_variant(text)
+    elif RULE in (ROOT / program).read_text(encoding="utf-8"):
+        of_another_kind = files if program != "train.py" else []  # texts, tasks
+        split_settings(ROOT / program, [argument for argument in arguments if argument not in of_another_kind])
+
+
+def test_the_commands_on_ones_own_text_work(repo):
+    section = README[README.index("## Your own text") : README.index("## Using model.py elsewhere")]
+    text = (repo.folder / "data/shakespeare_char/input.txt").read_text()
+    for name in ("my.txt", "new.txt"):
+        Path(name).write_text(text)
+    for command in OUR_PROGRAM.findall(section):
+        program, *arguments = shlex.split(command, comments=True)
+        tiny = {"train.py": TINY.split(), "sample.py": ["--max_new_tokens=3", "--device=cpu"]}.get(program, [])
+        printed = repo([program, *tiny, *arguments])
+    assert "not from run:out/plays" not in printed and Path("out/new/ckpt.pt").exists()
 
 
 def test_its_runs_do_not_get_in_each_others_way():
