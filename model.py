@@ -18,7 +18,7 @@ and mlp_i(h) the branches of layer i, layer l >= 1 adds up the layers i = 0..l:
     m2, m4.*     h  = Σ_i w_i attn_i(x)                 all others    h  = x + attn_l(x)
     m1, m3.*     x' = Σ_i w_i mlp_i(x + attn_i(x))      all others    x' = h + mlp_l(h)
 
-A connection says what a layer reads: the output of the layer before it, or a mix of all outputs so far.
+A connection says what a layer reads: the output of the layer before it, or a mix of all earlier outputs.
 
 References
     Llama                      Touvron et al. 2023, https://arxiv.org/abs/2302.13971
@@ -188,7 +188,7 @@ def attention_layout(device_type, dtype, T, S, D, group, fused=True):
         return D, 1
     if device_type == "cuda" and (S > 256 or dtype not in (torch.bfloat16, torch.float16)):
         return D, group  # the memory-efficient kernel takes any widths, but no grouped heads
-    return S, 1  # a CPU's fused kernel, flash and cuDNN want equal widths
+    return S, 1  # a CPU's fused kernel, flash and cuDNN need equal widths
 
 
 class RMSNorm(nn.RMSNorm):
@@ -208,7 +208,7 @@ class Attention(nn.Module):
     """softmax(q kᵀ/√d_k) V: the standard kind, and the base of the others."""
 
     options = {}  # the fields of GPTConfig that only this kind reads, and the choices of each, or None
-    scoring = ("q_proj", "k_proj")  # its parts that make score vectors: they do not run again when it is recomputed
+    scoring = ("q_proj", "k_proj")  # its modules that make score vectors: recomputing does not run them again
     reads_earlier = False  # are score vectors or values made of what `earlier` layers have kept?
 
     def __init__(self, config, layer):
@@ -234,9 +234,9 @@ class Attention(nn.Module):
         return apply_rope(q, rope), apply_rope(k, rope)
 
     def score_vectors(self, x, rope, earlier):
-        """Make q̂ (B, H, T, S) and k̂ (B, G, T, S), each vector of its own token alone, and what later layers need.
+        """Return q̂ (B, H, T, S) and k̂ (B, G, T, S), and anything that later layers need, or None.
 
-        x is the normed input, and `earlier` has what each layer before has `Kept`.
+        Each vector depends on its own token only. x is the normed input; `earlier` has what each layer before has Kept.
         """
         q, k = self.project(x, rope)
         return q * self.D**-0.5, k, None
@@ -257,7 +257,7 @@ class Attention(nn.Module):
         return self.dropout(self.output(rearrange(y, "B H T D -> B T (H D)"), x))
 
     def mix_values(self, q_hat, k_hat, v):
-        """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), for the keys and values of all tokens so far."""
+        """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), for the keys and values of all tokens read."""
         return causal_attention(q_hat, k_hat, v, self.dropout.p if self.training else 0.0)
 
     def score_width(self):
@@ -309,7 +309,7 @@ class W2Attention(Attention):
         step = torch.exp2(bias.detach().abs().clamp_min(1e-30).log2().floor() - 7)
         coarse = (bias.detach() / step).trunc() * step
 
-        # a GPU's fused kernels want multiples of 8, the CPU's is fastest without padding
+        # a GPU's fused kernels need multiples of 8; the CPU's is fastest without padding
         pad = (0, 0 if x.device.type == "cpu" else -self.score_width() % 8)
         ones = F.pad(torch.ones_like(queries[0][..., :2]), pad)
         biases = F.pad(torch.cat((coarse, bias - coarse), dim=-1), pad).type_as(keys[0])
@@ -397,7 +397,7 @@ class MLP(nn.Module):
 
 
 class Kept(NamedTuple):
-    """What a layer that has run keeps for those after it."""
+    """What a layer keeps for later layers once it has run."""
 
     block: nn.Module  # itself, which they recompute
     q_hat: torch.Tensor  # its score vectors, which stand for its attention weights
@@ -520,7 +520,7 @@ class Latest(nn.Module):
     def forward(self, outputs, inputs):
         """Return what layer l = len(inputs), or with l = n_layer the head, reads, (B, T, C), token by token.
 
-        `outputs` has the embedding x_0 and the layers' outputs x_1 to x_l; `inputs` has what they have read.
+        `outputs` has the embedding x_0 and the layers' outputs x_1 to x_l; `inputs` has what they read.
         """
         return outputs[-1]
 
@@ -586,7 +586,7 @@ CHOICES |= {option: choices for kind in ATTENTIONS.values() for option, choices 
 
 
 class GPT(nn.Module):
-    """The model. It also takes the place of the GPT in nanoGPT's model.py."""
+    """The model. It can replace the GPT in nanoGPT's model.py."""
 
     def __init__(self, config):
         super().__init__()
@@ -626,7 +626,7 @@ class GPT(nn.Module):
 
         x = self.embed(idx)
         rope = rope_table(start, stop, self.config.head_dim, self.config.rope_theta, x)
-        outputs, inputs, earlier = (x,), (), ()  # of the layers so far; tuples, since checkpointing comes back to each
+        outputs, inputs, earlier = (x,), (), ()  # tuples, since checkpointing reads each of them again
         saving = self.config.activation_checkpointing and torch.is_grad_enabled()
         run = partial(checkpoint, use_reentrant=False) if saving else lambda module, *inputs: module(*inputs)
         for block in self.blocks:
@@ -756,6 +756,5 @@ def sample_next_token(logits, temperature, top_k, top_p, generator):
         p = ordered.softmax(dim=-1)
         beyond = p.cumsum(dim=-1) - p >= top_p
         beyond[:, 0] = False  # the likeliest always stays
-        ordered = ordered.masked_fill(beyond, -math.inf)
-        logits = torch.empty_like(logits).scatter(1, order, ordered)
+        logits = torch.empty_like(logits).scatter(1, order, ordered.masked_fill(beyond, -math.inf))
     return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)

@@ -47,7 +47,7 @@ n_inner = 0  # width of the MLP; 0: 8/3 n_embd, rounded up to a multiple of 64
 dropout = 0.0  # dropout rate, of the attention weights and of the output of attention and MLP
 bias = False  # biases in the linear layers
 attention = "standard"  # standard, w2, summed_qk, cosine
-qk_scale = "5.1"  # summed_qk: what divides the scores of layer i; d is its width, m the layers so far, a and b learned:
+qk_scale = "5.1"  # summed_qk: what divides the scores of layer i; d is its width, m = l + 1; a and b are learned:
 #   5.1 √d   5.2 √d √m   5.3 √d m   5.4 d^a m^b   5.5 a_i √d   5.6 a_i d^b_i   5.7 a_i
 sigma = "scalar"  # w2: scalar, diagonal, none (L2 attention)
 value_residual = False  # mix the first layer's values into every layer's

@@ -90,7 +90,7 @@ def from_pretrained(name_or_path, **override) -> GPT:
     def read(load, **options):
         try:
             return load(name_or_path, **options)
-        except Exception as error:  # of transformers, safetensors and the hub, each with types of its own
+        except Exception as error:  # transformers, safetensors and the hub raise many types
             raise UserError(f"{name_or_path}: not a model that transformers can read: {reason(error)}") from error
 
     kind = read(transformers.PreTrainedConfig.get_config_dict)[0].get("model_type")
@@ -220,7 +220,7 @@ def describe_export(model, folder, tokenizer) -> str:
 def to_transformers(tokenizer):
     """Return any of our tokenizers as one of transformers that gives the same tokens and the same text.
 
-    What tells documents apart is its first token. <|endoftext|> is its last one too.
+    The token that separates documents becomes its first token, and <|endoftext|> its last one too.
     """
     options = {"clean_up_tokenization_spaces": False}
     if isinstance(tokenizer, HFTokenizer):

@@ -111,7 +111,7 @@ def read_dataset(name, field="text", limit=""):
     try:
         rows = load_dataset(path, configuration or None, **options)
         row = next(iter(rows), {})
-    except Exception as error:  # of the hub and of many formats, with types of their own
+    except Exception as error:  # the hub and the file formats raise many types
         raise UserError(f"{name}: cannot be loaded: {reason(error.__cause__ or error)}") from None
     check_field(name, field, row)
     if not limit:
@@ -240,7 +240,7 @@ def encode_all(coder, chunks):
 
 # Where a long document is cut: after a single line's end between two characters that are no spaces. Our pattern and
 # GPT-2's end a piece there, and go on as at the start of a text, so the parts have the tokens of the whole. (After
-# several spaces they may not: before a word, GPT-2's makes the last one a piece of its own, but not where a text ends.)
+# several spaces they may not: before a word, GPT-2's makes the last one a separate piece, but not where a text ends.)
 CUT = re.compile(r"[^\s\x00-\x1f\x7f]\n(?=[^\s\x00-\x1f\x7f])")
 
 

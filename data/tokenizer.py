@@ -20,7 +20,7 @@ class TokenizerError(ValueError):
 
 
 class Tokenizer:
-    """What all kinds share. Each also has `vocab_size`, `encode_array`, `decode` and `state`."""
+    """The base of all tokenizers. Each also has `vocab_size`, `encode_array`, `decode` and `state`."""
 
     document_start = []  # the tokens that tell a document from the one before it
 
@@ -28,16 +28,16 @@ class Tokenizer:
         return self.encode_array(text).tolist()
 
     def decode_stream(self, ids, prompt=()):
-        """Yield the text of each of `ids`, which follow the tokens of a `prompt`, as it comes.
+        """Yield the text of each of `ids`, which follow the tokens of a `prompt`.
 
-        A character may take several tokens: it comes with the last of them. What a token reads as may depend on the
-        one before it, so each is decoded after what came last.
+        A character may take several tokens; it is yielded with the last of them. The text of a token may depend on the
+        token before it, so both are decoded together.
         """
         last, new = list(prompt[-1:]), []
         for i in ids:
             new += [i] if i < self.vocab_size else []  # a model may have spare rows in its embedding
             text = self.decode(last + new)[len(self.decode(last)) :]
-            if text.endswith("\ufffd"):  # half a character, so far
+            if text.endswith("\ufffd"):  # an unfinished character
                 yield ""
             else:
                 yield text
@@ -114,7 +114,7 @@ class HFTokenizer(Tokenizer):
             raise TokenizerError("a Hugging Face tokenizer needs tokenizers: pip install tokenizers") from None
         try:
             self.tokenizer = tokenizers.Tokenizer.from_str(json_text)
-        except Exception as error:  # it has no type of its own
+        except Exception as error:  # `tokenizers` has no type for its errors
             raise TokenizerError(f"not a tokenizer.json that `tokenizers` reads: {error}") from None
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
@@ -128,7 +128,7 @@ class HFTokenizer(Tokenizer):
     def run(self, text, add_special_tokens) -> list[int]:
         try:  # a batch of one, since threads encode texts, and `encode` does not release Python's lock
             return self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except Exception as error:  # it has no type of its own; of half surrogate pairs it says that they are no str
+        except Exception as error:  # `tokenizers` has no type for its errors
             raise TokenizerError(f"the tokenizer cannot encode this text: {error}") from None
 
     def encode(self, text) -> list[int]:
@@ -168,7 +168,7 @@ def hf_tokenizer(name) -> HFTokenizer:
     transformers = import_transformers()
     try:
         return HFTokenizer(transformers.AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str())
-    except Exception as error:  # of transformers and the hub, with types of their own
+    except Exception as error:  # transformers and the hub raise many types
         where = "" if Path(name).is_dir() else "no folder here, and on the hub: "
         raise TokenizerError(f"{name}: has no tokenizer that can be read: {where}{reason(error)}") from None
 

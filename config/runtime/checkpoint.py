@@ -15,10 +15,10 @@ from data.huggingface import from_pretrained
 from data.tokenizer import hf_tokenizer
 from model import GPT, GPTConfig
 
-# what a resumed run may change; a change of anything else would make it another run
+# settings that a resumed run may change; with any other it would be a different run
 MAY_CHANGE = {"out_dir", "init_from", "overwrite", "eval_only", "max_iters", "device", "compile", "parallel"}
 MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "eval_tokens", "log_interval", "tensorboard", "wandb"}
-# what a run that starts from another one does not take over
+# settings that a run does not inherit from the one it starts from
 NOT_INHERITED = {"block_size", "vocab_size", "dropout", "activation_checkpointing"}
 
 

@@ -57,7 +57,7 @@ def print0(line):
 
 
 def show(text, end="\n"):
-    """Print what a program was asked for: there a full disk is an error."""
+    """Print the output that a program was called for: here a full disk is an error."""
     try:
         print(text, end=end, flush=True)
     except OSError as error:
@@ -75,7 +75,7 @@ def report_error(kind, error, traceback):
     code, line = 1, ""
     if issubclass(kind, KeyboardInterrupt):
         code = 128 + signal.SIGINT
-    elif issubclass(kind, (UserError, ConfigError, TokenizerError)):  # the last two: of files that are used elsewhere
+    elif issubclass(kind, (UserError, ConfigError, TokenizerError)):  # the last two: from files that people copy
         code, line = getattr(error, "exit_code", 2), " ".join(str(error).splitlines())
     elif issubclass(kind, torch.OutOfMemoryError):
         code, line = 2, f"more memory is needed than the GPU has: use smaller sizes ({str(error).partition('. ')[0]})"
@@ -102,7 +102,7 @@ def exit_program(code=0):
 
 
 def quiet_pipe():
-    """Let `| head` end the program without a word."""
+    """Let `| head` end the program silently."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
@@ -114,7 +114,7 @@ class StopSignal:
     """
 
     def __init__(self):
-        self.number = 0  # none so far
+        self.number = 0  # no signal yet
         self.listen(self.remember)
 
     def remember(self, number, frame):
@@ -124,7 +124,7 @@ class StopSignal:
     def listen(self, handler):
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)  # Windows has no SIGHUP
-            if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it, and means it
+            if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it on purpose
                 signal.signal(number, handler)
 
 
@@ -178,7 +178,7 @@ FORM |= {"machine": str, "code": dict, "model": dict, "optimizer": dict, "scaler
 def load_checkpoint(path) -> dict:
     """Return a whole checkpoint, on the CPU, and its "path". No code in it is run."""
     checkpoint = None
-    with open(path, "rb") as file, suppress(Exception):  # damaged bytes make the rest fail in all sorts of ways
+    with open(path, "rb") as file, suppress(Exception):  # damaged bytes raise all sorts of errors
         if zipfile.ZipFile(file).testzip() is None:  # torch.load does not look at the checksums in it
             file.seek(0)
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
@@ -311,7 +311,7 @@ def use_plain_attention(plain):
 
 
 def machine_name(device, world_size=1):
-    """Return what a run computes on: bit-exact resume needs the same again."""
+    """Return a run's hardware and PyTorch, in words: bit-exact resuming requires the same."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     processes = f"{world_size} x " if world_size > 1 else ""
     return f"{processes}{device} ({name}), torch {torch.__version__}"

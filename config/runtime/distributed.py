@@ -29,11 +29,11 @@ def init(device):
             torch.cuda.set_device(device)
         store, *_ = next(dist.rendezvous("env://"))
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            # which outlives the processes: started again, they would find the addresses of those that have died
+            # it outlives the processes: restarted ones would find the addresses of those that died
             store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank(), world_size=size)
-        install_excepthook()  # PyTorch has put one of its own before it, which keeps back what is printed
+        install_excepthook()  # again: init_process_group installs one that holds back our message
     return device, rank(), machine_name(device, size)
 
 
