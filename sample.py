@@ -15,7 +15,7 @@ from config import read_settings
 from config.runtime.checkpoint import build_model, code_notes, newest_run
 from config.runtime.checks import check_range
 from config.runtime.common import UserError, decode_text, find_checkpoint, install_excepthook, load_checkpoint
-from config.runtime.common import pick_device, quiet_pipe, read_text, show
+from config.runtime.common import pick_device, quiet_pipe, read_text
 from config.runtime.maps import draw_maps
 from data.huggingface import describe_export, save_pretrained
 from data.tokenizer import first_tokens, tokenizer_from_state
@@ -57,11 +57,11 @@ model = build_model(saved).to(device).eval()
 tokenizer = tokenizer_from_state(saved["tokenizer"])
 quiet_pipe()
 for note in code_notes(saved):
-    show(f"NOTE    {note}")
+    print(f"NOTE    {note}")
 
 if export:
     save_pretrained(model, export, tokenizer)
-    show(describe_export(model, export, tokenizer))
+    print(describe_export(model, export, tokenizer))
     raise SystemExit(0)
 
 # the prompt
@@ -77,17 +77,17 @@ tokens = tokenizer.encode(start) or first_tokens(tokenizer)
 
 if maps:
     draw_maps(model, tokens, tokenizer, maps)
-    show(f"{maps}: attention weights of {saved['path']}, a row for each layer, a column for each head")
+    print(f"{maps}: attention weights of {saved['path']}, a row for each layer, a column for each head")
     raise SystemExit(0)
 
 val_loss = f"validation loss {saved['val_loss']:.4f}" if math.isfinite(saved["val_loss"]) else "not evaluated yet"
-show(f"{saved['path']}: step {saved['iter_num']}, {val_loss}, {saved['data'].get('source')}")
+print(f"{saved['path']}: step {saved['iter_num']}, {val_loss}, {saved['data'].get('source')}")
 idx = torch.tensor([tokens], device=device)
 generator = torch.Generator(device).manual_seed(seed)
 for _ in range(num_samples):
-    show("-" * 80)
-    show(start, end="")
+    print("-" * 80)
+    print(start, end="", flush=True)
     stream = model.stream(idx, max_new_tokens, temperature, top_k or None, top_p, generator)
     for text in tokenizer.decode_stream((token.item() for token in stream), tokens):
-        show(text, end="")
-    show("")
+        print(text, end="", flush=True)
+    print()

@@ -15,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 
-from config.runtime.common import UserError, file_errors, quiet_pipe, show
+from config.runtime.common import UserError, file_errors, quiet_pipe
 
 BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 RULE = "# " + "-" * 77 + "\n"
@@ -39,7 +39,7 @@ def split_settings(program, argv=None) -> tuple[dict, dict]:
     exec(block, {}, defaults)
     if "--help" in argv or "-h" in argv:
         quiet_pipe()
-        show(f"{ast.get_docstring(ast.parse(source)) or ''}\n\n{block.strip()}")
+        print(f"{ast.get_docstring(ast.parse(source)) or ''}\n\n{block.strip()}")
         raise SystemExit(0)
     files, options = {}, {}
     for argument in argv:

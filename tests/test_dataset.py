@@ -104,17 +104,6 @@ def test_damaged_data_is_refused_with_file_and_cure(whole, tmp_path, harm, named
     assert message.endswith("; prepare data/words again")
 
 
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_tokens_outside_the_vocabulary_are_refused(tmp_path, split):
-    prepare(tmp_path, TEXT, "bottles")
-    path = tmp_path / f"{split}.bin"
-    path.write_bytes(b"\xff" * path.stat().st_size)
-    words = load_dataset(tmp_path)
-    message = f"{split}.bin has token 65535, outside the vocabulary .*: damaged; prepare it again"
-    with pytest.raises(UserError, match=message):
-        words.batch(0, 0, 0, 4, 8) if split == "train" else next(words.windows("val", 4, 8, 100))
-
-
 # -- batches -------------------------------------------------------------------------------------------------
 
 

@@ -56,14 +56,6 @@ def print0(line):
             print(line, flush=True)
 
 
-def show(text, end="\n"):
-    """Print the output that a program was called for: here a full disk is an error."""
-    try:
-        print(text, end=end, flush=True)
-    except OSError as error:
-        raise UserError(f"standard output: {error.strerror}") from error
-
-
 def install_excepthook():
     """Show users' mistakes as one line on stderr from here on."""
     sys.excepthook = report_error
