@@ -54,7 +54,7 @@ from torch.utils.checkpoint import checkpoint
 class Residual:
     """A residual method: what a layer adds up over the earlier layers, recomputed, and itself."""
 
-    branch: str  # whose outputs are added up: "attention" (they make h) or "mlp" (they make x')
+    branch: str  # whose outputs are summed: "attention" (the sum makes h) or "mlp" (it makes x')
     weights: str = "one"  # w_i: "one", "mean" (1/m) or "learned" (softmax of the block's `mix`)
     sources: Callable = range  # layer l -> the earlier layers that it recomputes; range(l) is all of them
 
@@ -160,7 +160,7 @@ def multiply_adds(module, without=()):
             if isinstance(part, nn.Linear):
                 total += p.numel() if name == "weight" else 0
             elif p.dim() > 1 and p.numel() > max(p.shape):
-                raise NotImplementedError(f"{type(part).__name__}.{name} is no nn.Linear's: override `operations`")
+                raise NotImplementedError(f"{type(part).__name__}.{name} is in no nn.Linear: override `operations`")
     return total
 
 
@@ -222,7 +222,7 @@ class Attention(nn.Module):
         if config.value_residual and layer > 0:
             self.value_mix = nn.Parameter(torch.full((2,), 0.5))  # a and b of Block.values, from 1/2 as in the paper
 
-    def init_at_self(self):
+    def init_queries_as_keys(self):
         """Start the queries as their keys: without an identity path, deep models would average a token away."""
         per_group = self.q_proj.weight.unflatten(0, (self.G, -1, self.D))
         per_group.copy_(self.k_proj.weight.unflatten(0, (self.G, 1, self.D)))
@@ -329,7 +329,7 @@ class SummedQKAttention(Attention):
     def __init__(self, config, layer):
         super().__init__(config, layer)
         self.m, self.qk_scale = layer + 1, config.qk_scale
-        match self.qk_scale:  # what is learned starts as 5.3 (5.4) or as 5.1 (the others)
+        match self.qk_scale:  # 5.4 starts equal to 5.3; 5.5 to 5.7 start equal to 5.1
             case "5.4": self.a, self.b = nn.Parameter(torch.full((1,), 0.5)), nn.Parameter(torch.ones(1))
             case "5.5": self.log_a = nn.Parameter(torch.zeros(self.m))
             case "5.6": self.log_a, self.b = nn.Parameter(torch.zeros(self.m)), nn.Parameter(torch.full((self.m,), 0.5))
@@ -435,20 +435,20 @@ class Block(nn.Module):
 
         attn = self.attn(normed, q_hat, k_hat, v, cache, (self.layer, self.layer))  # attn_l(x)
         if self.summed == "attention":  # Methods 2 and 4: h = Σ_i w_i attn_i(x)
-            h = self.sum_over_layers(attn, x, x, earlier, cache)
+            h = self.sum_over_layers(attn, x, earlier, cache, usual=x)
         else:
             h = x + attn
 
         mlp = self.mlp_branch(h)  # mlp_l(h)
         if self.summed == "mlp":  # Methods 1 and 3: x' = Σ_i w_i mlp_i(x + attn_i(x))
-            out = self.sum_over_layers(mlp, h, x, earlier, cache)
+            out = self.sum_over_layers(mlp, x, earlier, cache, usual=h)
         else:
             out = h + mlp
-        return out, Kept(self, q_hat, k_hat, v, qk) if self.reads_earlier or qk is not None else None
+        return out, (Kept(self, q_hat, k_hat, v, qk) if self.reads_earlier or qk is not None else None)
 
-    def sum_over_layers(self, last_output, residual, x, earlier, cache):
-        """Return Σ_i w_i attn_i(x), or Σ_i w_i mlp_i(x + attn_i(x)), instead of the residual or added to it."""
-        total = residual if self.keep_input else torch.zeros_like(residual)  # in float32 also under autocast
+    def sum_over_layers(self, last_output, x, earlier, cache, usual):
+        """Return Σ_i w_i attn_i(x), or Σ_i w_i mlp_i(x + attn_i(x)), instead of the usual residual or added to it."""
+        total = usual if self.keep_input else torch.zeros_like(usual)  # in float32 also under autocast
         *weights, last_weight = self.weights()
         for w, i in zip(weights, self.sources):
             block, q_hat, k_hat, *_ = earlier[i]
@@ -463,6 +463,7 @@ class Block(nn.Module):
             case "one": return [1.0] * m
             case "mean": return [1 / m] * m
             case "learned": return self.mix.softmax(dim=0).unbind()
+            case other: raise NotImplementedError(f"Residual(weights={other!r}) has no case in Block.weights")
 
     def operations(self, T, recomputed=False):
         """Return the multiply-adds per token in a context of T, without those of the layers that it recomputes."""
@@ -602,8 +603,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        # Every matrix keeps the size of what it multiplies: 1/√fan-in. With the usual 0.02 the branches come out
-        # so small that Methods 1-4 as written, which have nothing but branches to pass on, hardly start to learn.
+        # 1/√fan-in keeps the size of what a matrix multiplies; at the usual 0.02, Methods 1-4 hardly start to learn
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
@@ -615,7 +615,7 @@ class GPT(nn.Module):
             for output in (block.attn.o_proj, block.mlp.down_proj):  # 2L branches add up to about what one would be
                 output.weight.mul_((2 * self.config.n_layer) ** -0.5)
             if block.summed == "attention" and not block.keep_input:
-                block.attn.init_at_self()
+                block.attn.init_queries_as_keys()
 
     def features(self, idx, cache=None):
         """Return (B, T, C), ready for the head, for idx (B, T), which continues the tokens that a cache holds."""
@@ -628,7 +628,7 @@ class GPT(nn.Module):
         rope = rope_table(start, stop, self.config.head_dim, self.config.rope_theta, x)
         outputs, inputs, earlier = (x,), (), ()  # tuples, since checkpointing reads each of them again
         saving = self.config.activation_checkpointing and torch.is_grad_enabled()
-        run = partial(checkpoint, use_reentrant=False) if saving else lambda module, *inputs: module(*inputs)
+        run = partial(checkpoint, use_reentrant=False) if saving else lambda module, *args: module(*args)
         for block in self.blocks:
             inputs += (run(self.connection, outputs, inputs),)
             x, kept = run(block, inputs[-1], rope, earlier, cache)
@@ -692,7 +692,7 @@ class GPT(nn.Module):
     # -- training
 
     def compile_blocks(self):
-        """Compile, in place, what all layers have in common, and what they recompute: once, not L(L-1)/2 times."""
+        """Compile in place what the layers share and what they recompute: once, not for each of L(L-1)/2 pairs."""
         for block in self.blocks:
             if not block.reads_earlier:
                 block.forward = torch.compile(block.forward)

@@ -6,7 +6,7 @@ A run that was stopped or killed resumes exactly: --init_from=resume --out_dir=F
 torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --grad_accum_steps=8
 """
 
-from config import split_settings  # before PyTorch, since this decides how its threads wait (config/runtime/waiting.py)
+from config import split_settings  # first: importing config decides how PyTorch's threads will wait (waiting.py)
 
 import math
 import shlex
@@ -47,7 +47,7 @@ n_inner = 0  # width of the MLP; 0: 8/3 n_embd, rounded up to a multiple of 64
 dropout = 0.0  # dropout rate, of the attention weights and of the output of attention and MLP
 bias = False  # biases in the linear layers
 attention = "standard"  # standard, w2, summed_qk, cosine
-qk_scale = "5.1"  # summed_qk: what divides the scores of layer i; d is its width, m = l + 1; a and b are learned:
+qk_scale = "5.1"  # summed_qk: what divides the scores of layer i, with d the head's width, m = l + 1, a and b learned:
 #   5.1 √d   5.2 √d √m   5.3 √d m   5.4 d^a m^b   5.5 a_i √d   5.6 a_i d^b_i   5.7 a_i
 sigma = "scalar"  # w2: scalar, diagonal, none (L2 attention)
 value_residual = False  # mix the first layer's values into every layer's
@@ -71,7 +71,7 @@ beta2 = 0.99  # AdamW; 0.95 for large batches
 grad_clip = 1.0  # maximum norm of the gradient; 0: no limit
 # checkpoints and logs
 checkpoint_interval = 200  # steps between checkpoints
-eval_interval = 0  # steps between evaluations; 0: a tenth of max_iters
+eval_interval = 0  # steps between evaluations; 0: a tenth of max_iters, but at least 50
 eval_tokens = 131072  # validation tokens per evaluation, at most; a quarter as many training tokens
 eval_only = False  # print the loss over the whole validation split and exit
 log_interval = 10  # steps between log lines
@@ -87,11 +87,10 @@ parallel = "ddp"  # under torchrun: ddp, or fsdp, which shards the parameters ov
 # the settings and the run's folder; a run that resumes has its settings in the checkpoint
 defaults, given = split_settings(__file__)  # the values above; what config files and --name=value give
 settings = defaults | given
-globals().update(settings)
 config_names = [Path(argument).stem for argument in sys.argv[1:] if not argument.startswith("-")]
-out = checks.run_folder(out_dir or "out/" + ("-".join(config_names) or dataset))
+out = checks.run_folder(settings["out_dir"] or "out/" + ("-".join(config_names) or settings["dataset"]))
 latest, best = out / "ckpt.pt", out / "best.pt"
-log = Log(out)
+log, init_from = Log(out), settings["init_from"]
 resuming = init_from == "resume" or init_from == "auto" and (latest.exists() or best.exists())
 if resuming:
     saved, settings = checkpoint.reopen(out, given, defaults)
@@ -115,7 +114,7 @@ data = load_dataset(ensure_prepared(dataset))
 if not eval_only:
     data.check_block_size(block_size)
 tokens, tokens_per_iter = data.meta["tokens"], batch_size * grad_accum_steps * block_size
-eval_interval = eval_interval or math.ceil(max_iters / 10)
+eval_interval = eval_interval or max(50, math.ceil(max_iters / 10))
 
 # model
 torch.manual_seed(seed)
@@ -136,7 +135,7 @@ model = distributed.parallelize_model(raw_model, parallel, device, ptdtype)
 
 # optimizers
 optimizers = [raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device.type)]
-if optimizer == "muon":  # for the first group, the matrices of the layers; AdamW keeps the rest
+if optimizer == "muon":  # Muon trains the first group, the matrices of the layers, and AdamW the rest
     matrices = optimizers[0].param_groups.pop(0)["params"]
     # adjust_lr_fn gives Muon's updates the size of AdamW's, so one learning rate serves both
     optimizers.insert(0, torch.optim.Muon(matrices, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw"))
@@ -192,8 +191,8 @@ def save(path):
     facts = about | {"iter_num": iter_num, "val_loss": val_loss, "tokenizer": data.tokenizer.state()}
     facts["data"] = {"source": data.meta["source"], "sha256": data.meta["sha256"]}
     facts |= distributed.training_state(raw_model, optimizers, scaler)
-    saved = checkpoint.save_checkpoint(path, facts, before_renaming=log.replace_old_run)
-    return not distributed.all_max(not saved)
+    written = checkpoint.save_checkpoint(path, facts, before_renaming=log.replace_old_run)
+    return not distributed.all_max(not written)
 
 
 def give_up(why):
@@ -268,7 +267,7 @@ while iter_num < max_iters and not stopped_by:
     for opt in optimizers:
         scaler.unscale_(opt)
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
-    # float16 overflows until the scaler has found its scale; then all optimizers skip the step, not one of two
+    # float16 overflows until the scaler has found its scale; then all optimizers skip the step, not only one of them
     overflow = scaler.is_enabled() and not distributed.full_tensor(grad_norm).isfinite()
     for opt in optimizers:
         if not overflow:
@@ -285,7 +284,8 @@ while iter_num < max_iters and not stopped_by:
     if logging or saving:  # only here, because it waits for the GPU
         lossf = (distributed.all_sum(loss) / world_size).item()
         norm = distributed.full_tensor(grad_norm).item()
-        if not math.isfinite(lossf) or not math.isfinite(norm) and not (overflow and scaler.get_scale() > 1):
+        expected = overflow and scaler.get_scale() > 1
+        if not math.isfinite(lossf) or not (math.isfinite(norm) or expected):
             end_diverged(f"the loss is {lossf}, the norm of its gradient {norm}")
 
     if logging:

@@ -35,7 +35,7 @@ def split_settings(program, argv=None) -> tuple[dict, dict]:
     """Return the defaults, and what is given in their place. `--help` prints the program's settings and exits."""
     argv = sys.argv[1:] if argv is None else argv
     source, defaults = Path(program).read_text(encoding="utf-8"), {}
-    _, block, *_ = [*source.split(RULE), ""]
+    block = (source.split(RULE) + [""])[1]  # between the first two rules
     exec(block, {}, defaults)
     if "--help" in argv or "-h" in argv:
         quiet_pipe()

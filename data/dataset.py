@@ -1,4 +1,4 @@
-"""A prepared folder -> batches: which windows a step trains on, and which ones it is evaluated on."""
+"""Batches from a prepared folder: the windows that each step trains on, and those for evaluation."""
 
 import json
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ SPLITS = ("train", "val")
 
 @file_errors()
 def load_dataset(folder) -> "Dataset":
-    """Return the data that `prepare` wrote to `folder`; UserError, naming file and cure, if they are not whole."""
+    """Return the data that `prepare` wrote to `folder`. Raise a UserError if they are incomplete or damaged."""
     folder, splits = Path(folder), {}
 
     def damaged(name, problem):
@@ -85,14 +85,14 @@ class Dataset:
     def batch(self, seed, step, shard, batch_size, block_size, shards=1):
         """Return windows of the train split: x and, one token on, y, both (batch_size, block_size) int64.
 
-        A pure function of its arguments, so that a resumed run draws what it would have drawn. `shard` is one of the
-        `shards` parts of a step (of processes and their micro-steps). Each epoch cuts the split into adjacent windows,
-        from its own random offset, and visits each window once, in its own random order.
+        A pure function of its arguments, so that a resumed run draws the same batches. `shard` is one of the `shards`
+        micro-steps of a step. Each epoch cuts the split into adjacent windows, from a new random offset, and visits
+        each window once, in a new random order.
         """
         self.check_block_size(block_size)
         assert 0 <= shard < shards
         data, seed = self.splits["train"], seed % 2**64
-        per_epoch = max(len(data) - block_size, block_size) // block_size
+        per_epoch = max(len(data) // block_size - 1, 1)  # one less than fits, to leave room for the offset
         rows = np.empty((batch_size, block_size + 1), np.int64)
         done, first = 0, (step * shards + shard) * batch_size  # in the sequence of all windows of all epochs
         while done < batch_size:

@@ -34,7 +34,7 @@ SAMPLE = 16 * 2**20  # characters to learn byte pairs from, at most
 
 @file_errors()
 def ensure_prepared(name) -> Path:
-    """Return the folder of a dataset, after running its prepare.py if there is no data of its present text."""
+    """Return the folder of a dataset. Run its prepare.py first if it is not prepared or its input.txt has changed."""
     names = sorted({path.parent.name for path in [*DATA.glob("*/prepare.py"), *DATA.glob("*/meta.json")]})
     if name not in names:
         if name and Path(name).exists() and Path(name).resolve().parent != DATA:
@@ -54,7 +54,7 @@ def ensure_prepared(name) -> Path:
         if why:
             print0(f"data/{name}: {why}, running data/{name}/prepare.py")
             if subprocess.run([sys.executable, script]).returncode:
-                raise SystemExit(2)  # it has said why
+                raise SystemExit(2)  # prepare.py has printed the reason
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Tiny Shakespeare: one megabyte of his plays, and what stands in for it without a network."""
+"""Tiny Shakespeare, one megabyte of plays, and a substitute for machines without a network."""
 
 import http.client
 import urllib.request

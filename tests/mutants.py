@@ -115,7 +115,7 @@ MUTANTS = {
         ("std=module.in_features**-0.5", "std=module.out_features**-0.5", START),
         ("std=module.in_features**-0.5", "std=0.02", START),
         ("normal_(module.weight)  # tied", "normal_(module.weight, std=0.02)  # tied", START),
-        ("block.attn.init_at_self()", "pass", "test_model.py -k tell_tokens_apart"),
+        ("block.attn.init_queries_as_keys()", "pass", "test_model.py -k tell_tokens_apart"),
         # the loss, the optimizer, generating
         ("(vectors, 0.0)", "(vectors, weight_decay)", LOOP),
         # the operations counted

@@ -423,7 +423,7 @@ def test_a_backward_pass_has_twice_the_operations_of_a_forward(row):
 def test_operations_that_cannot_be_counted_are_refused(part, residual):
     model = build(residual=residual)
     model.blocks[1].attn.own = part
-    with pytest.raises(NotImplementedError, match=f"{type(part).__name__}.weight is no nn.Linear's"):
+    with pytest.raises(NotImplementedError, match=f"{type(part).__name__}.weight is in no nn.Linear"):
         model.flops_per_token()
 
 

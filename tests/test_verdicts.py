@@ -2,6 +2,7 @@
 
 import math
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
+import growth
 import stats
 from simulate import CURVES, comparison_of, pays, reports, simulate
 
@@ -103,3 +105,36 @@ def test_worth_is_the_cost_of_the_same_loss():
     assert worth(curve(1.41)) == pytest.approx([1.41] * 3, rel=0.01)
     assert worth(curve(0.4)) == [0, 0, 0] and worth(curve(5)) == [math.inf] * 3
     assert worth(curve(1.41), rungs=(1, 0.5, 2))[1] == pytest.approx(1.48, abs=0.03)  # along a chord, so roughly
+
+
+def of_length(steps, slope):
+    """Return a report of three seeds: the candidate gains 0.01 at 400 steps, and `slope` more with each doubling."""
+    shape = {"parameters": 1000, "tokens_per_step": 10}
+    baseline = SimpleNamespace(settings={"max_iters": steps}, flops=steps, **shape)
+    candidate = SimpleNamespace(settings={"max_iters": steps}, flops=1.1 * steps, **shape)
+    doublings = math.log2(steps / 400)
+    losses = {"standard": 3 - 0.3 * doublings + 0.01 * doublings**2}
+    losses["candidate"] = losses["standard"] - 0.01 - slope * doublings
+    main = {}
+    for name, flops in (("standard", steps), ("candidate", 1.1 * steps)):
+        noise = zip((1, 2, 3), (-0.001, 0.0, 0.001))
+        main[name] = [{"loss": losses[name] + off, "flops": flops, "seed": seed} for seed, off in noise]
+    comparison = SimpleNamespace(baseline=baseline, timing=SimpleNamespace(is_known=lambda: False))
+    candidates = {"standard": baseline, "candidate": candidate}
+    others = {"base": "standard", "others": ["candidate"], "lacking": 0}
+    return SimpleNamespace(comparison=comparison, candidates=candidates, main=main, **others)
+
+
+@pytest.mark.parametrize("slope", [-0.005, 0.004])
+def test_how_a_gain_grows_with_training(slope):
+    reports = growth.by_length([of_length(steps, slope) for steps in (1600, 400, 6400)])
+    assert [report.comparison.baseline.settings["max_iters"] for report in reports] == [400, 1600, 6400]
+    for cost in (1.0, 1.1):  # the baseline's loss is a parabola over the log of its length, so it is exact
+        values, halves = growth.gains(reports, "candidate", cost)
+        for value, doublings in zip(values, (0, 2, 4)):
+            more = math.log2(cost)
+            longer = -0.3 * more + 0.01 * ((doublings + more) ** 2 - doublings**2)
+            assert value == pytest.approx(0.01 + slope * doublings + longer, abs=1e-9)
+        found, half = growth.per_doubling(reports, values, halves)
+        assert found == pytest.approx(slope + 0.02 * math.log2(cost), abs=1e-9) and 0 < half < 0.002
+    assert growth.by_length(reports[:1]) == growth.by_length([reports[0], reports[0]]) == []

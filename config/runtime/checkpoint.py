@@ -135,6 +135,7 @@ def check_tokens(data, state, owner, tokenizer):
 
 
 def reopen(folder, given, defaults):
+    """Return the checkpoint to resume from, and the run's settings. With `auto`, exit if the run is complete."""
     checkpoint = load_checkpoint(find_checkpoint(folder, prefer="best" if given.get("eval_only") else "latest"))
     settings = resumed_settings(checkpoint, given, defaults)
     step, max_iters, path = checkpoint["iter_num"], settings["max_iters"], checkpoint["path"]

@@ -1,4 +1,4 @@
-"""What a person mistypes in train.py's settings, looked for before anything is read, written or downloaded."""
+"""Checks of train.py's settings."""
 
 import math
 import os
@@ -44,7 +44,10 @@ def run_folder(name) -> Path:
 
 
 def check_settings(settings, world_size):
+    """Raise a UserError for a setting that cannot work, before anything is read, written or downloaded."""
     for name, choices in CHOICES.items():
+        if name not in settings:
+            raise UserError(f"{name} is an option in model.py that train.py lacks: add it to train.py's settings")
         value = settings[name]
         if value not in choices and not (name == "init_from" and starts_from_a_model(value)):
             near = did_you_mean(value, choices)

@@ -38,7 +38,7 @@ def init(device):
 
 
 def parallelize_model(model, parallel, device, dtype=None):
-    """Return `model` on `device`, such that the processes train it together.
+    """Return `model` on `device`, so that the processes train it together.
 
     With "ddp" each process keeps a whole model, with "fsdp" a share of every parameter; there the blocks' matrices are
     gathered in `dtype`, which is autocast's, or None.
@@ -79,7 +79,7 @@ def restore_optimizers(state, model, optimizers, scaler):
 
 
 def compile_model(model, compile, device, ctx, flops) -> str:
-    """Compile the blocks of `model` if so many operations pay for it. Return "true" or "false".
+    """Compile the blocks of `model` if so many operations pay for it. Return "true" if so, else "false".
 
     Where PyTorch finds no compiler, on any process, all of them stay eager.
     """

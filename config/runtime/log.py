@@ -1,4 +1,4 @@
-"""A run's folder and its log: log.jsonl, a JSON object per line; TensorBoard; Weights & Biases; the code's version."""
+"""A run's log.jsonl, a JSON object per line; TensorBoard and Weights & Biases; the version of the code."""
 
 import io
 import json
