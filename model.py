@@ -52,7 +52,7 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True)
 class Residual:
-    """A residual method: what a layer adds up over the earlier layers, recomputed, and itself."""
+    """A residual method: how a layer sums its own branch and those of the earlier layers it recomputes."""
 
     branch: str  # whose outputs are summed: "attention" (the sum makes h) or "mlp" (it makes x')
     weights: str = "one"  # w_i: "one", "mean" (1/m) or "learned" (softmax of the block's `mix`)
@@ -71,7 +71,7 @@ RESIDUALS = {
 
 
 class ConfigError(ValueError):
-    """A value of a GPTConfig that cannot work: names the field, the value, and what would."""
+    """A value of a GPTConfig that cannot work. The message names the field, the value, and what would work."""
 
 
 @dataclass
@@ -127,7 +127,7 @@ class GPTConfig:
 
 
 # -----------------------------------------------------------------------------
-# Stateless maths
+# Stateless math
 
 
 def rope_table(start, stop, head_dim, theta, like):
@@ -223,7 +223,7 @@ class Attention(nn.Module):
             self.value_mix = nn.Parameter(torch.full((2,), 0.5))  # a and b of Block.values, from 1/2 as in the paper
 
     def init_queries_as_keys(self):
-        """Start the queries as their keys: without an identity path, deep models would average a token away."""
+        """Start queries equal to their keys: without an identity path, deep models would average tokens away."""
         per_group = self.q_proj.weight.unflatten(0, (self.G, -1, self.D))
         per_group.copy_(self.k_proj.weight.unflatten(0, (self.G, 1, self.D)))
 
@@ -236,7 +236,7 @@ class Attention(nn.Module):
     def score_vectors(self, x, rope, earlier):
         """Return q̂ (B, H, T, S) and k̂ (B, G, T, S), and anything that later layers need, or None.
 
-        Each vector depends on its own token only. x is the normed input; `earlier` has what each layer before has Kept.
+        Each vector depends on its own token only. x is the normed input; `earlier` holds each earlier layer's Kept.
         """
         q, k = self.project(x, rope)
         return q * self.D**-0.5, k, None
@@ -274,7 +274,7 @@ class W2Attention(Attention):
 
     S = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ. R is RoPE, which turns the means only. Written out,
     S = (2/τ)(μ_q·μ_k + σ_q·σ_k - (‖μ_k‖² + ‖σ_k‖²)/2) - (‖μ_q‖² + ‖σ_q‖²)/τ, and softmax cancels the last term.
-    σ is a number per head (scalar), a vector (diagonal) or none: L2 attention, without its one matrix for q and k
+    σ is a number per head (scalar), a vector (diagonal) or none: L2 attention, but with two matrices for q and k
     and with a learned τ instead of √d_k.
     """
 
@@ -290,7 +290,7 @@ class W2Attention(Attention):
 
     @property
     def log_tau(self):
-        """log τ (H,), which starts where q·k enters with 1/√d_k."""
+        """log τ (H,), which starts such that q·k is scaled by 1/√d_k."""
         # It learns at a tenth of the rate: at the full one τ grows while nothing is there yet to attend to.
         return math.log(2 * self.D**0.5) + 0.1 * self.tau_shift
 
@@ -425,7 +425,7 @@ class Block(nn.Module):
         self.reads_earlier = bool(self.residual or self.value_residual or self.attn.reads_earlier)
 
     def forward(self, x, rope, earlier=(), cache=None):
-        """Return x' for x, both (B, T, C), and what is Kept for later layers, or None where they need nothing."""
+        """Return x' for x, both (B, T, C), and the layer's Kept, or None if later layers need nothing."""
         if self.reads_earlier and len(earlier) < self.layer:
             raise ValueError(f"layer {self.layer} needs `earlier`: what each of the layers before it has Kept")
         v_0 = earlier[0].v if self.value_residual and earlier else None
@@ -477,7 +477,7 @@ class Block(nn.Module):
         return normed, q_hat, k_hat, self.values(normed, earlier, v_0), qk
 
     def values(self, normed, earlier, v_0):
-        """Return v, or a v + b v_0 (value residual): v_0 is of the first layer's first run, also in recomputing."""
+        """Return v, or a v + b v_0 (value residual): v_0 is from the first layer's first run, even when recomputing."""
         v = self.attn.values(normed, earlier)
         return v if v_0 is None else weighted_sum(self.attn.value_mix.type_as(v).unbind(), (v, v_0))
 
@@ -492,7 +492,7 @@ class Block(nn.Module):
 
 
 class KVCache:
-    """Per layer its keys k̂, per pair (layer, recomputed layer) the values, with room for `size` tokens."""
+    """The keys k̂ of each layer, the values of each pair (layer, recomputed layer), for up to `size` tokens."""
 
     def __init__(self, size):
         self.size = size
@@ -500,7 +500,7 @@ class KVCache:
         self.slots = {}
 
     def update(self, slot, new):
-        """Put new (B, G, T, S or D) behind what the slot holds, and return all of it."""
+        """Append new (B, G, T, S or D) to the slot, and return all that it holds."""
         if slot not in self.slots:
             self.slots[slot] = new.new_empty(*new.shape[:2], self.size, new.size(-1))
         end = self.length + new.size(2)
@@ -519,7 +519,7 @@ class Latest(nn.Module):
         super().__init__()
 
     def forward(self, outputs, inputs):
-        """Return what layer l = len(inputs), or with l = n_layer the head, reads, (B, T, C), token by token.
+        """Return the input (B, T, C) of layer l = len(inputs), or of the head if l = n_layer, token by token.
 
         `outputs` has the embedding x_0 and the layers' outputs x_1 to x_l; `inputs` has what they read.
         """
@@ -531,7 +531,7 @@ class Latest(nn.Module):
 
 
 class X0(Latest):
-    """a_l x_l + b_l x_0 in every layer (modded-nanogpt, where x_0 is normed). a starts at 1, b at 0: as `latest`."""
+    """a_l x_l + b_l x_0 in every layer (modded-nanogpt, where x_0 is normed). Starts as `latest`: a = 1, b = 0."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -546,7 +546,7 @@ class X0(Latest):
 
 
 class Dense(Latest):
-    """Σ_{i≤l} w_li x_i (DenseFormer, without its dilation and period). w_ll starts at 1, the rest at 0: as `latest`."""
+    """Σ_{i≤l} w_li x_i (DenseFormer, without its dilation and period). Starts as `latest`: w_ll = 1, the rest 0."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -558,8 +558,8 @@ class Dense(Latest):
 
 
 class AttnRes(Latest):
-    """Attention residuals: Σ_{i≤l} p_li f_i with p_l = softmax_i(w_l · rms_norm(f_i)). w starts at 0: at the mean.
-    f_0 is the embedding, f_i what the i-th layer has added; in the paper attention and MLP are layers each.
+    """Attention residuals: Σ_{i≤l} p_li f_i with p_l = softmax_i(w_l · rms_norm(f_i)). Starts as the mean: w = 0.
+    f_0 is the embedding, f_i the i-th layer's addition; the paper counts attention and MLP as separate layers.
     """
 
     def __init__(self, config):
@@ -673,7 +673,7 @@ class GPT(nn.Module):
         """
         if temperature < 0 or top_k is not None and top_k < 1 or top_p is not None and not 0 < top_p <= 1:
             given = f"temperature = {temperature}, top_k = {top_k}, top_p = {top_p}"
-            raise ValueError(f"{given}: they must be 0 or more, 1 or more or None, and in (0, 1] or None")
+            raise ValueError(f"{given}: they must be >= 0, None or >= 1, and None or in (0, 1]")
 
         block_size = self.config.block_size
         window = idx[:, -block_size:]  # the context; the cache holds all of it but what `unread` has

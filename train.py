@@ -1,7 +1,7 @@
 """
 Train a GPT: python train.py config/m1_shakespeare.py --max_iters=200
 
-The settings are the plain variables below. Config files change them, in their order, and --name=value comes last.
+The settings are the plain variables below. Config files change them, in the order given, and --name=value comes last.
 A run that was stopped or killed resumes exactly: --init_from=resume --out_dir=FOLDER. On several GPUs:
 torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --grad_accum_steps=8
 """
@@ -148,7 +148,7 @@ saved = None  # frees its memory
 def get_batch(iter_num, micro_step):
     """Return x and y, (B, T): a pure function of the seed, the step and the micro-step."""
     x, y = data.batch(seed, iter_num, micro_step, batch_size, block_size, grad_accum_steps)
-    if device.type == "cuda":  # pinned memory travels while the GPU computes
+    if device.type == "cuda":  # pinned memory is copied while the GPU computes
         return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
     return x.to(device), y.to(device)
 
@@ -179,7 +179,7 @@ def estimate_loss(split, max_tokens):
 
 
 def describe_loss(val_loss):
-    """Return perplexity, and bits per byte, which compares across tokenizers: as numbers, and as a line of text."""
+    """Return perplexity and bits per byte (comparable across tokenizers), as numbers and as a line of text."""
     perplexity = math.exp(min(val_loss, 700))
     bits_per_byte = val_loss / math.log(2) * data.meta["tokens"]["val"] / data.meta["bytes"]["val"]
     line = f"validation loss {val_loss:.4f}   perplexity {perplexity:.2f}   bits per byte {bits_per_byte:.3f}"
@@ -226,7 +226,7 @@ if eval_only:
 
 total_flops = flops_per_token * max_iters * tokens_per_iter
 settings["compile"] = distributed.compile_model(raw_model, compile, device, ctx, total_flops)
-distributed.barrier()  # from here on the first process writes to the folder, which the others have now seen as it was
+distributed.barrier()  # only now does the first process write to the folder: the others have read its old state
 log.open(iter_num, settings)
 about = {"settings": settings, "config": asdict(config), "machine": machine, "code": code_version()}
 facts = about | {"data": data.meta, "notes": notes, "parameters": parameters, "flops_per_token": flops_per_token}
@@ -256,7 +256,7 @@ while iter_num < max_iters and not stopped_by:
     for micro_step in micro_steps:
         if world_size > 1 and parallel == "ddp":  # sum gradients over the processes at the last micro-step only
             model.require_backward_grad_sync = micro_step == micro_steps[-1]
-        torch.manual_seed(derive_seed(seed, iter_num, micro_step))  # dropout too is a pure function
+        torch.manual_seed(derive_seed(seed, iter_num, micro_step))  # makes dropout a pure function too
         x, y = get_batch(iter_num, micro_step)
         with ctx:
             micro_loss = model(x, y)[1] / len(micro_steps)
@@ -267,7 +267,7 @@ while iter_num < max_iters and not stopped_by:
     for opt in optimizers:
         scaler.unscale_(opt)
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
-    # float16 overflows until the scaler has found its scale; then all optimizers skip the step, not only one of them
+    # float16 overflows until the scaler finds its scale; on overflow all optimizers skip the step, not just one
     overflow = scaler.is_enabled() and not distributed.full_tensor(grad_norm).isfinite()
     for opt in optimizers:
         if not overflow:

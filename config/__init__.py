@@ -1,4 +1,4 @@
-"""Settings: what a program declares at its top, changed by config files, changed by the command line.
+"""Settings: declared at the top of a program, changed by config files, then by the command line.
 
 A program declares its settings as plain assignments, `max_iters = 2000  # optimizer steps`, between its first two
 rules (# and 77 dashes). It is run as `python train.py config/m1_shakespeare.py --max_iters=200`. The type of a setting
@@ -60,7 +60,7 @@ def read_option(argument, defaults) -> dict:
 
 @file_errors()
 def find_file(path, program) -> Path:
-    """Return a config file, looked for from the current folder and then from the program's: runs work anywhere."""
+    """Return a config file, searched for in the current folder, then in the program's: runs work anywhere."""
     home = Path(program).resolve().parent
     for file in (Path(path), home / path):
         if file.suffix == ".py" and file.is_file() and not file.samefile(program):

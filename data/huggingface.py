@@ -120,7 +120,7 @@ def from_pretrained(name_or_path, **override) -> GPT:
 def save_pretrained(model, folder, tokenizer=None):
     """Write a new folder that transformers reads: a Llama, or the code that computes the model and its weights.
 
-    The tokenizer comes along. The folder is whole or not there at all.
+    The tokenizer is included. The folder is written completely or not at all.
     """
     folder = Path(folder).absolute()
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
@@ -227,7 +227,7 @@ def to_transformers(tokenizer):
         theirs = tokenizer.tokenizer
     else:
         theirs = {CharTokenizer: of_characters, BPETokenizer: of_byte_pairs}[type(tokenizer)](tokenizer)
-        options["split_special_tokens"] = True  # what looks like one is the plain text it is, as it is here
+        options["split_special_tokens"] = True  # text that looks like one stays plain text, as it does here
     if tokenizer.document_start:
         options["bos_token"] = theirs.id_to_token(tokenizer.document_start[0])
         if options["bos_token"] == END:

@@ -59,7 +59,7 @@ class GPTVariantForCausalLM(PreTrainedModel, GenerationMixin):
     def forward(self, input_ids, attention_mask=None, labels=None, return_dict=True):
         """Return logits (B, T, V) for input_ids (B, T) and, with labels (B, T), their mean cross-entropy in nats.
 
-        The labels are the input_ids: each is held against the logits of the token before it. -100 is ignored. A mask
+        The labels are the input_ids: each is compared with the logits of the token before it. -100 is ignored. A mask
         may have zeros at the end of a row only: no earlier token sees what is there, so they change nothing.
         Raises ValueError for any other mask, and for a T that is longer than block_size.
         """

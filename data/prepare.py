@@ -71,7 +71,7 @@ def text_files(path):
 
 
 def read_documents(path, field="text"):
-    """Return the documents of a file: of .jsonl the `field` of each line, of every other file its whole text."""
+    """Return the documents of a file: the `field` of each line of a .jsonl file, or the whole text of any other."""
     path = Path(path)
     if path.suffix.lower() in (".csv", ".gz", ".json", ".parquet", ".tsv", ".xz", ".zst"):
         cure = "python data/openwebtext/prepare.py --dataset=FOLDER reads a folder of such files"
@@ -212,7 +212,7 @@ def write_dataset(folder, coder, encoded, length, source):
         files["meta.json"].write(json.dumps(meta, indent=1).encode())
         for file in files.values():  # a full disk shows here
             file.flush()
-        # from here on nothing in the folder is whole, until there is a meta.json again
+        # from here on the folder is incomplete, until it has a meta.json again
         (folder / "meta.json").unlink(missing_ok=True)
 
     size = sum(sizes.values())
@@ -238,7 +238,7 @@ def encode_all(coder, chunks):
             yield from pool.map(encode, some)
 
 
-# Where a long document is cut: after a single line's end between two characters that are no spaces. Our pattern and
+# Where a long document is cut: after a single newline between two characters that are not spaces. Our pattern and
 # GPT-2's end a piece there, and go on as at the start of a text, so the parts have the tokens of the whole. (After
 # several spaces they may not: before a word, GPT-2's makes the last one a separate piece, but not where a text ends.)
 CUT = re.compile(r"[^\s\x00-\x1f\x7f]\n(?=[^\s\x00-\x1f\x7f])")
@@ -263,7 +263,7 @@ def in_chunks(pieces, cut):
 
 
 def divide(pieces, cut):
-    """Yield (split, chunk, begins, text): the first `cut` characters train. The piece that goes beyond comes in two."""
+    """Yield (split, chunk, begins, text): the first `cut` characters train. A piece that crosses the cut is split."""
     done = 0
     for begins, piece in pieces:
         chunk, left = done // CHUNK, cut - done

@@ -12,7 +12,7 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 
 @file_errors()
 def tiny_shakespeare(folder) -> tuple[str, str]:
-    """Return the text and its source: `folder`/input.txt, else a download, else Python's own English.
+    """Return the text and its source: `folder`/input.txt, else a download, else English text that ships with Python.
 
     The last needs no network, so everything runs everywhere. Its source says that it is another text.
     """
@@ -43,5 +43,5 @@ def fallback_text(path, why) -> tuple[str, str]:
         raise UserError(f"Tiny Shakespeare {why}; put a text of your own at {path}") from None
     source = "NOT Tiny Shakespeare but English of Python's built-in help (pydoc_data.topics)"
     print0(f"NOTE    Tiny Shakespeare {why}: THE TEXT IS {source}")
-    print0(f"NOTE    LOSSES DO NOT COMPARE with Tiny Shakespeare's: put that text at {path} to get them")
+    print0(f"NOTE    LOSSES ARE NOT COMPARABLE with Tiny Shakespeare's: to get those, put that text at {path}")
     return "\n".join(topics[name] for name in sorted(topics)), source

@@ -121,7 +121,7 @@ class HFTokenizer(Tokenizer):
         vocabulary = self.tokenizer.get_vocab()
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         plain, marked = self.run("a", add_special_tokens=False), self.run("a", add_special_tokens=True)
-        # what it puts before every text, and what tells documents apart, in GPT-2 and its kin another token
+        # the tokens before every text, and those that separate documents; in GPT-2 and its kin they differ
         self.prompt_start = marked[: marked.index(plain[0])] if plain and plain[0] in marked else []
         self.document_start = self.prompt_start or ([vocabulary[END]] if END in vocabulary else [])
 
@@ -187,7 +187,7 @@ def reason(error):
 
 
 def tokenizer_from_state(state) -> Tokenizer:
-    """Return the tokenizer whose `state()` this is; TokenizerError for what is no tokenizer's."""
+    """Return the tokenizer whose `state()` this is. Raise a TokenizerError if there is none."""
     match state:
         case {"kind": "char", "characters": str(characters)}:
             return CharTokenizer(characters)
@@ -229,7 +229,7 @@ SPLIT = (
 
 
 def train_bpe(text, vocab_size) -> BPETokenizer:
-    """Return byte-level BPE: 256 bytes, then the most frequent neighbours merged into a new token, again and again.
+    """Return byte-level BPE: 256 bytes, then the most frequent neighbors merged into a new token, again and again.
 
     Of equally frequent pairs the one with the lowest ids wins. There are fewer than `vocab_size` tokens if the
     text runs out of pairs.
@@ -238,17 +238,17 @@ def train_bpe(text, vocab_size) -> BPETokenizer:
     [b'aa', b'ab', b'aaab']
     """
     if vocab_size < 256:
-        raise TokenizerError(f"vocab_size={vocab_size} is not a whole number from 256 (the byte values) up")
+        raise TokenizerError(f"vocab_size={vocab_size} does not work: it must be 256 (the byte values) or more")
     pieces = Counter(match.group() for match in re.finditer(SPLIT, text))
     counts = list(pieces.values())  # a text repeats its words: each is merged once, and counted
-    # of a word, chr(i) stands for token i: so str.replace merges a pair wherever it is, from the left
+    # in a word, chr(i) stands for token i, so str.replace merges each occurrence of a pair, from the left
     words = [piece.encode().decode("latin-1") for piece in pieces]
     tokens = [bytes([value]) for value in range(256)]
 
     pairs = Counter()  # how often a pair of tokens occurs
     places = defaultdict(set)  # in which words
     for i, word in enumerate(words):
-        for pair in neighbours(word):
+        for pair in neighbors(word):
             pairs[pair] += counts[i]
             places[pair].add(i)
     queue = [(-count, pair) for pair, count in pairs.items()]
@@ -264,12 +264,12 @@ def train_bpe(text, vocab_size) -> BPETokenizer:
         changed = set()
         for i in places.pop(pair):
             before, words[i] = words[i], words[i].replace(pair, new)
-            for other in neighbours(before):
+            for other in neighbors(before):
                 pairs[other] -= counts[i]
-            for other in neighbours(words[i]):
+            for other in neighbors(words[i]):
                 pairs[other] += counts[i]
                 places[other].add(i)
-            changed.update(neighbours(before), neighbours(words[i]))
+            changed.update(neighbors(before), neighbors(words[i]))
         for other in changed:
             if pairs[other]:
                 heapq.heappush(queue, (-pairs[other], other))
@@ -278,5 +278,5 @@ def train_bpe(text, vocab_size) -> BPETokenizer:
     return BPETokenizer({token: rank for rank, token in enumerate(tokens)}, SPLIT, {})
 
 
-def neighbours(word):
+def neighbors(word):
     return [word[i : i + 2] for i in range(len(word) - 1)]

@@ -217,8 +217,8 @@ def test_a_run_starts_where_another_is(repo, source):
     for name, tensor in new["model"].items():
         torch.testing.assert_close(tensor, initial[name] if name in left else old["model"][name], rtol=0, atol=0)
     names = sorted({re.sub(r"blocks\.\d+", "blocks.*", name) for name in left})
-    noted = [note for note in log_of("out/next", "start")[0]["notes"] if note.startswith("not from")]
-    assert noted == ([f"not from run:out/source, but new: {', '.join(names)}"] if names else [])
+    noted = [note for note in log_of("out/next", "start")[0]["notes"] if note.startswith("new weights")]
+    assert noted == ([f"new weights, not from run:out/source: {', '.join(names)}"] if names else [])
 
 
 STRANGE_WEIGHTS = {

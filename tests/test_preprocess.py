@@ -173,7 +173,7 @@ def test_own_input_is_taken_as_it_is(tmp_path):
 def test_shakespeare_scripts_work_offline(repo, monkeypatch, name, vocabulary):
     monkeypatch.setattr(data.shakespeare, "download", offline)
     Path(f"data/{name}/input.txt").unlink()
-    assert "LOSSES DO NOT COMPARE" in repo(f"data/{name}/prepare.py")
+    assert "LOSSES ARE NOT COMPARABLE" in repo(f"data/{name}/prepare.py")
     meta = load_dataset(f"data/{name}").meta
     assert meta["source"].startswith("NOT Tiny Shakespeare")
     assert meta["vocab_size"] == vocabulary or vocabulary is None

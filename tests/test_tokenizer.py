@@ -52,7 +52,7 @@ def test_split_matches_every_character():
 
 
 def merge(word, pair, token):
-    """Replace every `pair` of neighbours, from the left, by `token`."""
+    """Replace every `pair` of neighbors, from the left, by `token`."""
     merged = []
     for i in word:
         merged.append(i)

@@ -80,7 +80,7 @@ def test_settings_without_effect_are_noted(repo):
 def test_a_rate_that_is_never_reached_is_noted(repo):
     repo(f"{RUN} --warmup_iters=4")
     repo(f"{RUN}/reached --warmup_iters=3")
-    note = "learning_rate = 0.003 comes after the warm-up, which is the whole run: max_iters = 4, warmup_iters = 4"
+    note = "the warm-up to learning_rate = 0.003 takes up the whole run: max_iters = 4, warmup_iters = 4"
     assert [log_of(out, "start")[0]["notes"] for out in (OUT, OUT / "reached")] == [[note], []]
 
 

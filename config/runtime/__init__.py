@@ -1,1 +1,1 @@
-"""What stands between a run and its machine: errors, devices, processes, checkpoints, logs."""
+"""The layer between a run and its machine: errors, devices, processes, checkpoints, logs."""

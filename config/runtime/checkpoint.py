@@ -42,7 +42,7 @@ def save_checkpoint(path, facts, before_renaming) -> bool:
 def newest_run():
     saved = [*Path("out").glob("*/ckpt.pt"), *Path("out").glob("*/best.pt")]
     if not saved:
-        cure = "train one first, python train.py config/m1_shakespeare.py, or name one by --out_dir=FOLDER"
+        cure = "train one first (python train.py config/m1_shakespeare.py), or name one with --out_dir=FOLDER"
         raise UserError(f"{Path('out').absolute()} holds no run: {cure}")
     return max(saved, key=lambda path: path.stat().st_mtime).parent
 
@@ -68,7 +68,7 @@ def code_notes(checkpoint):
         return []
     commit = was.get("commit") or "-dirty"
     back = "restore its file of that time" if commit.endswith("-dirty") else f"git checkout {commit} -- model.py"
-    return [f"model.py is not what {checkpoint['path']} was trained with and may compute otherwise; to go back: {back}"]
+    return [f"model.py is not what {checkpoint['path']} was trained with, so results may differ; to go back: {back}"]
 
 
 @file_errors()
@@ -124,11 +124,11 @@ def begin_from_run(settings, given, data):
     weights = {name: tensor for name, tensor in source["model"].items() if name in shapes.keys() - new}
     model.load_state_dict(weights, strict=False)
     names = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in new})
-    return model, [f"not from {settings['init_from']}, but new: {', '.join(names)}"] if names else []
+    return model, [f"new weights, not from {settings['init_from']}: {', '.join(names)}"] if names else []
 
 
 def check_tokens(data, state, owner, tokenizer):
-    """Raise a UserError for data in other tokens than the `owner`'s, with a command that prepares a text in these."""
+    """Raise a UserError if the data are not in the `owner`'s tokens, with a command that prepares a text in them."""
     if data.tokenizer.state() != state:
         cure = f"python data/text/prepare.py TEXT --name=NAME --tokenizer={tokenizer}, then --dataset=NAME"
         raise UserError(f"data/{data.folder.name} is not in the tokens of {owner}: prepare its text by {cure}")
@@ -148,7 +148,7 @@ def reopen(folder, given, defaults):
 
 
 def resumed_settings(checkpoint, given, defaults):
-    """Return what the run was trained with (a newer setting: its default), and what is given and may change."""
+    """Return the run's settings (for newer ones, the default), updated by given ones that may change."""
     trained = {name: checkpoint["settings"].get(name, default) for name, default in defaults.items()}
     may_change = MAY_CHANGE | ({"dataset", "batch_size", "dtype"} if given.get("eval_only") else set())
     of_another = SHAPE if starts_from_a_model(trained["init_from"]) else set()
@@ -179,7 +179,7 @@ def resumed_model(checkpoint, settings, data) -> GPT:
 
 
 def resume_notes(checkpoint, settings, machine):
-    """Return lines on what is not as it was when the checkpoint was written."""
+    """Return lines on what has changed since the checkpoint was written."""
     lines, was = code_notes(checkpoint), checkpoint["settings"]
     if settings["eval_only"]:
         return lines

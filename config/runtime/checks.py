@@ -86,7 +86,7 @@ def ineffective_settings(settings, given, defaults):
         kinds = [kind for kind, attention in ATTENTIONS.items() if name in attention.options]
         needed = [f"attention={kind}" for kind in kinds if settings["attention"] not in kinds]
         if name == "keep_input" and settings["residual"] == "standard":
-            needed = ["another residual than standard"]
+            needed = ["a residual other than standard"]
         if needed and value != defaults[name]:
             lines.append(f"{name} = {value!r} has no effect: it goes with {' or '.join(needed)}")
         if name in SHAPE and value != settings[name]:
@@ -94,5 +94,5 @@ def ineffective_settings(settings, given, defaults):
     if settings["max_iters"] <= settings["warmup_iters"]:
         rate, steps, warmup = (settings[name] for name in ("learning_rate", "max_iters", "warmup_iters"))
         why = f"max_iters = {steps}, warmup_iters = {warmup}"
-        lines.append(f"learning_rate = {rate} comes after the warm-up, which is the whole run: {why}")
+        lines.append(f"the warm-up to learning_rate = {rate} takes up the whole run: {why}")
     return lines

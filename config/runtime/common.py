@@ -1,4 +1,4 @@
-"""What all programs share: one-line errors, signals, whole files, locks, devices, dtypes."""
+"""Code that all programs share: one-line errors, signals, atomic writes, locks, devices, dtypes."""
 
 import atexit
 import hashlib
@@ -227,7 +227,7 @@ def folder_lock(folder):
 @file_errors()
 def read_text(path) -> str:
     """Return the text of a UTF-8 file, with its own line ends: the same text on every system."""
-    if Path(path).is_fifo():  # reading it could wait for ever
+    if Path(path).is_fifo():  # reading it could block forever
         raise UserError(f"{path}: not a file")
     return decode_text(Path(path).read_bytes(), path)
 
@@ -273,12 +273,12 @@ def pick_dtype(dtype, device) -> torch.dtype:
             fast = known and torch.cpu.get_capabilities().get("avx512_bf16")  # CPUs with AMX have it too
         dtype = "bfloat16" if fast else "float32"
     if device.type == "mps" and dtype != "float32":  # reported for PyTorch's causal attention
-        raise UserError(f"dtype = {dtype!r} does not work on mps, where the future may leak in 16 bits: use float32")
+        raise UserError(f"dtype = {dtype!r} does not work on mps, where 16-bit types may leak the future: use float32")
     return getattr(torch, dtype)
 
 
 def pick_compile(device, flops) -> bool:
-    """Say whether compiling pays for so many floating-point operations: on a GPU, and on a CPU from ten minutes up.
+    """Return whether compiling pays off for this many operations: on a GPU, and on a CPU from ten minutes up.
 
     A core computes some 50 GFLOP/s. Compiling takes some 40 seconds there, and makes steps 1.2 to 1.4 times as fast.
     """

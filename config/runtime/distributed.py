@@ -81,13 +81,13 @@ def restore_optimizers(state, model, optimizers, scaler):
 def compile_model(model, compile, device, ctx, flops) -> str:
     """Compile the blocks of `model` if so many operations pay for it. Return "true" if so, else "false".
 
-    Where PyTorch finds no compiler, on any process, all of them stay eager.
+    If PyTorch finds no compiler on even one process, all of them stay eager.
     """
     if compile == "false" or compile == "auto" and not pick_compile(device, flops):
         return "false"
     print0("compiling ...")
     reason = ""
-    try:  # on the least that needs a compiler, forward and backward, and no other process
+    try:  # the smallest code that needs a compiler (forward and backward) but no other process
         with ctx:
             compiled = torch.compile(lambda x: F.silu(x @ x).sum())
             compiled(torch.ones(64, 64, device=device, requires_grad=True)).backward()

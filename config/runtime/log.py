@@ -34,7 +34,7 @@ class Log:
 
     @file_errors()
     def open(self, iter_num, settings):
-        """Take the folder for this process. Of its log the lines up to step iter_num stay."""
+        """Take the folder for this process. Keep the lines of its log up to step iter_num."""
         if rank() != 0:
             self.file = open(os.devnull, "wb")
             return
@@ -53,13 +53,13 @@ class Log:
             self.trackers["Weights & Biases"] = start_wandb(self.folder, iter_num, settings)
 
     def end_of(self, iter_num):
-        """Return where the last line up to step iter_num ends: what comes later will happen again."""
+        """Return where the last line up to step iter_num ends: later steps will run again."""
         end = place = 0
         for line in self.path.read_bytes().splitlines(keepends=True) if iter_num else []:
             place, step = place + len(line), step_of(line)
             if step is not None and step > iter_num:
                 break
-            end = place if step is not None else end  # a torn line goes if it is the last
+            end = place if step is not None else end  # a torn last line is dropped
         return end
 
     def replace_old_run(self):
@@ -109,7 +109,7 @@ def step_of(line) -> int | None:
 
 @file_errors()
 def code_version() -> dict:
-    """Return SHA-256 of all code but config files, which the settings hold, and of model.py; and the git commit."""
+    """Return the SHA-256 of all code but config files, and of model.py alone, and the git commit."""
     files = [ROOT / "model.py", ROOT / "train.py", ROOT / "config" / "__init__.py"]
     files += sorted([*ROOT.glob("config/runtime/*.py"), *ROOT.glob("data/*.py")])
     commit = None
@@ -123,7 +123,7 @@ def code_version() -> dict:
 def start_tensorboard(folder, iter_num):
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(folder, purge_step=iter_num + 1)  # what came after the checkpoint will happen again
+    writer = SummaryWriter(folder, purge_step=iter_num + 1)  # steps after the checkpoint will run again
 
     def track(numbers, step):
         for name, number in numbers.items():
@@ -136,7 +136,7 @@ def start_tensorboard(folder, iter_num):
 def start_wandb(folder, iter_num, settings):
     import wandb
 
-    id_file = folder / "wandb.id"  # by which a resumed run finds itself again
+    id_file = folder / "wandb.id"  # lets a resumed run continue the same wandb run
     known = id_file.read_text() if iter_num and id_file.exists() else None
     run = wandb.init(name=folder.name, id=known, resume="allow" if known else None, config=settings, dir=folder)
     id_file.write_text(run.id)

@@ -8,14 +8,14 @@ import torch
 
 from config.runtime.common import UserError, atomic_write, file_errors
 
-LABELLED = 32  # tokens, at most, that have room for their text
+LABELED = 32  # tokens, at most, that have room for their text
 
 
 @torch.no_grad()
 def look_inside(model, idx) -> list[torch.Tensor]:
     """Return the attention weights (B, H, T, T) of each layer for the tokens idx (B, T).
 
-    They are what the layer makes of values that are the unit vectors. Layers that recompute it use the same ones.
+    They are the layer's output when its values are the unit vectors. Layers that recompute it use the same ones.
     """
     weights = {}
 
@@ -46,7 +46,7 @@ def draw_maps(model, tokens, tokenizer, path):
 
     layers = look_inside(model, torch.tensor([tokens], device=model.head.weight.device))
     texts = [repr(tokenizer.decode([token]))[1:-1].replace("$", r"\$").replace(" ", "␣") for token in tokens]
-    side = 1.2 + 0.12 * min(len(tokens), LABELLED)
+    side = 1.2 + 0.12 * min(len(tokens), LABELED)
     shape = len(layers), model.config.n_head
     figure = Figure(figsize=(side * shape[1], side * shape[0]), layout="tight")
     kind = path.suffix.removeprefix(".").lower() or "png"
@@ -58,7 +58,7 @@ def draw_maps(model, tokens, tokenizer, path):
         axis.imshow(weights, cmap="Blues", norm=PowerNorm(0.5, 0, 1, clip=True))  # small weights are seen too
         axis.set_title(f"layer {l}, head {h}", fontsize=6)
         axis.tick_params(labelsize=5)
-        if len(tokens) <= LABELLED:
+        if len(tokens) <= LABELED:
             axis.set_xticks(range(len(tokens)), texts, rotation=90)
             axis.set_yticks(range(len(tokens)), texts)
     figure.supylabel("query", fontsize=8)

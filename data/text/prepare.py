@@ -2,9 +2,9 @@
 
 Takes plain text in UTF-8, .jsonl (a document on each line, in --field), and all .txt, .md and .jsonl files below a
 folder, one after another. Then train with --dataset=plays. Without a name it is --dataset=text.
-A text that is too large for the memory, tables and compressed files: see data/openwebtext/prepare.py --help.
+For tables, compressed files and texts too large for memory, see data/openwebtext/prepare.py --help.
 
-Byte pairs can write any text. A tokenizer of characters fails at the first one that it does not know.
+Byte-pair tokenizers encode any text. A character tokenizer fails at the first character it does not know.
 """
 
 import re
