@@ -1,7 +1,7 @@
 """
 Train a GPT: python train.py config/m1_shakespeare.py --max_iters=200
 
-The settings are the plain variables below. Config files change them, in the order given, and --name=value comes last.
+The settings are the plain variables below. Later config files override earlier ones, and --name=value overrides all.
 A run that was stopped or killed resumes exactly: --init_from=resume --out_dir=FOLDER. On several GPUs:
 torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --grad_accum_steps=8
 """
@@ -29,7 +29,7 @@ install_excepthook()  # users' mistakes end in one line and exit code 2
 
 # -----------------------------------------------------------------------------
 # run
-out_dir = ""  # folder of the run; empty: out/ and the names of the config files
+out_dir = ""  # folder of the run; empty: out/ and the names of the config files, or of the dataset
 init_from = "scratch"  # scratch, hf:NAME (a Llama), run:FOLDER (another run), resume, or auto: resume or scratch
 overwrite = False  # replace the run that is in the folder, once this one has saved for the first time
 seed = 1337  # the same seed on the same machine gives the same run
@@ -63,7 +63,7 @@ optimizer = "adamw"  # adamw, or muon: Muon for the matrices of the layers, Adam
 max_iters = 800  # total steps
 learning_rate = 3e-3  # peak rate
 warmup_iters = 100  # warm-up steps
-lr_decay = "cosine"  # cosine, linear or none; down to max_iters
+lr_decay = "cosine"  # cosine, linear or none; ends at max_iters
 min_lr_frac = 0.1  # final rate as a fraction of the peak rate
 weight_decay = 0.1  # for matrices
 beta1 = 0.9  # AdamW
@@ -72,7 +72,7 @@ grad_clip = 1.0  # maximum norm of the gradient; 0: no limit
 # checkpoints and logs
 checkpoint_interval = 200  # steps between checkpoints
 eval_interval = 0  # steps between evaluations; 0: a tenth of max_iters, but at least 50
-eval_tokens = 131072  # validation tokens per evaluation, at most; a quarter as many training tokens
+eval_tokens = 131072  # validation tokens per evaluation, at most; and a quarter as many training tokens
 eval_only = False  # print the loss over the whole validation split and exit
 log_interval = 10  # steps between log lines
 tensorboard = False  # log to TensorBoard too, in the run's folder
@@ -212,7 +212,8 @@ parameters, flops_per_token = raw_model.get_num_params(), raw_model.flops_per_to
 size = f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {parameters:,} parameters"
 counts = f"{tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on"
 epochs = max_iters * tokens_per_iter / tokens["train"]
-print0(f"model   {config.label}: {size}, from {init_from}")
+origin = f"step {iter_num:,} of {out}" if resuming else init_from
+print0(f"model   {config.label}: {size}, from {origin}")
 print0(f"data    {data.meta['source']} (data/{dataset}): {counts}")
 print0(f"steps   {iter_num:,} to {max_iters:,} of {tokens_per_iter:,} tokens, {epochs:.3g} epochs in all, {optimizer}")
 print0(f"device  {machine}, {settings['dtype']}; run in {out}")

@@ -24,10 +24,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from conftest import TEXT, TINY, copy_repository, differences  # first: it makes the repository importable
+
 from config.runtime.checkpoint import build_model, load_checkpoint
-from conftest import TEXT, TINY, copy_repository, differences
-from data.dataset import SPLITS, load_dataset
 from config.runtime.common import sha256
+from data.dataset import SPLITS, load_dataset
 
 STEPS = 150
 RUN = f"{TINY} --max_iters={STEPS} --eval_interval=7 --init_from=auto"

@@ -141,7 +141,7 @@ def reopen(folder, given, defaults):
     step, max_iters, path = checkpoint["iter_num"], settings["max_iters"], checkpoint["path"]
     if step >= max_iters and not settings["eval_only"]:
         if (defaults | given)["init_from"] == "auto":
-            print0(f"{path} is at step {step:,} of {max_iters:,}: nothing is left to do")
+            print0(f"{path} is at step {step:,} of the run's {max_iters:,}: nothing is left to do")
             raise SystemExit(0)
         raise UserError(f"max_iters = {max_iters}, but {path} is at step {step}: give more to continue")
     return checkpoint, settings

@@ -91,7 +91,7 @@ def ineffective_settings(settings, given, defaults):
             lines.append(f"{name} = {value!r} has no effect: it goes with {' or '.join(needed)}")
         if name in SHAPE and value != settings[name]:
             lines.append(f"{name} = {value!r} has no effect: {settings['init_from']} has {settings[name]!r}")
-    if settings["max_iters"] <= settings["warmup_iters"]:
+    if settings["max_iters"] <= settings["warmup_iters"] and not settings["eval_only"]:
         rate, steps, warmup = (settings[name] for name in ("learning_rate", "max_iters", "warmup_iters"))
         why = f"max_iters = {steps}, warmup_iters = {warmup}"
         lines.append(f"the warm-up to learning_rate = {rate} takes up the whole run: {why}")
