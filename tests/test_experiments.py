@@ -32,10 +32,9 @@ def tables_of(capsys, *arguments):
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
 
 
-@pytest.mark.parametrize("experiment, tables", [("entailment", 4), ("micro", 1)])
-def test_in_small(tmp_path, capsys, experiment, tables):
-    rows = tables_of(capsys, experiment, "--quick", f"--out={tmp_path}")
-    assert sum("---" in row for row in rows) == tables and len(rows) > 10
+def test_in_small(tmp_path, capsys):
+    rows = tables_of(capsys, "entailment", "--quick", f"--out={tmp_path}")
+    assert sum("---" in row for row in rows) == 4 and len(rows) > 10
 
 
 def test_an_interrupted_experiment_resumes(tmp_path, capsys):
@@ -52,7 +51,7 @@ def test_an_interrupted_experiment_resumes(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("arguments, named", [
-    ([], "recall, entailment, micro"),
+    ([], "recall, entailment"),
     (["recal"], "'recal' does not work"),
     (["recall", "--quik"], "--quik"),
     (["recall", "--device=cuda:9"], "cuda:9"),

@@ -1,9 +1,8 @@
 """
-The tasks of the W2 document: python tests/bench/tasks.py {recall,entailment,micro} [--show] [--quick]
+The tasks of the W2 document: python tests/bench/tasks.py {recall,entailment} [--show] [--quick]
 
     recall       copy random tokens, as in the document; and multi-query associative recall (MQAR)
     entailment   is one node of a tree an ancestor of another?
-    micro        three small models: loss after 100 steps, time and memory of a training step
 
 Each compares W2 with standard attention: at the document's widths and rates, then at equal widths. Rerun an interrupted
 experiment to continue. --show prints the tables of what is in --out or, if nothing is, of the committed results.
@@ -27,7 +26,6 @@ from config.runtime.common import UserError, atomic_write, install_excepthook, m
 from config.runtime.common import pick_device, pick_dtype
 from model import GPT, GPTConfig
 from report import as_table
-from speed import Trainer, alternate
 from stats import compare
 
 # -----------------------------------------------------------------------------
@@ -143,8 +141,6 @@ DATA = {"copy": copies, "mqar": queries, "entailment": entailments}
 def trial(run, device):
     """Train a model, and return its results on data that it has not seen."""
     task = run["task"]
-    if task == "cost":
-        return cost_of_steps(run, device)
     torch.manual_seed(run["seed"])
     model = GPT(GPTConfig(**run["model"]))
     if task == "entailment":
@@ -198,14 +194,6 @@ def fit(run, model, data):
         torch.nn.utils.clip_grad_norm_(model.parameters(), largest_norm)
         optimizer.step()
         optimizer.zero_grad()
-
-
-def cost_of_steps(run, device):
-    """Return the seconds and peak bytes of a training step of each model, and the ratios of seconds to the first."""
-    models = [GPT(GPTConfig(**model)).to(device) for model in run["models"]]
-    trainers = [Trainer(model, run["batch_size"], torch.float32) for model in models]
-    seconds, ratios = alternate(trainers, run["budget"])
-    return {"seconds": seconds, "ratios": ratios, "bytes": [trainer.memory() for trainer in trainers]}
 
 
 # -- many runs -----------------------------------------------------------------------------------------------
@@ -354,34 +342,7 @@ def entailment(sweep):
         print_table(f"Candidates {candidates}, width 96, equal parameters", *rows_of(results, *columns))
 
 
-def micro(sweep):
-    settings = {"base": (2, 128, 32), "long": (2, 512, 4), "deep": (4, 128, 32)}  # layers, tokens, sequences
-    vocab_size, steps, seeds, budget = 1024, 100, [1, 2, 3], 10
-    if sweep.quick:
-        settings, vocab_size, steps, seeds, budget = {"base": (1, 16, 4), "deep": (2, 16, 4)}, 64, 5, [1, 2], 0
-    widths = {
-        "published widths": {"standard": STANDARD[0], "W2, diagonal σ": W2["copy"][0]},
-        "equal widths": {"standard": STANDARD[0]} | {name: STANDARD[0] | kind for name, kind in W2_KINDS.items()},
-    }
-    table = [["setting", "", "parameters", "loss", "difference", "step", "/ standard", "memory"]]
-    for setting, (n_layer, tokens, batch_size) in settings.items():
-        for width, models in widths.items():
-            size = {"block_size": tokens - 1, "vocab_size": vocab_size, "n_layer": n_layer}
-            models = {name: size | model for name, model in models.items()}
-            run = {"task": "copy", "setting": setting, "recipe": "published"}
-            run |= {"batch_size": batch_size, "steps": steps, "learning_rate": 1e-3}
-            results = sweep.repeated({name: run | {"model": model} for name, model in models.items()}, seeds)
-            cost = {"task": "cost", "setting": f"{setting}, {width}", "models": list(models.values())}
-            (cost,) = sweep.run([cost | {"batch_size": batch_size, "budget": budget}])  # alone: others would slow it
-            costs = zip(cost["seconds"], cost["ratios"], cost["bytes"])
-            rows = rows_of(results, ("loss", "loss", "difference"))
-            for (name, parameters, _, *loss), (s, ratio, peak) in zip(rows[1:], costs):
-                cells = [f"{setting}, {width}", name, parameters, *loss]
-                table.append([*cells, f"{1e3 * s:.0f} ms", f"{ratio:.2f}", f"{peak / 1e6:.0f} MB"])
-    print_table(f"Loss after {steps} steps at a learning rate of 1e-3, and the cost of a step", *table)
-
-
-EXPERIMENTS = {"recall": recall, "entailment": entailment, "micro": micro}
+EXPERIMENTS = {"recall": recall, "entailment": entailment}
 
 
 def main(argv):
