@@ -55,14 +55,10 @@ def test_an_interrupted_experiment_resumes(tmp_path, capsys):
     (["recal"], "'recal' does not work"),
     (["recall", "--quik"], "--quik"),
     (["recall", "--device=cuda:9"], "cuda:9"),
-    (["recall", "--quick"], "recall_quick.json: damaged"),
 ])  # fmt: skip
 def test_what_cannot_be_run_is_refused(tmp_path, arguments, named):
-    damaged = tmp_path / "recall_quick.json"
-    damaged.write_text("[{]")
     with pytest.raises(UserError, match=named):
         tasks.main([*arguments, f"--out={tmp_path}"])
-    assert damaged.read_text() == "[{]"
 
 
 # -- training ------------------------------------------------------------------------------------------------

@@ -1,11 +1,6 @@
 """Runs of train.py as processes of a comparison: side by side, interrupted, killed, and in use elsewhere."""
 
-import os
-import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -76,22 +71,3 @@ def test_how_many_runs_at_a_time(monkeypatch):
     monkeypatch.setattr(runs.os, "sched_getaffinity", lambda _: range(6), raising=False)
     cpu = pick_device("cpu")
     assert [runs.runs_at_a_time(workers, cpu) for workers in (0, 2)] == [6, 2]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent was killed")
-def test_a_comparison_that_is_killed_takes_its_runs_along():
-    out, into = os.pipe()
-    parent = os.fork()
-    if not parent:
-        sleeper = subprocess.Popen(["sleep", "60"], preexec_fn=runs.end_with_parent)
-        os.write(into, str(sleeper.pid).encode())
-        signal.pause()
-    run = int(os.read(out, 20))
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
-    for _ in range(100):
-        state = Path(f"/proc/{run}/stat")
-        if not state.exists() or state.read_text().split()[2] == "Z":
-            return
-        time.sleep(0.05)
-    pytest.fail("it is still there")

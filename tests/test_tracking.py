@@ -151,12 +151,9 @@ def test_what_is_drawn(tmp_path):
     (("log", "--x=steps"), "x = 'steps' does not work: it must be one of tokens"),
     (("empty",), "no run has been evaluated in empty"),
     ((), "no run has been evaluated in no folder"),
-    (("damaged",), "not a log of train.py"),
 ], ids=count())  # fmt: skip
 def test_what_cannot_be_drawn(plot, arguments, named):
     write_log("log", 2.0)
-    Path("damaged").mkdir()
-    Path("damaged", "log.jsonl").write_text('{"event": "start", "step": 0, "settings": {}}\n')
     code, _, error = plot(*arguments)
     assert code == 2 and error.count("\n") == 1 and named in error
 

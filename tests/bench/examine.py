@@ -37,9 +37,6 @@ def small(settings) -> dict:
     return settings | {"n_embd": width, "n_inner": settings["n_inner"] and 2 * width} | short | once | here
 
 
-# -- what is wrong with it -----------------------------------------------------------------------------------
-
-
 def examine(name, settings, vocab_size):
     """Raise a UserError for a model that sees the future, miscounts its operations or has a part that never learns."""
     plain = small(settings) | {"dropout": 0.0, "activation_checkpointing": False}
@@ -96,9 +93,6 @@ def check_operations(name, model, idx):
         raise UserError(f"{name}: {told}; its cost would be wrong by a factor of {counted / said:.3f}")
 
 
-# -- what it computes ----------------------------------------------------------------------------------------
-
-
 def identify(candidates, folder, code, vocab_size):
     """Return the candidates, each with the name of what it computes, by which its runs are found again.
 
@@ -139,7 +133,6 @@ def read_fingerprints(folder):
 
 
 def find(rows, **facts):
-    """Return the first row with these facts, or None."""
     return next((row for row in rows if facts.items() <= row.items()), None)
 
 

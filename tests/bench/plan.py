@@ -50,8 +50,6 @@ class Comparison:
         for name, number in Counter(name for name, _ in read).items():
             if number > 1:
                 raise UserError(f"two candidates are named {name!r}: name one of them, as in 'NAME: words'")
-        if options["workers"] < 0:
-            raise UserError(f"workers = {options['workers']} does not work: it must be 0 or more")
         if options["best"] and not all(candidate.settings["eval_interval"] for candidate in self.candidates):
             raise UserError("--best is the lowest loss of several: say how many steps apart, as in --eval_interval=100")
         if options["cost"] not in ("both", *PRICES):
@@ -159,8 +157,7 @@ class Comparison:
             return sorted(times for steps, times in of_steps.items() if steps != max_iters)
         costs = [math.log2(candidate.flops / self.baseline.flops) for candidate in self.candidates]
         lowest, highest = min(-1, math.floor(min(costs))), max(1, math.ceil(max(costs) - 1e-3))
-        shortest = 1 / self.baseline.settings["max_iters"]
-        return [2.0**power for power in range(lowest, highest + 1) if power and 2.0**power >= shortest]
+        return [2.0**power for power in range(lowest, highest + 1) if power]
 
     # -- costs -----------------------------------------------------------------------------------------------
 
@@ -232,8 +229,6 @@ class Comparison:
         else:
             own = candidate.settings["learning_rate"]
             grid = list(self.rates) or [own / 2, own, 2 * own]
-            if own <= 0:
-                raise UserError(f"{candidate.name}: learning_rate = {own} does not work: it must be more than 0")
         while True:
             grid.sort()
             runs = [Run(candidate, rate, self.tuning_seed, times, self.folder) for rate in grid]

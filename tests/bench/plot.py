@@ -6,10 +6,13 @@ runs differ. Time is training time, without evaluating and saving. The first qua
 """
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
 from config import read_settings
 from config.runtime.common import UserError, file_errors, install_excepthook
 from runs import read_log
@@ -47,14 +50,10 @@ def lowest(run):
 
 
 def draw(runs, x, train, path):
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot, ticker
-
     names = dict.fromkeys(name for run in runs for name in run["settings"] if name not in HIDDEN)
     differ = [name for name in names if len({str(run["settings"].get(name)) for run in runs}) > 1]
-    figure, axis = pyplot.subplots(figsize=(8, 5))
+    figure = Figure(figsize=(8, 5))
+    axis = figure.subplots()
     for i, run in enumerate(runs):
         style = {"color": f"C{i % 10}", "linestyle": ("-", "--", ":")[i // 10 % 3]}
         label = ", ".join(f"{name}={run['settings'].get(name)}" for name in differ) or run["folder"]
@@ -70,7 +69,7 @@ def draw(runs, x, train, path):
     axis.set(xlim=(0, None), ylim=(min(losses) - margin, max(losses) + margin))
     axis.set(xlabel=AXES[x], ylabel="validation loss" + "; thin: training loss" * train)
     if x != "time":
-        axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.grid(axis="y", color="0.9")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(loc="upper left", bbox_to_anchor=(1, 1) if len(runs) > 4 else (0.5, 1), frameon=False)
@@ -88,8 +87,6 @@ def main(argv):
     runs = [run for run in map(read_run, folders) if run["evals"]]
     if not runs:
         raise UserError(f"no run has been evaluated in {', '.join(map(str, paths)) or 'no folder'}")
-    if not find_spec("matplotlib"):
-        raise UserError("the picture needs a package: pip install matplotlib")
     draw(sorted(runs, key=lowest), options["x"], options["train"], options["out"])
 
 

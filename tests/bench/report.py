@@ -15,8 +15,6 @@ FACTS = ["loss", "best_loss", "best_step", "parameters", "flops", "seconds", "ma
 
 
 class Report:
-    """What is known of a comparison."""
-
     def __init__(self, comparison):
         self.comparison = comparison
         self.planned = comparison.planned()
@@ -36,10 +34,7 @@ class Report:
     def costs(self, name):
         return self.comparison.costs(self.candidates[name], self.fits[name].cost)
 
-    # -- the table -------------------------------------------------------------------------------------------
-
     def row(self, name):
-        """Return the cells of a candidate."""
         runs, fit = self.main[name], self.fits.get(name)
         if not runs:
             return [name] + [""] * (len(HEADER) - 1)
@@ -92,8 +87,6 @@ class Report:
         low, worth, high = (beyond.get(times, f"{times:.2f}") for times in found)
         return f"{'roughly ' * (len(rungs) < 4)}{worth} ({low} to {high})"
 
-    # -- in words --------------------------------------------------------------------------------------------
-
     def sentence(self, name):
         """Return which difference would have been found, or "" where that is not known."""
         fit = self.fits.get(name)
@@ -114,8 +107,6 @@ class Report:
         for plan in self.done:
             if comparison.result(plan.run)["loss"] is None and plan.stage in ("main", "ladder"):
                 lines.append(f"diverged: {plan.run.label()}")
-        if len(comparison.seeds) == 1:
-            lines.append("one seed: nothing is known of the noise, so there are no intervals")
         if not comparison.is_searching() and comparison.lengths() and not comparison.committed:
             lines.append("no learning rates are tried: one that suits a length badly makes the baseline worse there")
         lines += self.notes_on_sizes() + self.notes_on_ends()
@@ -171,8 +162,6 @@ class Report:
                 found.setdefault((result["steps"], result["rate"]), []).append(result["loss"])
         return [(*key, statistics.fmean(losses), deviation(losses)) for key, losses in found.items()]
 
-    # -- files -----------------------------------------------------------------------------------------------
-
     def markdown(self):
         parts = [f"## {self.comparison.title}" * bool(self.comparison.title)]
         parts.append(as_table(HEADER, [self.row(name) for name in self.main]))
@@ -199,7 +188,6 @@ class Report:
 
     @file_errors()
     def write(self, command):
-        """Write the report to table.md and runs.csv."""
         text, folder = self.markdown(), self.comparison.options["out"]
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in (("table.md", f"    {command}\n\n{text}"), ("runs.csv", self.csv())):
@@ -223,6 +211,5 @@ def deviation(values):
 
 
 def as_table(header, rows):
-    """Return a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)

@@ -1,7 +1,6 @@
 """Runs of train.py: from a candidate's words to the command, from the folder to its result, and many at a time."""
 
 import csv
-import ctypes
 import json
 import math
 import os
@@ -23,6 +22,7 @@ import torch
 from config import convert, given_settings, read_settings
 from config.runtime.checks import check_settings, ineffective_settings, of_model
 from config.runtime.common import StopSignal, UserError, file_errors, sha256
+from config.runtime.log import step_of
 from model import GPT, GPTConfig
 
 DEFAULTS = read_settings(TRAIN, [])
@@ -30,7 +30,6 @@ OURS = ("out_dir", "init_from", "overwrite", "eval_only", "seed")  # settings th
 QUICK_STEPS = ["--max_iters=6", "--warmup_iters=1", "--eval_tokens=64"]
 METHOD = ("attention", "qk_scale", "sigma", "residual", "keep_input")  # settings that a folder's name starts with
 NO_MATTER = ("device", "tensorboard", "wandb")  # settings that do not make another run of it
-FACTS_OF_START = {"settings", "parameters", "flops_per_token", "machine", "code", "data"}  # in a log's first line
 IN_USE = 3  # train.py's exit code for a folder in which another process is training
 
 
@@ -49,7 +48,6 @@ class Candidate:
 
     @property
     def flops(self):
-        """Return the floating-point operations of the whole training."""
         return self.flops_per_token * self.tokens_per_step * self.settings["max_iters"]
 
     @property
@@ -67,16 +65,11 @@ def read_words(words, common, quick=False):
     Config files come first, then the `common` options, then its own, then, if it shall be `quick`, the fewest steps.
     """
     name, colon, rest = f"{words} ".partition(": ")
-    try:
-        arguments = shlex.split(rest if colon else words)
-    except ValueError as error:
-        raise UserError(f"{words}: {error}") from None
+    arguments = shlex.split(rest if colon else words)
     files = [argument for argument in arguments if not argument.startswith("-")]
     options = [argument for argument in arguments if argument.startswith("-")]
     if not colon:
         name = ", ".join([Path(file).stem for file in files] + [option.lstrip("-") for option in options]) or "defaults"
-    if "-h" in options or "--help" in options:
-        raise UserError(f"{words}: --help is no setting: python train.py --help lists them")
     given = {}
     for part in (files, common, options, QUICK_STEPS * quick):
         given |= given_settings(TRAIN, part)
@@ -139,7 +132,6 @@ class Run:
 
 
 def changed(settings):
-    """Return the settings that are not train.py's defaults."""
     return {name: value for name, value in settings.items() if value != DEFAULTS[name]}
 
 
@@ -159,23 +151,8 @@ def folder_name(settings):
 def read_log(folder) -> list[dict]:
     """Return the lines of a run's log.jsonl, none if there is no log. A line that a kill has torn is left out."""
     path = folder / "log.jsonl"
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.exists() else []
-    lines = [line for line in map(parsed, lines) if line]
-    if lines and not FACTS_OF_START <= lines[0].keys():
-        raise UserError(f"{path}: not a log of train.py: move the folder away to do the run again")
-    return lines
-
-
-def parsed(line):
-    """Return a line of a log as a dict, or None if it is not whole, or not one of train.py's."""
-    try:
-        facts = json.loads(line)
-    except ValueError:
-        return None
-    if not line.endswith("\n") or not isinstance(facts, dict) or not isinstance(facts.get("step"), int):
-        return None
-    needed = {"step": "tokens_per_second", "eval": "val_loss"}.get(facts.get("event"), "event")
-    return facts if needed in facts else None
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if step_of(line) is not None]
 
 
 def result_of(folder) -> dict | None:
@@ -247,20 +224,8 @@ def runs_at_a_time(workers, device):
     return workers or (torch.get_num_threads() if torch.get_num_threads() > 1 else len(cores))
 
 
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here, since a forked process must do little
-
-
-def end_with_parent():
-    """Ask Linux, in a new process, for a SIGTERM when its parent ends, even if that is killed."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 class Stopped(Exception):
-    """A signal has requested the end."""
-
-    def __init__(self, number):
-        self.number = number
+    """A signal, whose number it holds, has requested the end."""
 
 
 class Workers:
@@ -292,7 +257,6 @@ class Workers:
                 stderr=output,
                 env=self.environment,
                 start_new_session=True,  # a terminal's Ctrl-C comes to this process, which passes it on once
-                preexec_fn=end_with_parent if sys.platform == "linux" else None,
             )
         self.running[run] = process, place, begin
 

@@ -11,47 +11,43 @@ Any variants can be measured against the standard model, written as for compare.
 
 import gc
 import json
-import os
-import shlex
 import statistics
 import sys
 import time
 from contextlib import nullcontext
-from itertools import accumulate
 from pathlib import Path
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler is chatty
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import torch
 
-from config import given_settings, read_settings
+from config import read_settings
 from config.runtime.checks import of_model
 from config.runtime.common import UserError, atomic_write, install_excepthook, machine_name, pick_attention_kernel
 from config.runtime.common import pick_device, pick_dtype
 from config.runtime.log import code_version
 from model import GPT, GPTConfig
 from report import as_table
+from runs import read_words
 
 # -----------------------------------------------------------------------------
 device = "auto"  # auto, cpu, cuda, cuda:1
 sections = "training,generating"  # what to measure
 show = False  # print the committed tables; measure nothing
-quick = False  # tiny sizes, to see that it works; the results are meaningless
 out = "out/speed.json"  # where the figures go
 # -----------------------------------------------------------------------------
 
-VOCABULARY = 65  # Tiny Shakespeare's characters
-VARIANTS = {
-    "W2": {"attention": "w2"},
-    "W2, diagonal σ": {"attention": "w2", "sigma": "diagonal"},
-    "summed QKᵀ": {"attention": "summed_qk"},
-    "Method 1": {"residual": "m1"},
-    "Method 2": {"residual": "m2"},
-}
-
-# -- one step ------------------------------------------------------------------------------------------------
+SHAPE = {"n_layer": 6, "n_head": 6, "n_embd": 384, "vocab_size": 65}  # Tiny Shakespeare has 65 characters
+SECONDS = 5  # of alternating steps
+NEW = 1000  # tokens that are generated
+VARIANTS = [
+    "W2: --attention=w2",
+    "W2, diagonal σ: --attention=w2 --sigma=diagonal",
+    "summed QKᵀ: --attention=summed_qk",
+    "Method 1: --residual=m1",
+    "Method 2: --residual=m2",
+]
 
 
 class Trainer:
@@ -82,77 +78,62 @@ class Trainer:
         return time.perf_counter() - began
 
     def memory(self):
-        """Return the peak bytes of a step: parameters, optimizer state, gradients and saved activations.
+        """Return the peak bytes of a step on a GPU: parameters, optimizer state, gradients and saved activations.
 
-        At least one step must have been made before.
+        Other models on the device do not count. At least one step must have been made before.
         """
         state = [tensor for state in self.optimizer.state.values() for tensor in state.values()]
-        return sum(tensor.nbytes for tensor in [*self.model.parameters(), *state]) + peak_bytes(self.step, self.device)
+        own, before = [*self.model.parameters(), *state], torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.step()
+        return sum(tensor.nbytes for tensor in own) + torch.cuda.max_memory_allocated(self.device) - before
 
 
-def peak_bytes(function, device):
-    """Return the peak of what a call allocates, on top of what was allocated before it."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        function()
-        return torch.cuda.max_memory_allocated(device) - before
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        function()
-    events = sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-    return max(accumulate((event.nbytes() for event in events if event.name() == "[memory]"), initial=0))
-
-
-def alternate(trainers, seconds, turns):
+def alternate(trainers, turns=5):
     """Return each trainer's median ratio to the first one's step of the same turn."""
     torch.compiler.reset()  # or earlier models would count towards its limit of variants
     for trainer in trainers * 2:  # the first steps compile and allocate
         trainer.timed_step()
     times, began = [], time.time()
-    while len(times) < turns or time.time() - began < seconds:
+    while len(times) < turns or time.time() - began < SECONDS:
         times.append([trainer.timed_step() for trainer in trainers])
     ratios = [[step / turn[0] for step in turn] for turn in times]
     return [statistics.median(of_one) for of_one in zip(*ratios)]
 
 
-# -- the sections --------------------------------------------------------------------------------------------
+def make_model(settings, T, device):
+    return GPT(GPTConfig(**of_model(settings) | SHAPE | {"block_size": T})).to(device)
 
 
-def make_model(settings, n_layer, n_embd, T, device):
-    shape = {"n_layer": n_layer, "n_head": n_embd // 64, "n_embd": n_embd, "block_size": T, "vocab_size": VOCABULARY}
-    return GPT(GPTConfig(**shape | settings)).to(device)
-
-
-def training(variants, device, quick):
-    """Yield rows: time over counted operations, and memory, each relative to the standard model's."""
-    shape, B, seconds, turns = (6, 384, 256), 4 if device.type == "cpu" else 64, 5, 5
-    if quick:
-        shape, B, seconds, turns = (2, 64, 32), 2, 0, 1
-    for name, settings in variants.items():
+def training(variants, device):
+    """Yield rows: time, and on a GPU memory, relative to the standard model's."""
+    (_, standard), *others = variants
+    B = 4 if device.type == "cpu" else 64
+    for name, settings in others:
         cells = {}
         for dtype in dict.fromkeys([torch.float32, pick_dtype("auto", device)]):
             gc.collect()  # compiled models are cycles of references
-            compiled = device.type != "cpu" and not quick
-            pair = [Trainer(make_model(words, *shape, device), B, dtype, compiled) for words in ({}, settings)]
-            _, slower = alternate(pair, seconds, turns)
-            flops = [trainer.model.flops_per_token() for trainer in pair]
-            memory = [trainer.memory() for trainer in pair]
-            kind, operations = str(dtype).removeprefix("torch."), flops[1] / flops[0]
-            cells |= {f"{kind}: time": slower, f"{kind}: time / operations": slower / operations}
-        yield {"": name, "operations": operations} | cells | {"memory": memory[1] / memory[0]}
+            models = [make_model(words, 256, device) for words in (standard, settings)]
+            pair = [Trainer(model, B, dtype, compiled=device.type != "cpu") for model in models]
+            _, slower = alternate(pair)
+            baseline, flops = (model.flops_per_token() for model in models)
+            kind = str(dtype).removeprefix("torch.")
+            cells |= {f"{kind}: time": slower, f"{kind}: time / operations": slower * baseline / flops}
+        if device.type == "cuda":
+            cells["memory"] = pair[1].memory() / pair[0].memory()
+        yield {"": name, "operations": flops / baseline} | cells
 
 
 @torch.no_grad()
-def generating(variants, device, quick):
+def generating(variants, device):
     """Yield rows: tokens per second of `generate`, one sequence, float32."""
-    n_layer, n_embd, T, new = (2, 64, 64, 16) if quick else (6, 384, 1024, 1000)
-    prompt = torch.randint(VOCABULARY, (1, T - new), device=device)
-    for name, settings in ({"standard": {}} | variants).items():
-        model = make_model(settings, n_layer, n_embd, T, device).eval()
+    prompt = torch.randint(SHAPE["vocab_size"], (1, 24), device=device)
+    for name, settings in variants:
+        model = make_model(settings, NEW + 24, device).eval()
         model.generate(prompt, 4)
         began = time.time()
-        model.generate(prompt, new)[0, -1].item()  # which waits for a GPU
-        yield {"": name, "tokens/s": new / (time.time() - began)}
+        model.generate(prompt, NEW)[0, -1].item()  # which waits for a GPU
+        yield {"": name, "tokens/s": NEW / (time.time() - began)}
 
 
 SECTIONS = {"training": training, "generating": generating}
@@ -172,14 +153,8 @@ def markdown(title, rows):
     return [f"\n{title}\n", *table.split("\n")]
 
 
-def read_variant(words):
-    """Return the name and the model's settings of a variant such as "NAME: config/m1_shakespeare.py --keep_input"."""
-    name, colon, rest = f"{words} ".partition(": ")
-    return name.strip(), of_model(given_settings(ROOT / "train.py", shlex.split(rest if colon else words)))
-
-
 def main(argv):
-    variants = dict(read_variant(word) for word in argv if not word.startswith("-"))
+    words = [word for word in argv if not word.startswith("-")]
     options = read_settings(__file__, [word for word in argv if word.startswith("-")])
     if options["show"]:
         for path in sorted(Path(__file__).parent.glob("results/speed_*.json")):
@@ -191,14 +166,15 @@ def main(argv):
     for name in chosen:
         if name not in SECTIONS:
             raise UserError(f"sections: {name!r} does not work: it must be one of {', '.join(SECTIONS)}")
+    variants = [read_words(one, []) for one in ["standard:", *(words or VARIANTS)]]
     torch.manual_seed(0)
     device, path, tables = pick_device(options["device"]), Path(options["out"]), {}
-    machine = f"{machine_name(device)}, commit {code_version()['commit']}{', quick' * options['quick']}"
+    machine = f"{machine_name(device)}, commit {code_version()['commit']}"
     print(machine, flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     for name in chosen:
         rows = tables[name] = []
-        for row in SECTIONS[name](variants or VARIANTS, device, options["quick"]):
+        for row in SECTIONS[name](variants, device):
             rows.append(row)
             print("\n".join(markdown(name, rows)[-1 if len(rows) > 1 else 0 :]), flush=True)
         with atomic_write(path) as file:  # after each section, since they take minutes

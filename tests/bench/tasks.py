@@ -207,15 +207,11 @@ class Sweep:
         self.path = Path(options["out"]) / f"{experiment}{'_quick' * self.quick}.json"
         if self.show and not self.path.exists():
             self.path = Path(__file__).parent / "results" / self.path.name
-        try:
-            results = json.loads(self.path.read_text()) if self.path.exists() else []
-            self.finished = {key(result["run"]): result for result in results}
-        except (KeyError, TypeError, ValueError):
-            raise UserError(f"{self.path}: damaged: move it away to start again") from None
+        results = json.loads(self.path.read_text()) if self.path.exists() else []
+        self.finished = {key(result["run"]): result for result in results}
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def run(self, runs):
-        """Return the results of `runs`, in their order."""
         for count, run in enumerate(runs, 1):
             if key(run) in self.finished:
                 continue
@@ -282,26 +278,22 @@ def published_cells(task, size):
     return {name: task | {"model": size | model, "learning_rate": rate} for name, (model, rate) in models.items()}
 
 
-def rows_of(results, *columns):
-    """Return the cells of a table: a header, and a row of `results` for each name.
+def print_table(title, results, *columns):
+    """Print a row of `results` for each name.
 
-    A column is (title, name of a result), or (title, name, "difference") with the difference to the first row.
+    A column is (its name, name of a result), or these and "difference", with the difference to the first row.
     """
     header, rows = ["", "parameters", "learning rate"], {}
     for name, group in results.items():
         rows[name] = [name, f"{group[0]['parameters']:,}", f"{group[0]['run']['learning_rate']:g}"]
-    for title, result, *difference in columns:
-        header += [title, *difference]
+    for column, result, *difference in columns:
+        header += [column, *difference]
         compared = compare(results, result) if difference else {}
         for name, group in results.items():
             values = [math.nan if one[result] is None else one[result] for one in group]
             cell = f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}"
             rows[name] += [cell, compared[name]] if difference else [cell]
-    return [header, *rows.values()]
-
-
-def print_table(title, header, *rows):
-    print(f"\n{title}\n\n{as_table(header, rows)}", flush=True)
+    print(f"\n{title}\n\n{as_table(header, rows.values())}", flush=True)
 
 
 def recall(sweep):
@@ -316,13 +308,13 @@ def recall(sweep):
         copy, mqar = copy | few, mqar | few | {"pairs": 2}
         size, of_mqar = size | {"block_size": 7, "vocab_size": 16}, of_mqar | {"block_size": 16, "vocab_size": 64}
     results = sweep.repeated(published_cells(copy, size), seeds)
-    print_table("Copy, as published", *rows_of(results, *columns))
+    print_table("Copy, as published", results, *columns)
     cells = fair_cells(copy, size | {"n_embd": 64, "n_head": 4, "n_inner": 256})
     results = sweep.tuned(cells, [1e-3, 2e-3, 5e-3], seeds)
-    print_table("Copy, width 64, equal parameters", *rows_of(results, *columns))
+    print_table("Copy, width 64, equal parameters", results, *columns)
     cells = fair_cells(mqar, of_mqar | {"n_embd": 64, "n_head": 1})
     results = sweep.tuned(cells, [5e-3, 1e-2, 2e-2], seeds, by="accuracy")
-    print_table("MQAR, width 64, equal parameters", *rows_of(results, *columns))
+    print_table("MQAR, width 64, equal parameters", results, *columns)
 
 
 def entailment(sweep):
@@ -336,10 +328,10 @@ def entailment(sweep):
     for candidates in ("any", "balanced"):
         task["candidates"] = candidates
         results = sweep.repeated(published_cells(task, size), seeds)
-        print_table(f"Candidates {candidates}, as published", *rows_of(results, *columns))
+        print_table(f"Candidates {candidates}, as published", results, *columns)
         cells = fair_cells(task, size | {"n_embd": 96, "n_head": 6})
         results = sweep.tuned(cells, [5e-4, 1e-3, 2e-3], seeds, by="accuracy", tuning_seeds=tuning_seeds)
-        print_table(f"Candidates {candidates}, width 96, equal parameters", *rows_of(results, *columns))
+        print_table(f"Candidates {candidates}, width 96, equal parameters", results, *columns)
 
 
 EXPERIMENTS = {"recall": recall, "entailment": entailment}
