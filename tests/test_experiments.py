@@ -214,4 +214,5 @@ def test_a_difference_in_words():
     texts = stats.compare(groups)
     assert texts["standard"] == "" and texts["lost"] == "diverged"
     assert texts["worse"].startswith("+1.003 ± ") and texts["worse"].endswith(" worse")
-    assert stats.in_words(0.2, 0.1, 0.01, higher_is_better=True) == "+0.200 ± 0.100 better"
+    accurate = {name: [{"accuracy": one["loss"], **one} for one in group] for name, group in groups.items()}
+    assert stats.compare(accurate, "accuracy")["worse"].endswith(" better")

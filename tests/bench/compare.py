@@ -131,10 +131,8 @@ def do(comparison, again):
             for run in todo:
                 workers.offer(run)
             for run in workers.wait():
-                result = comparison.result(run)
-                said = "is under way elsewhere"
-                if result:
-                    said = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
+                loss = comparison.result(run)["loss"]
+                said = "diverged" if loss is None else f"loss {loss:.4f}"
                 print(f"{run.label()}: {said}; {progress(comparison, number)}", flush=True)
     except Stopped as stopped:
         print(f"\nstopped after {clock(time.time() - began)}; to go on: {again}", flush=True)

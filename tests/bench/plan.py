@@ -60,7 +60,7 @@ class Comparison:
         self.rates = numbers(options, "rates", float)
         tokens = sha256(json.dumps(data["sha256"], sort_keys=True).encode())[:8]
         self.folder = options["out"].resolve() / tokens  # of runs on these tokens
-        self.committed, self.results = committed or {}, {}
+        self.committed, self.known = committed or {}, {}
         if not committed:  # examine the candidates, and find out which earlier runs they would repeat
             self.code = code_version()["sha256"]
             self.candidates = identify(self.candidates, self.folder, self.code, self.vocab_size)
@@ -72,8 +72,6 @@ class Comparison:
     def baseline(self):
         return self.candidates[0]
 
-    # -- runs ------------------------------------------------------------------------------------------------
-
     def result(self, run):
         """Return the result of a run, or None if it has not ended. With --best its loss is its lowest."""
         found = self.last_result(run)
@@ -82,7 +80,7 @@ class Comparison:
 
     def last_result(self, run):
         """Return the same with the loss at the run's end."""
-        if run.folder.name not in self.results:
+        if run.folder.name not in self.known:
             found = result_of(run.folder)
             if found and found["code"] != self.code and not self.computes_the_same(run, found["code"]):
                 cure = "remove it, and give the command again"
@@ -91,8 +89,8 @@ class Comparison:
                 found = next((result | {"earlier": True} for result in self.earlier_results(run)), None)
             if not found and run.name not in self.committed:
                 return None
-            self.results[run.folder.name] = found or self.committed[run.name]
-        return self.results[run.folder.name]
+            self.known[run.folder.name] = found or self.committed[run.name]
+        return self.known[run.folder.name]
 
     def computes_the_same(self, run, code):
         """Say whether a run of other code is the candidate's, also if files were changed since we began."""
@@ -159,8 +157,6 @@ class Comparison:
         lowest, highest = min(-1, math.floor(min(costs))), max(1, math.ceil(max(costs) - 1e-3))
         return [2.0**power for power in range(lowest, highest + 1) if power]
 
-    # -- costs -----------------------------------------------------------------------------------------------
-
     def costs(self, candidate, operations) -> dict:
         """Return what a candidate's training costs, over the baseline's: {"operations": ..., "time": ...}.
 
@@ -175,17 +171,18 @@ class Comparison:
         differs = abs(time / operations - 1) > max(ALIKE, spread / ratio)
         return {"operations": operations} | ({"time": time} if differs else {})
 
+    def results(self, planned, stage, candidate):
+        """Return the results of those `planned` runs of a stage and a candidate that are done."""
+        plans = [plan for plan in planned if plan.stage == stage and plan.candidate is candidate]
+        return [self.result(plan.run) for plan in plans if self.is_done(plan)]
+
     def curve(self, candidate, planned) -> CostCurve | None:
         """Return a candidate's fit to those of the `planned` runs that are done, or None while it has too few."""
-
-        def results(stage, of):
-            plans = [plan for plan in planned if plan.stage == stage and plan.candidate is of]
-            return [self.result(plan.run) for plan in plans if self.is_done(plan)]
-
-        runs, base = results("main", candidate), results("main", self.baseline)
+        runs, base = (self.results(planned, "main", one) for one in (candidate, self.baseline))
         if not runs or not base or has_diverged(runs) or has_diverged(base):
             return None
-        ladder = base + [result for result in results("ladder", self.baseline) if result["loss"] is not None]
+        longer = self.results(planned, "ladder", self.baseline)
+        ladder = base + [result for result in longer if result["loss"] is not None]
         return CostCurve(ladder, runs, same_batches=candidate.batch == self.baseline.batch)
 
     def open_costs(self, planned) -> list[float]:
@@ -201,8 +198,6 @@ class Comparison:
             if not any(is_same_cost(one, max(1, round(cost * max_iters)) / max_iters) for one in taken):
                 taken.append(cost)
         return taken[1 + len(self.lengths()) :]
-
-    # -- learning rates --------------------------------------------------------------------------------------
 
     def is_searching(self):
         return self.options["rates"] != "none" and len(self.rates) != 1

@@ -28,8 +28,7 @@ class Report:
         self.p = holm({name: fit.gain({1.0: 1})[3] for name, fit in self.fits.items()})  # at equal steps
 
     def results(self, stage, candidate):
-        plans = [plan for plan in self.done if plan.stage == stage and plan.candidate is candidate]
-        return [self.comparison.result(plan.run) for plan in plans]
+        return self.comparison.results(self.done, stage, candidate)
 
     def costs(self, name):
         return self.comparison.costs(self.candidates[name], self.fits[name].cost)

@@ -30,10 +30,6 @@ OURS = ("out_dir", "init_from", "overwrite", "eval_only", "seed")  # settings th
 QUICK_STEPS = ["--max_iters=6", "--warmup_iters=1", "--eval_tokens=64"]
 METHOD = ("attention", "qk_scale", "sigma", "residual", "keep_input")  # settings that a folder's name starts with
 NO_MATTER = ("device", "tensorboard", "wandb")  # settings that do not make another run of it
-IN_USE = 3  # train.py's exit code for a folder in which another process is training
-
-
-# -- what is compared ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +83,6 @@ def make_candidate(name, settings, vocab_size) -> Candidate:
     with torch.device("meta"):  # only counted
         model = GPT(GPTConfig(**of_model(settings), vocab_size=vocab_size))
     return Candidate(name, settings, model.get_num_params(), model.flops_per_token())
-
-
-# -- one run -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -207,9 +200,6 @@ def read_committed(path):
     return results
 
 
-# -- many runs -----------------------------------------------------------------------------------------------
-
-
 def share_a_cpu(number, device):
     """Say whether so many runs at a time have to take a thread of the CPU each, or get in each other's way."""
     return device.type == "cpu" and number > 1
@@ -217,11 +207,13 @@ def share_a_cpu(number, device):
 
 def runs_at_a_time(workers, device):
     """Return how many runs are done at a time: `workers`, or, for 0, one for each GPU or each thread of the CPU."""
+    if workers > 0:
+        return workers
     if device.type != "cpu":
-        return workers or max(1, torch.cuda.device_count())
+        return max(1, torch.cuda.device_count())
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
     # one thread may be what somebody has exported for runs side by side
-    return workers or (torch.get_num_threads() if torch.get_num_threads() > 1 else len(cores))
+    return torch.get_num_threads() if torch.get_num_threads() > 1 else len(cores)
 
 
 class Stopped(Exception):
@@ -235,21 +227,19 @@ class Workers:
         self.places, self.device, self.keep = list(range(number)), device, keep
         self.threads = 1 if share_a_cpu(number, device) else torch.get_num_threads()
         self.environment = os.environ | ({"OMP_NUM_THREADS": "1"} if share_a_cpu(number, device) else {})
-        self.running = {}  # {run: (process, place, where its output begins)}
-        self.elsewhere = {}  # {run that another comparison is at: when to look again}
+        self.running = {}  # {run: (process, place)}
         self.signal = StopSignal()
 
     def offer(self, run):
         """Start to train `run`, if there is a free place for it. What it prints goes to a file of its folder."""
-        if not self.places or run in self.running or self.elsewhere.get(run, 0) > time.time():
+        if not self.places or run in self.running:
             return
         place = self.places.pop(0)
         device = f"cuda:{place % torch.cuda.device_count()}" if self.device.type == "cuda" else self.device.type
         with file_errors():
             run.folder.mkdir(parents=True, exist_ok=True)
-            output = open(run.folder / "output.txt", "ab")  # where a process that has lost its parent may write too
+            output = open(run.folder / "output.txt", "wb")
         with output:
-            begin = output.tell()
             process = subprocess.Popen(
                 run.command(device),
                 stdin=subprocess.DEVNULL,
@@ -258,44 +248,37 @@ class Workers:
                 env=self.environment,
                 start_new_session=True,  # a terminal's Ctrl-C comes to this process, which passes it on once
             )
-        self.running[run] = process, place, begin
+        self.running[run] = process, place
 
-    def wait(self, seconds=10) -> list[Run]:
-        """Return the runs that have ended, or are found under way elsewhere, once one is, or after some seconds.
+    def wait(self) -> list[Run]:
+        """Return the runs that have ended, once one has.
 
         Raises Stopped after a signal, and UserError where a run has failed, except by diverging.
         """
-        ended, until = [], time.time() + seconds
-        while not ended and not self.signal.number and time.time() < until:
+        ended = []
+        while not ended and not self.signal.number:
             time.sleep(0.1)
-            ended = [run for run, (process, *_) in self.running.items() if process.poll() is not None]
+            ended = [run for run, (process, _) in self.running.items() if process.poll() is not None]
         if self.signal.number:  # it may have ended a process that had hardly begun, which is no failure
             raise Stopped(self.signal.number)
-        for run in list(ended):
-            process, place, begin = self.running.pop(run)
-            self.places.append(place)
-            said = (run.folder / "output.txt").read_bytes()[begin:].decode(errors="replace").strip()
-            if result_of(run.folder):
-                tidy(run.folder, self.keep)
-            elif process.returncode == IN_USE:
-                if run in self.elsewhere:
-                    ended.remove(run)  # which has been said
-                self.elsewhere[run] = time.time() + 10
-            else:
+        for run in ended:
+            self.places.append(self.running.pop(run)[1])
+            if not result_of(run.folder):
+                said = (run.folder / "output.txt").read_text(errors="replace").strip()
                 last = said.splitlines()[-1] if said else "it has failed without a word"
                 raise UserError(f"{run.label()}: {last} (all that it printed: {run.folder / 'output.txt'})")
+            tidy(run.folder, self.keep)
         return ended
 
     def train(self, run):
         """Train `run` with nothing else running."""
-        while run in self.running or not result_of(run.folder):  # its log ends a moment before its process does
-            self.offer(run)
-            self.wait()
+        self.offer(run)
+        self.wait()
 
     def stop(self):
         """Let what is running finish its step, save and end, and wait for it."""
-        for process, *_ in self.running.values():
+        for process, _ in self.running.values():
             process.send_signal(signal.SIGTERM)
-        for process, *_ in self.running.values():
+        for process, _ in self.running.values():
             process.wait()
         self.running.clear()

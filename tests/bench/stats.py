@@ -77,7 +77,6 @@ def differences(groups, name="loss"):
         return {}
     finite = {group: results for group, results in groups.items() if not has_diverged(results, name)}
     seen = [(group, result) for group, results in finite.items() for result in results]
-    assert len({id(result) for _, result in seen}) == len(seen), "a run counts once"
     rows = [{group: 1, f"seed {result['run']['seed']}": 1} for group, result in seen]
     model = LinearModel(rows, [result[name] for _, result in seen])
     estimates = {group: model.estimate({group: 1, first: -1}) for group in others if group in finite}
@@ -251,13 +250,10 @@ def first_zero(costs, rising):
     return float(np.interp(0, rising[right - 1 : right + 1], costs[right - 1 : right + 1]))
 
 
-def in_words(difference, half, p, higher_is_better=False):
-    """Return the difference ± half its interval's width, and better or worse where the corrected p is below 0.05."""
-    better = "better" if (difference > 0) == higher_is_better else "worse"
-    return f"{difference:+.3f} ± {half:.3f} {better if p < 0.05 else ''}".strip()
-
-
 def compare(groups, name="loss"):
-    """Return the differences to the first of `groups` in words, by the group's name: nothing for the first itself."""
+    """Return, by group: its difference to the first ± half the interval's width, better or worse where p < 0.05."""
     texts = {group: "diverged" if has_diverged(results, name) else "" for group, results in groups.items()}
-    return texts | {group: in_words(*one, "accuracy" in name) for group, one in differences(groups, name).items()}
+    for group, (difference, half, p) in differences(groups, name).items():
+        word = "better" if (difference > 0) == ("accuracy" in name) else "worse"
+        texts[group] = f"{difference:+.3f} ± {half:.3f} {word if p < 0.05 else ''}".strip()
+    return texts

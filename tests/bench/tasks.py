@@ -196,9 +196,6 @@ def fit(run, model, data):
         optimizer.zero_grad()
 
 
-# -- many runs -----------------------------------------------------------------------------------------------
-
-
 class Sweep:
     """The runs of an experiment: read from its file if they are finished, else run now."""
 
@@ -251,9 +248,6 @@ class Sweep:
 
 def key(run):
     return json.dumps(run, sort_keys=True)
-
-
-# -- the experiments -----------------------------------------------------------------------------------------
 
 
 def with_parameters(settings, like):
