@@ -21,7 +21,6 @@ from timing import Timing
 QUICK_SHAPE = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=2"]
 MOST_RATES = 10  # that are tried for one candidate
 ALIKE = 0.05  # a time that differs from the operations by no more needs no verdict of its own
-PRICES = ("operations", "time")
 
 
 class Planned(NamedTuple):
@@ -52,8 +51,8 @@ class Comparison:
                 raise UserError(f"two candidates are named {name!r}: name one of them, as in 'NAME: words'")
         if options["best"] and not all(candidate.settings["eval_interval"] for candidate in self.candidates):
             raise UserError("--best is the lowest loss of several: say how many steps apart, as in --eval_interval=100")
-        if options["cost"] not in ("both", *PRICES):
-            raise UserError(f"cost = {options['cost']!r} does not work: it must be one of both, {', '.join(PRICES)}")
+        if options["cost"] not in ("both", "operations", "time"):
+            raise UserError(f"cost = {options['cost']!r} does not work: it must be one of both, operations, time")
         self.seeds = numbers(options, "seeds", int)
         self.ladder_seeds = numbers(options, "ladder_seeds", int) or self.seeds
         self.tuning_seed = next(seed for seed in count() if seed not in self.seeds + self.ladder_seeds)

@@ -45,10 +45,6 @@ def read_run(folder):
     return run
 
 
-def lowest(run):
-    return min(one["loss"] for one in run["evals"])
-
-
 def draw(runs, x, train, path):
     names = dict.fromkeys(name for run in runs for name in run["settings"] if name not in HIDDEN)
     differ = [name for name in names if len({str(run["settings"].get(name)) for run in runs}) > 1]
@@ -57,7 +53,8 @@ def draw(runs, x, train, path):
     for i, run in enumerate(runs):
         style = {"color": f"C{i % 10}", "linestyle": ("-", "--", ":")[i // 10 % 3]}
         label = ", ".join(f"{name}={run['settings'].get(name)}" for name in differ) or run["folder"]
-        label = f"{lowest(run):.3f}  {label}".replace("$", r"\$")
+        lowest = min(one["loss"] for one in run["evals"])
+        label = f"{lowest:.3f}  {label}".replace("$", r"\$")
         places = [one[x] for one in run["evals"]]
         axis.plot(places, [one["loss"] for one in run["evals"]], label=label, **style)
         if train:
@@ -87,7 +84,7 @@ def main(argv):
     runs = [run for run in map(read_run, folders) if run["evals"]]
     if not runs:
         raise UserError(f"no run has been evaluated in {', '.join(map(str, paths)) or 'no folder'}")
-    draw(sorted(runs, key=lowest), options["x"], options["train"], options["out"])
+    draw(runs, options["x"], options["train"], options["out"])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """
-Statistics of the experiments: how much of a loss is due to the method, the seed or the cost.
+How much of a loss is due to the method, the seed or the cost.
 
-Runs of one seed see the same batches, and start from the same draws where their parameters are the same. So methods
-are compared within seeds. Intervals are of 95%, by Student's t. Where many differences are called better or worse,
-their p-values have Holm's correction.
+Runs of one seed see the same batches, so methods are compared within seeds. Intervals are of 95%, by Student's t.
 """
 
 import math
@@ -112,7 +110,7 @@ class CostCurve:
 
     def loss(self, row):
         """Return the loss that a row stands for, over all seeds."""
-        return self.model.sum(add(row, self.seeds))
+        return self.model.sum(row | self.seeds)
 
     def is_measured(self, cost):
         return any(is_same_cost(rung, cost) for rung in self.rungs)
@@ -152,7 +150,7 @@ class CostCurve:
 
     def gain(self, reference):
         """Return by how much the candidate's loss is lower than that of a row, as `estimate` does."""
-        return self.model.estimate(add(reference, {"candidate": -1}))
+        return self.model.estimate(reference | {"candidate": -1})
 
     def break_even(self, cost):
         """Return by how much a candidate of this cost must lower the loss of the baseline at its own length."""
@@ -228,15 +226,6 @@ def seeds_matter(ladder):
     left = shared.noise @ shared.noise
     explained = (without.noise @ without.noise - left) / gained
     return bool(f_distribution.sf(explained / (left / shared.freedom), gained, shared.freedom) < 0.05)
-
-
-def add(*rows):
-    """Return the sum of rows, {name: number}."""
-    total = {}
-    for row in rows:
-        for name, number in row.items():
-            total[name] = total.get(name, 0.0) + number
-    return total
 
 
 def first_zero(costs, rising):
