@@ -268,8 +268,6 @@ def test_code_that_is_changed_meanwhile_is_seen(study, monkeypatch):
     study(*CANDIDATES[:2], "--ladder=none")  # it computes the same
 
 
-
-
 def test_a_run_that_diverges(study):
     study.loss = lambda run: None if run.rate > 0.002 and run.candidate.name == "good" or run.seed == 2 else line(run)
     said = study(*CANDIDATES[:2], "--ladder=none")

@@ -3,7 +3,6 @@
 import json
 import math
 from collections import Counter
-from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
@@ -268,8 +267,7 @@ def numbers(options, name, kind):
         values = [kind(part) for part in text.split(",")]
     except ValueError:
         values = []
-    least, least_in_words = (0, "0 or more") if kind is int else (1e-12, "above 0")
+    least = 0 if kind is int else 1e-12
     if not values or len(set(values)) < len(values) or not all(least <= value < math.inf for value in values):
-        needed = f"different numbers, {least_in_words}, such as 1,2,3"
-        raise UserError(f"{name} = {text!r} does not work: it must be {needed}")
+        raise UserError(f"{name} = {text!r} does not work: it must be different positive numbers, such as 1,2,3")
     return values

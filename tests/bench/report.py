@@ -22,13 +22,10 @@ class Report:
         self.lacking = len(self.planned) - len(self.done)
         self.candidates = {candidate.name: candidate for candidate in comparison.candidates}
         self.base, *self.others = self.candidates
-        self.main = {name: self.results("main", candidate) for name, candidate in self.candidates.items()}
+        self.main = {name: comparison.results(self.done, "main", of) for name, of in self.candidates.items()}
         fits = {name: comparison.curve(self.candidates[name], self.done) for name in self.others}
         self.fits = {name: fit for name, fit in fits.items() if fit}
         self.p = holm({name: fit.gain({1.0: 1})[3] for name, fit in self.fits.items()})  # at equal steps
-
-    def results(self, stage, candidate):
-        return self.comparison.results(self.done, stage, candidate)
 
     def costs(self, name):
         return self.comparison.costs(self.candidates[name], self.fits[name].cost)
@@ -155,7 +152,8 @@ class Report:
     def lengths(self):
         """Return (steps, learning rate, mean loss, deviation) of the baseline's lengths."""
         found = {}
-        ladder = self.main[self.base] + self.results("ladder", self.comparison.baseline)
+        baseline = self.comparison.baseline
+        ladder = self.main[self.base] + self.comparison.results(self.done, "ladder", baseline)
         for result in sorted(ladder, key=lambda result: result["steps"]):
             if result["loss"] is not None:
                 found.setdefault((result["steps"], result["rate"]), []).append(result["loss"])

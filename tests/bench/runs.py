@@ -87,8 +87,6 @@ def make_candidate(name, settings, vocab_size) -> Candidate:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of train.py, in its own folder."""
-
     candidate: Candidate
     rate: float
     seed: int

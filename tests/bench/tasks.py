@@ -135,9 +135,6 @@ def entailments(run, step):
 
 DATA = {"copy": copies, "mqar": queries, "entailment": entailments}
 
-# -- one run: a dict of settings, from which everything follows ----------------------------------------------
-
-
 def trial(run, device):
     """Train a model, and return its results on data that it has not seen."""
     task = run["task"]
@@ -228,10 +225,7 @@ class Sweep:
         return {name: [next(results) for _ in seeds] for name in cells}
 
     def tuned(self, cells, rates, seeds, by="loss", tuning_seeds=(0,)):
-        """Return the same at each cell's best learning rate, by mean loss or accuracy over `tuning_seeds`.
-
-        The grid of rates grows by factors of two until the best has a worse one on either side.
-        """
+        """Return the same at each cell's best learning rate: the grid grows until the best has worse ones around it."""
         best_cells = {}
         for name, cell in cells.items():
             scores, grid, sign = {}, list(rates), 1 if by == "loss" else -1

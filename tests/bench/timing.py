@@ -16,8 +16,6 @@ TURNS = 3  # runs of each candidate
 
 
 class Timing:
-    """Seconds of a step of each candidate, by its name."""
-
     def __init__(self, comparison, steps=None):
         """Take what has been measured here before, or the committed `steps`."""
         self.comparison = comparison
