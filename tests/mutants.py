@@ -212,7 +212,7 @@ MUTANTS = {
         ("if p.grad is None:", "if False:", EXAMINE),
         ("not p.grad.isfinite().all()", "False", EXAMINE),
         ("not math.isclose(loss, expected, rel_tol=1e-4)", "False", EXAMINE),
-        ("find(folder, **facts)", "None", COMPARE),
+        ("same = find(folder, **facts)", "same = None", COMPARE),
         ('{"key": key, "machine": machine, "fingerprint": mark}', '{"key": key, "machine": machine}', COMPARE),
         ("key=key_of(candidate), code=code)", "key=key_of(candidate))", COMPARE),
         ('{"max_iters": 4,', '{"max_iters": 2,', "test_examine.py -k fingerprint"),

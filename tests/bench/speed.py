@@ -38,7 +38,7 @@ show = False  # print the committed tables; measure nothing
 out = "out/speed.json"  # where the figures go
 # -----------------------------------------------------------------------------
 
-SHAPE = {"n_layer": 6, "n_head": 6, "n_embd": 384, "vocab_size": 65}  # Tiny Shakespeare has 65 characters
+SHAPE = {"n_layer": 6, "n_head": 6, "n_embd": 384, "vocab_size": 65}  # of all models
 SECONDS = 5  # of alternating steps
 NEW = 1000  # tokens that are generated
 VARIANTS = [
@@ -112,6 +112,7 @@ def training(variants, device):
     for name, settings in others:
         cells = {}
         for dtype in dict.fromkeys([torch.float32, pick_dtype("auto", device)]):
+            models = pair = None  # frees the last ones
             gc.collect()  # compiled models are cycles of references
             models = [make_model(words, 256, device) for words in (standard, settings)]
             pair = [Trainer(model, B, dtype, compiled=device.type != "cpu") for model in models]
