@@ -23,31 +23,37 @@ def restored():
     use_plain_attention(False)
 
 
-def test_every_section_in_small(tmp_path, monkeypatch):
-    monkeypatch.setattr(speed, "COMPILE", "print(2.5)  # {settings} {device}")
-    (tmp_path / "model.py").write_text((ROOT / "model.py").read_text())  # which nanoGPT's model can be replaced by
-    speed.main(["--quick", "--everything", f"--nanogpt={tmp_path}", "--device=cpu", f"--out={tmp_path}/speed.json"])
-    tables = json.loads((tmp_path / "speed.json").read_text())["tables"]
-    assert tables.keys() == speed.SECTIONS.keys()
-    assert [row[""] for row in tables["training"]] == list(speed.VARIANTS)
-    assert all(row["tokens/s"] > 0 for row in tables["generating"]) and tables["generating"][-1][""] == "nanoGPT"
-    assert tables["compiling"][0] == {"": "standard", "seconds": 2.5} and len(tables["next_to_nanogpt"]) == 4
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """A function that runs speed.py with a tiny model. It returns the tables by section."""
+    tiny = {"n_layer": 2, "n_head": 1, "n_embd": 16, "vocab_size": 65}
+    for name, value in {"SHAPE": tiny, "SECONDS": 0, "NEW": 16}.items():
+        monkeypatch.setattr(speed, name, value)
+
+    def run(*arguments):
+        speed.main([*arguments, "--device=cpu", f"--out={tmp_path}/speed.json"])
+        return json.loads((tmp_path / "speed.json").read_text())["tables"]
+
+    return run
 
 
-def test_a_variant_is_written_as_for_compare(tmp_path, monkeypatch):
-    monkeypatch.setattr(speed.GPT, "flops_per_token", lambda self: 3 if self.config.residual == "m1" else 2)
-    words = "kept: config/m1_shakespeare.py --keep_input", "--sections=training"
-    assert speed.read_variant(words[0]) == ("kept", {"residual": "m1", "keep_input": True})
-    speed.main([*words, "--quick", "--device=cpu", f"--out={tmp_path}/speed.json"])
-    (row,) = json.loads((tmp_path / "speed.json").read_text())["tables"]["training"]
+def test_every_section_in_small(small):
+    tables, names = small(), [words.split(":")[0] for words in speed.VARIANTS]
+    assert [row[""] for row in tables["training"]] == names
+    assert [row[""] for row in tables["generating"]] == ["standard", *names]
+    assert all(row["tokens/s"] > 0 for row in tables["generating"])
+
+
+def test_a_variant_is_written_as_for_compare(small, monkeypatch):
+    monkeypatch.setattr(speed.GPT, "flops_per_token", lambda self: 3 if self.config.keep_input else 2)
+    (row,) = small("kept: config/m1_shakespeare.py --keep_input", "--sections=training")["training"]
     assert row[""] == "kept" and row["operations"] == 1.5
     assert row["float32: time / operations"] == pytest.approx(row["float32: time"] / 1.5)
 
 
-@pytest.mark.parametrize("argument, named", [("--sections=growth,tempo", "tempo"), ("--nanogpt=nowhere", "nowhere")])
-def test_what_cannot_be_measured_is_refused(tmp_path, argument, named):
-    with pytest.raises(UserError, match=named):
-        speed.main([argument, f"--out={tmp_path}/speed.json"])
+def test_what_cannot_be_measured_is_refused(tmp_path):
+    with pytest.raises(UserError, match="tempo"):
+        speed.main(["--sections=training,tempo", f"--out={tmp_path}/speed.json"])
     assert not list(tmp_path.iterdir())
 
 
@@ -62,30 +68,11 @@ def test_steps_alternate_and_ratios_are_of_one_turn(monkeypatch):
             order.append(self)
             return next(self.seconds)
 
+    monkeypatch.setattr(speed, "SECONDS", 0)
     order = []
     pair = Model([9, 9, 1, 3, 3, 3, 1]), Model([9, 9, 2, 6, 6, 6, 2])
-    assert speed.alternate(pair, seconds=0, turns=5) == [[3, 6], [1, 2]]
+    assert speed.alternate(pair) == [1, 2]
     assert order == [*pair] * 7
-
-
-def test_the_peak_of_memory_is_of_what_is_there_at_once():
-    def function():
-        torch.empty(2_000_000)  # 8 MB, which are freed
-        return [torch.empty(1_500_000) for _ in range(2)]
-
-    assert speed.peak_bytes(function, torch.device("cpu")) == pytest.approx(12e6, rel=0.01)
-
-
-def test_the_memory_of_a_step():
-    """Parameters, AdamW's two moments and gradients; and activations, which grow with the batch."""
-
-    def memory(B):
-        trainer = speed.Trainer(GPT(GPTConfig(**settings("standard", "standard", n_embd=128))), B, torch.float32)
-        trainer.step()
-        return trainer.memory(), sum(p.nbytes for p in trainer.model.parameters())
-
-    (one, parameters), (two, _), (four, _) = memory(8), memory(16), memory(32)
-    assert one > 4 * parameters and four - two == pytest.approx(2 * (two - one), rel=0.2)
 
 
 @pytest.mark.parametrize("kind, method", [("standard", "m4.1"), ("w2-scalar", "m3.2"), ("summed-5.5", "m1")])

@@ -32,10 +32,9 @@ def tables_of(capsys, *arguments):
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
 
 
-@pytest.mark.parametrize("experiment, tables", [("entailment", 4), ("micro", 1)])
-def test_in_small(tmp_path, capsys, experiment, tables):
-    rows = tables_of(capsys, experiment, "--quick", f"--out={tmp_path}")
-    assert sum("---" in row for row in rows) == tables and len(rows) > 10
+def test_in_small(tmp_path, capsys):
+    rows = tables_of(capsys, "entailment", "--quick", f"--out={tmp_path}")
+    assert sum("---" in row for row in rows) == 4 and len(rows) > 10
 
 
 def test_an_interrupted_experiment_resumes(tmp_path, capsys):
@@ -52,18 +51,14 @@ def test_an_interrupted_experiment_resumes(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("arguments, named", [
-    ([], "recall, entailment, micro"),
+    ([], "recall, entailment"),
     (["recal"], "'recal' does not work"),
     (["recall", "--quik"], "--quik"),
     (["recall", "--device=cuda:9"], "cuda:9"),
-    (["recall", "--quick"], "recall_quick.json: damaged"),
 ])  # fmt: skip
 def test_what_cannot_be_run_is_refused(tmp_path, arguments, named):
-    damaged = tmp_path / "recall_quick.json"
-    damaged.write_text("[{]")
     with pytest.raises(UserError, match=named):
         tasks.main([*arguments, f"--out={tmp_path}"])
-    assert damaged.read_text() == "[{]"
 
 
 # -- training ------------------------------------------------------------------------------------------------
@@ -219,4 +214,5 @@ def test_a_difference_in_words():
     texts = stats.compare(groups)
     assert texts["standard"] == "" and texts["lost"] == "diverged"
     assert texts["worse"].startswith("+1.003 ± ") and texts["worse"].endswith(" worse")
-    assert stats.in_words(0.2, 0.1, 0.01, higher_is_better=True) == "+0.200 ± 0.100 better"
+    accurate = {name: [{"accuracy": one["loss"], **one} for one in group] for name, group in groups.items()}
+    assert stats.compare(accurate, "accuracy")["worse"].endswith(" better")

@@ -125,7 +125,7 @@ def test_its_runs_do_not_get_in_each_others_way():
     assert len(folders) > 5 and len(set(folders)) == len(folders), folders
 
 
-@pytest.mark.parametrize("name", ["recall", "entailment", "micro"])
+@pytest.mark.parametrize("name", ["recall", "entailment"])
 def test_tables_of_tasks_are_those_of_the_results(name, monkeypatch, capsys, tmp_path):
     monkeypatch.syspath_prepend(BENCH)
     importlib.import_module("tasks").main([name, "--show", f"--out={tmp_path}"])

@@ -13,6 +13,8 @@ from config.runtime.common import UserError
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there
 
+from plot import read_run
+
 WANDB = '''
 import json
 
@@ -125,7 +127,7 @@ def write_log(folder, *evals, steps=(10, 20, 30, 40), end="", **changes):
 
 @pytest.mark.parametrize("x, name, start", [
     ("tokens", "both.png", b"\x89PNG"),
-    ("flops", "both", b"\x89PNG"),
+    ("flops", "both.png", b"\x89PNG"),
     ("time", "both.svg", b"<?xml"),
 ])  # fmt: skip
 def test_runs_in_one_picture(plot, x, name, start):
@@ -137,34 +139,21 @@ def test_runs_in_one_picture(plot, x, name, start):
     assert Path(name).read_bytes().startswith(start)
 
 
-def test_the_table(plot, monkeypatch):
-    """Best first, with the settings that differ; time is what the steps took."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    settings = START["settings"] | {"out_dir": "elsewhere"}
-    write_log("out/a", 3.0, 2.0, 1.5, 1.6)
-    write_log("out/b", 3.0, steps=(10, 20), end='{"ev', settings=settings | {"residual": "m1"})
-    write_log("out/c", steps=(10,), settings=settings | {"residual": "m2"})
-    write_log("out/d", 1.2, data=START["data"] | {"sha256": "t"})
-    code, output, error = plot("out")
-    head, *rows = [line.split() for line in output.splitlines()]
-    assert (code, error) == (0, "") and head[:2] == ["residual", "parameters"]
-    assert [row[-1] for row in rows[:4]] == ["out/d", "out/a", "out/b", "out/c"]
-    assert rows[1] == ["-", "10", "4k", f"{1e4 * 4000:.2e}", "1,000", "1.5000", "0.7500", "out/a"]
-    assert rows[2][:3] == ["m1", "10", "2k"] and rows[3][-3:-1] == ["-", "-"]
-    assert "on different data" in output and "pip install matplotlib" in output
+def test_what_is_drawn(tmp_path):
+    """Tokens, operations and minutes of training until each evaluation, also where a run has resumed."""
+    write_log(tmp_path / "run", 3.0, 2.0, 1.5, 1.6, end='{"ev')
+    evals = read_run(tmp_path / "run")["evals"]
+    assert [one["loss"] for one in evals] == [3.0, 2.0, 1.5, 1.6]
+    assert [evals[-1][name] for name in ("tokens", "flops", "time")] == pytest.approx([4000, 4e7, 4 / 60])
 
 
 @pytest.mark.parametrize("arguments, named", [
-    (("log", "--out=x.foo"), "out = 'x.foo' does not work: matplotlib writes no .foo"),
     (("log", "--x=steps"), "x = 'steps' does not work: it must be one of tokens"),
-    (("empty",), "no run has been logged in empty"),
-    ((), "no run has been logged in no folder"),
-    (("damaged",), "not a log of train.py"),
+    (("empty",), "no run has been evaluated in empty"),
+    ((), "no run has been evaluated in no folder"),
 ], ids=count())  # fmt: skip
 def test_what_cannot_be_drawn(plot, arguments, named):
     write_log("log", 2.0)
-    Path("damaged").mkdir()
-    Path("damaged", "log.jsonl").write_text('{"event": "start", "step": 0, "settings": {}}\n')
     code, _, error = plot(*arguments)
     assert code == 2 and error.count("\n") == 1 and named in error
 

@@ -14,25 +14,19 @@ import json
 import re
 import runpy
 import shlex
-import shutil
 import sys
 import time
 from contextlib import redirect_stdout
-from importlib.util import find_spec
 from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent
 sys.path.insert(0, str(BENCH.parents[1]))
-if not find_spec("scipy"):
-    print("compare.py: error: the statistics need scipy: pip install -r tests/requirements.txt", file=sys.stderr)
-    raise SystemExit(2)
-
 from config import given_settings, read_settings
 from config.runtime.common import UserError, clock, install_excepthook, pick_device, quiet_pipe
 from figure import write_figure
 from plan import Comparison
 from report import Report
-from runs import Stopped, Workers, read_committed, read_log, runs_at_a_time, share_a_cpu, tidy
+from runs import Stopped, Workers, read_committed, runs_at_a_time, share_a_cpu, tidy
 
 # -----------------------------------------------------------------------------
 out = ""  # folder of table.md, runs.csv, figure.png and the runs; empty: out/compare, or out/<the study's name>
@@ -66,10 +60,7 @@ def read_study(name) -> dict:
     studies = sorted(path.stem for path in (BENCH / "studies").glob("*.py"))
     if name not in studies:
         raise UserError(f"{name}: a baseline and a candidate are needed, or one of the studies {', '.join(studies)}")
-    comparisons = runpy.run_path(str(BENCH / "studies" / f"{name}.py")).get("COMPARISONS")
-    if not comparisons:
-        raise UserError(f"tests/bench/studies/{name}.py has no COMPARISONS: {{title: arguments of compare.py}}")
-    return comparisons
+    return runpy.run_path(str(BENCH / "studies" / f"{name}.py"))["COMPARISONS"]
 
 
 def read_comparisons(argv):
@@ -77,8 +68,6 @@ def read_comparisons(argv):
     options, words, _ = read_arguments(argv)
     study = words[0] if len(words) == 1 else ""
     top = Path(options["out"] or f"out/{study or 'compare'}")
-    if top.exists() and not top.is_dir():
-        raise UserError(f"out = {options['out']!r} does not work: it is a file, and must be a folder")
     rest = [word for word in argv if not study or word != study]
     committed, times, results = None, {}, BENCH / "results" / f"{study}.csv"
     if options["show"] and results.exists() and not next(top.glob("**/log.jsonl"), None):  # it has not been begun here
@@ -91,11 +80,10 @@ def read_comparisons(argv):
             needed = "config/standard_shakespeare.py config/m1_shakespeare.py"
             raise UserError(f"a baseline and a candidate are needed: {needed}")
         options["out"] = top / re.sub(r"\W+", "-", title) if title else top
-        name, _, index = options["device"].partition(":")
-        if index:
-            cure = f"CUDA_VISIBLE_DEVICES={index} and --device={name} keep them on that one"
+        if ":" in options["device"]:
+            cure = "CUDA_VISIBLE_DEVICES keeps them on one"
             raise UserError(f"device = {options['device']!r} does not work: runs take all GPUs in turn; {cure}")
-        device = pick_device(name)
+        device = pick_device(options["device"])
         with redirect_stdout(sys.stderr):  # what preparing a text prints is no part of a plan
             comparisons.append(Comparison(title, words, common, options, device, committed, times.get(title)))
     return comparisons, top
@@ -126,81 +114,41 @@ def main(argv):
         write_figure(reports, top / "figure.png")
 
 
-# -- doing the runs ------------------------------------------------------------------------------------------
-
-
 def do(comparison, again):
     """Do all runs of a comparison that are missing. A signal lets those that are at work save and end."""
     options, timing, began = comparison.options, comparison.timing, time.time()
     number = runs_at_a_time(options["workers"], comparison.device)
     workers = Workers(number, comparison.device, options["keep"])
-    has_preliminary = has_one_each(comparison)
     try:
-        if comparison.missing():
+        lacks_times = options["cost"] != "operations" and not timing.is_known()
+        if comparison.missing() or lacks_times:
             print(comparison.title or "comparison", flush=True)
             timing.measure(workers)
             for line in comparison.what_changed():
                 print(f"{line}: they are done again (--reuse takes them)")
-            show_plan(comparison, number)
+            print(f"{number} at a time on {comparison.device}: {progress(comparison, number)}; more runs may follow")
         while (todo := comparison.missing()) or workers.running:
             for run in todo:
                 workers.offer(run)
-            ended = workers.wait()
-            for run in ended:
-                show_end(comparison, run, number)
-            if not has_preliminary and has_one_each(comparison):
-                has_preliminary = True
-                print(f"\nfirst results, of at least one run each:\n\n{Report(comparison).markdown()}", flush=True)
-            if not ended and sys.stdout.isatty():
-                show_progress(workers.running)
+            for run in workers.wait():
+                loss = comparison.result(run)["loss"]
+                said = "diverged" if loss is None else f"loss {loss:.4f}"
+                print(f"{run.label()}: {said}; {progress(comparison, number)}", flush=True)
     except Stopped as stopped:
         print(f"\nstopped after {clock(time.time() - began)}; to go on: {again}", flush=True)
-        raise SystemExit(128 + stopped.number) from None
+        raise SystemExit(128 + stopped.args[0]) from None
     finally:
         workers.stop()
     for planned in comparison.planned():  # also of runs that a scheduler has done
         tidy(planned.run.folder, options["keep"])
 
 
-def has_one_each(comparison):
-    """Say whether each candidate has been trained once at its learning rate."""
-    done = {plan.candidate for plan in comparison.planned() if plan.stage == "main" and comparison.is_done(plan)}
-    return done >= set(comparison.candidates)
-
-
-def show_plan(comparison, number):
-    """Print how many runs there are of each stage, what they compute, and how long that will take here."""
+def progress(comparison, number):
+    """Say how many runs are done, and how long the rest will take here, so many at a time."""
     planned = comparison.planned()
-    print("        stage    runs   to do   operations       time")
-    for stage in [*dict.fromkeys(plan.stage for plan in planned), "all"]:
-        of_stage = [plan for plan in planned if stage in (plan.stage, "all")]
-        todo = [plan for plan in of_stage if not comparison.is_done(plan)]
-        seconds = sum(map(comparison.timing.run_seconds, todo)) / number
-        operations = sum(plan.candidate.flops * plan.times for plan in todo)
-        print(f"{stage:>13}   {len(of_stage):5}   {len(todo):5}   {operations:10.2g}   {clock(seconds):>8}")
-    more = ["more learning rates"] * comparison.is_searching()
-    more += ["the baseline's training at a candidate's cost"] * bool(comparison.lengths())
-    print(f"{number} at a time on {comparison.device}; {' and '.join(more) or 'nothing'} may be added", flush=True)
-
-
-def show_end(comparison, run, number):
-    """Print the result of a run, and how long the rest will take."""
-    planned, result, seconds = comparison.planned(), comparison.result(run), comparison.timing.run_seconds
-    said = "is under way elsewhere"
-    if result:
-        said = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
-    done = [plan for plan in planned if comparison.is_done(plan)]
-    took = sum(comparison.result(plan.run)["seconds"] or 0 for plan in done)
-    longer = max(took / sum(map(seconds, done)), 0.5) if done else 1
-    left = clock(sum(seconds(plan) for plan in planned if plan not in done) / number * longer)
-    print(f"\r[{len(done)}/{len(planned)}] {run.label()}: {said}; {left} left", flush=True)
-
-
-def show_progress(running):
-    """Write, over the last line of the terminal, at which step the runs are."""
-    steps = (f"{run.label()}: {max((line['step'] for line in read_log(run.folder)), default=0):,}" for run in running)
-    width = shutil.get_terminal_size().columns
-    print("\r" + " | ".join(steps).ljust(width - 1)[: width - 1], end="", flush=True)
+    todo = [plan for plan in planned if not comparison.is_done(plan)]
+    left = clock(sum(map(comparison.timing.run_seconds, todo)) / number)
+    return f"{len(planned) - len(todo)} of {len(planned)} runs are done, {left} left"
 
 
 if __name__ == "__main__":

@@ -37,9 +37,6 @@ def small(settings) -> dict:
     return settings | {"n_embd": width, "n_inner": settings["n_inner"] and 2 * width} | short | once | here
 
 
-# -- what is wrong with it -----------------------------------------------------------------------------------
-
-
 def examine(name, settings, vocab_size):
     """Raise a UserError for a model that sees the future, miscounts its operations or has a part that never learns."""
     plain = small(settings) | {"dropout": 0.0, "activation_checkpointing": False}
@@ -96,9 +93,6 @@ def check_operations(name, model, idx):
         raise UserError(f"{name}: {told}; its cost would be wrong by a factor of {counted / said:.3f}")
 
 
-# -- what it computes ----------------------------------------------------------------------------------------
-
-
 def identify(candidates, folder, code, vocab_size):
     """Return the candidates, each with the name of what it computes, by which its runs are found again.
 
@@ -115,8 +109,8 @@ def identify(candidates, folder, code, vocab_size):
     machine = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
     for key, mark in zip(new, marks):
         facts = {"key": key, "machine": machine, "fingerprint": mark}
-        same = find(read_fingerprints(folder), **facts)
-        facts |= {"code": code, "identity": same["identity"] if same else sha256((code + mark).encode())[:8]}
+        same = find(folder, **facts)
+        facts |= {"code": code, "identity": same or sha256((code + mark).encode())[:8]}
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / FINGERPRINTS, "a", encoding="utf-8") as file:  # another comparison may add to it too
             file.write(json.dumps(facts) + "\n")
@@ -125,22 +119,18 @@ def identify(candidates, folder, code, vocab_size):
 
 def identity_under(code, candidate, folder):
     """Return the name of what a candidate computed under some code, or None if that was not found out."""
-    known = find(read_fingerprints(folder), key=key_of(candidate), code=code)
-    return known and known["identity"]
+    return find(folder, key=key_of(candidate), code=code)
 
 
 def key_of(candidate):
     return sha256(json.dumps(small(candidate.settings), sort_keys=True).encode())[:16]
 
 
-def read_fingerprints(folder):
+def find(folder, **facts):
+    """Return the identity that the first fingerprint with these facts has, or None."""
     path = folder / FINGERPRINTS
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def find(rows, **facts):
-    """Return the first row with these facts, or None."""
-    return next((row for row in rows if facts.items() <= row.items()), None)
+    rows = map(json.loads, path.read_text().splitlines()) if path.exists() else []
+    return next((row["identity"] for row in rows if facts.items() <= row.items()), None)
 
 
 def fingerprint(candidate, program=None) -> str:

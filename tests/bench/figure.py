@@ -1,9 +1,10 @@
 """The picture of a comparison: what each candidate gains, over what it costs."""
 
-from importlib.util import find_spec
 from itertools import product
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 LINE, POINT, PAYS = "#222222", "#1f5fa8", "#e9f4e6"  # colors
 TICKS = (0.25, 0.5, 0.7, 1, 1.2, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -16,16 +17,8 @@ def write_figure(reports, path):
     drawn = [report for report in reports if any(len(fit.rungs) > 1 for fit in report.fits.values())][:2]
     if not drawn:
         return
-    if not find_spec("matplotlib"):
-        print(f"NOTE {path} needs matplotlib: pip install matplotlib")
-        return
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    size = {"figsize": (5.9 * len(drawn), 4.5), "dpi": 120}
-    figure, panels = pyplot.subplots(1, len(drawn), squeeze=False, layout="constrained", **size)
+    figure = Figure(figsize=(5.9 * len(drawn), 4.5), dpi=120, layout="constrained")
+    panels = figure.subplots(1, len(drawn), squeeze=False)
     for axis, report in zip(panels[0], drawn):
         draw(axis, report)
     panels[0, 0].set_ylabel("validation loss gained at equal steps (nats)")
@@ -33,7 +26,6 @@ def write_figure(reports, path):
     for axis, report in zip(panels[0], drawn):
         write_names(axis, report)
     figure.savefig(path, pil_kwargs={"optimize": True})
-    pyplot.close(figure)
     print(f"figure: {path}")
 
 
@@ -72,8 +64,6 @@ def points_of(report):
 
 def write_names(axis, report):
     """Write what the line is, and the name of each candidate next to its point if there is room."""
-    from matplotlib.transforms import Bbox
-
     def around(low, high, margin):
         """Return the pixels between two points, and some more on all sides."""
         return Bbox(axis.transData.transform([low, high])).padded(margin)

@@ -3,7 +3,6 @@
 import json
 import math
 from collections import Counter
-from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
@@ -21,7 +20,6 @@ from timing import Timing
 QUICK_SHAPE = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=2"]
 MOST_RATES = 10  # that are tried for one candidate
 ALIKE = 0.05  # a time that differs from the operations by no more needs no verdict of its own
-PRICES = ("operations", "time")
 
 
 class Planned(NamedTuple):
@@ -50,19 +48,17 @@ class Comparison:
         for name, number in Counter(name for name, _ in read).items():
             if number > 1:
                 raise UserError(f"two candidates are named {name!r}: name one of them, as in 'NAME: words'")
-        if options["workers"] < 0:
-            raise UserError(f"workers = {options['workers']} does not work: it must be 0 or more")
         if options["best"] and not all(candidate.settings["eval_interval"] for candidate in self.candidates):
             raise UserError("--best is the lowest loss of several: say how many steps apart, as in --eval_interval=100")
-        if options["cost"] not in ("both", *PRICES):
-            raise UserError(f"cost = {options['cost']!r} does not work: it must be one of both, {', '.join(PRICES)}")
+        if options["cost"] not in ("both", "operations", "time"):
+            raise UserError(f"cost = {options['cost']!r} does not work: it must be one of both, operations, time")
         self.seeds = numbers(options, "seeds", int)
         self.ladder_seeds = numbers(options, "ladder_seeds", int) or self.seeds
         self.tuning_seed = next(seed for seed in count() if seed not in self.seeds + self.ladder_seeds)
         self.rates = numbers(options, "rates", float)
         tokens = sha256(json.dumps(data["sha256"], sort_keys=True).encode())[:8]
         self.folder = options["out"].resolve() / tokens  # of runs on these tokens
-        self.committed, self.results = committed or {}, {}
+        self.committed, self.known = committed or {}, {}
         if not committed:  # examine the candidates, and find out which earlier runs they would repeat
             self.code = code_version()["sha256"]
             self.candidates = identify(self.candidates, self.folder, self.code, self.vocab_size)
@@ -74,8 +70,6 @@ class Comparison:
     def baseline(self):
         return self.candidates[0]
 
-    # -- runs ------------------------------------------------------------------------------------------------
-
     def result(self, run):
         """Return the result of a run, or None if it has not ended. With --best its loss is its lowest."""
         found = self.last_result(run)
@@ -84,7 +78,7 @@ class Comparison:
 
     def last_result(self, run):
         """Return the same with the loss at the run's end."""
-        if run.folder.name not in self.results:
+        if run.folder.name not in self.known:
             found = result_of(run.folder)
             if found and found["code"] != self.code and not self.computes_the_same(run, found["code"]):
                 cure = "remove it, and give the command again"
@@ -93,8 +87,8 @@ class Comparison:
                 found = next((result | {"earlier": True} for result in self.earlier_results(run)), None)
             if not found and run.name not in self.committed:
                 return None
-            self.results[run.folder.name] = found or self.committed[run.name]
-        return self.results[run.folder.name]
+            self.known[run.folder.name] = found or self.committed[run.name]
+        return self.known[run.folder.name]
 
     def computes_the_same(self, run, code):
         """Say whether a run of other code is the candidate's, also if files were changed since we began."""
@@ -159,10 +153,7 @@ class Comparison:
             return sorted(times for steps, times in of_steps.items() if steps != max_iters)
         costs = [math.log2(candidate.flops / self.baseline.flops) for candidate in self.candidates]
         lowest, highest = min(-1, math.floor(min(costs))), max(1, math.ceil(max(costs) - 1e-3))
-        shortest = 1 / self.baseline.settings["max_iters"]
-        return [2.0**power for power in range(lowest, highest + 1) if power and 2.0**power >= shortest]
-
-    # -- costs -----------------------------------------------------------------------------------------------
+        return [2.0**power for power in range(lowest, highest + 1) if power]
 
     def costs(self, candidate, operations) -> dict:
         """Return what a candidate's training costs, over the baseline's: {"operations": ..., "time": ...}.
@@ -178,17 +169,18 @@ class Comparison:
         differs = abs(time / operations - 1) > max(ALIKE, spread / ratio)
         return {"operations": operations} | ({"time": time} if differs else {})
 
+    def results(self, planned, stage, candidate):
+        """Return the results of those `planned` runs of a stage and a candidate that are done."""
+        plans = [plan for plan in planned if plan.stage == stage and plan.candidate is candidate]
+        return [self.result(plan.run) for plan in plans if self.is_done(plan)]
+
     def curve(self, candidate, planned) -> CostCurve | None:
         """Return a candidate's fit to those of the `planned` runs that are done, or None while it has too few."""
-
-        def results(stage, of):
-            plans = [plan for plan in planned if plan.stage == stage and plan.candidate is of]
-            return [self.result(plan.run) for plan in plans if self.is_done(plan)]
-
-        runs, base = results("main", candidate), results("main", self.baseline)
+        runs, base = (self.results(planned, "main", one) for one in (candidate, self.baseline))
         if not runs or not base or has_diverged(runs) or has_diverged(base):
             return None
-        ladder = base + [result for result in results("ladder", self.baseline) if result["loss"] is not None]
+        longer = self.results(planned, "ladder", self.baseline)
+        ladder = base + [result for result in longer if result["loss"] is not None]
         return CostCurve(ladder, runs, same_batches=candidate.batch == self.baseline.batch)
 
     def open_costs(self, planned) -> list[float]:
@@ -204,8 +196,6 @@ class Comparison:
             if not any(is_same_cost(one, max(1, round(cost * max_iters)) / max_iters) for one in taken):
                 taken.append(cost)
         return taken[1 + len(self.lengths()) :]
-
-    # -- learning rates --------------------------------------------------------------------------------------
 
     def is_searching(self):
         return self.options["rates"] != "none" and len(self.rates) != 1
@@ -232,8 +222,6 @@ class Comparison:
         else:
             own = candidate.settings["learning_rate"]
             grid = list(self.rates) or [own / 2, own, 2 * own]
-            if own <= 0:
-                raise UserError(f"{candidate.name}: learning_rate = {own} does not work: it must be more than 0")
         while True:
             grid.sort()
             runs = [Run(candidate, rate, self.tuning_seed, times, self.folder) for rate in grid]
@@ -279,8 +267,7 @@ def numbers(options, name, kind):
         values = [kind(part) for part in text.split(",")]
     except ValueError:
         values = []
-    least, least_in_words = (0, "0 or more") if kind is int else (1e-12, "above 0")
+    least = 0 if kind is int else 1e-12
     if not values or len(set(values)) < len(values) or not all(least <= value < math.inf for value in values):
-        needed = f"different numbers, {least_in_words}, such as 1,2,3"
-        raise UserError(f"{name} = {text!r} does not work: it must be {needed}")
+        raise UserError(f"{name} = {text!r} does not work: it must be different positive numbers, such as 1,2,3")
     return values

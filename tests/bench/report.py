@@ -15,8 +15,6 @@ FACTS = ["loss", "best_loss", "best_step", "parameters", "flops", "seconds", "ma
 
 
 class Report:
-    """What is known of a comparison."""
-
     def __init__(self, comparison):
         self.comparison = comparison
         self.planned = comparison.planned()
@@ -24,22 +22,15 @@ class Report:
         self.lacking = len(self.planned) - len(self.done)
         self.candidates = {candidate.name: candidate for candidate in comparison.candidates}
         self.base, *self.others = self.candidates
-        self.main = {name: self.results("main", candidate) for name, candidate in self.candidates.items()}
+        self.main = {name: comparison.results(self.done, "main", of) for name, of in self.candidates.items()}
         fits = {name: comparison.curve(self.candidates[name], self.done) for name in self.others}
         self.fits = {name: fit for name, fit in fits.items() if fit}
         self.p = holm({name: fit.gain({1.0: 1})[3] for name, fit in self.fits.items()})  # at equal steps
 
-    def results(self, stage, candidate):
-        plans = [plan for plan in self.done if plan.stage == stage and plan.candidate is candidate]
-        return [self.comparison.result(plan.run) for plan in plans]
-
     def costs(self, name):
         return self.comparison.costs(self.candidates[name], self.fits[name].cost)
 
-    # -- the table -------------------------------------------------------------------------------------------
-
     def row(self, name):
-        """Return the cells of a candidate."""
         runs, fit = self.main[name], self.fits.get(name)
         if not runs:
             return [name] + [""] * (len(HEADER) - 1)
@@ -92,8 +83,6 @@ class Report:
         low, worth, high = (beyond.get(times, f"{times:.2f}") for times in found)
         return f"{'roughly ' * (len(rungs) < 4)}{worth} ({low} to {high})"
 
-    # -- in words --------------------------------------------------------------------------------------------
-
     def sentence(self, name):
         """Return which difference would have been found, or "" where that is not known."""
         fit = self.fits.get(name)
@@ -114,8 +103,6 @@ class Report:
         for plan in self.done:
             if comparison.result(plan.run)["loss"] is None and plan.stage in ("main", "ladder"):
                 lines.append(f"diverged: {plan.run.label()}")
-        if len(comparison.seeds) == 1:
-            lines.append("one seed: nothing is known of the noise, so there are no intervals")
         if not comparison.is_searching() and comparison.lengths() and not comparison.committed:
             lines.append("no learning rates are tried: one that suits a length badly makes the baseline worse there")
         lines += self.notes_on_sizes() + self.notes_on_ends()
@@ -165,13 +152,12 @@ class Report:
     def lengths(self):
         """Return (steps, learning rate, mean loss, deviation) of the baseline's lengths."""
         found = {}
-        ladder = self.main[self.base] + self.results("ladder", self.comparison.baseline)
+        baseline = self.comparison.baseline
+        ladder = self.main[self.base] + self.comparison.results(self.done, "ladder", baseline)
         for result in sorted(ladder, key=lambda result: result["steps"]):
             if result["loss"] is not None:
                 found.setdefault((result["steps"], result["rate"]), []).append(result["loss"])
         return [(*key, statistics.fmean(losses), deviation(losses)) for key, losses in found.items()]
-
-    # -- files -----------------------------------------------------------------------------------------------
 
     def markdown(self):
         parts = [f"## {self.comparison.title}" * bool(self.comparison.title)]
@@ -199,7 +185,6 @@ class Report:
 
     @file_errors()
     def write(self, command):
-        """Write the report to table.md and runs.csv."""
         text, folder = self.markdown(), self.comparison.options["out"]
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in (("table.md", f"    {command}\n\n{text}"), ("runs.csv", self.csv())):
@@ -223,6 +208,5 @@ def deviation(values):
 
 
 def as_table(header, rows):
-    """Return a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)

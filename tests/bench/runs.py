@@ -1,7 +1,6 @@
 """Runs of train.py: from a candidate's words to the command, from the folder to its result, and many at a time."""
 
 import csv
-import ctypes
 import json
 import math
 import os
@@ -23,6 +22,7 @@ import torch
 from config import convert, given_settings, read_settings
 from config.runtime.checks import check_settings, ineffective_settings, of_model
 from config.runtime.common import StopSignal, UserError, file_errors, sha256
+from config.runtime.log import step_of
 from model import GPT, GPTConfig
 
 DEFAULTS = read_settings(TRAIN, [])
@@ -30,11 +30,6 @@ OURS = ("out_dir", "init_from", "overwrite", "eval_only", "seed")  # settings th
 QUICK_STEPS = ["--max_iters=6", "--warmup_iters=1", "--eval_tokens=64"]
 METHOD = ("attention", "qk_scale", "sigma", "residual", "keep_input")  # settings that a folder's name starts with
 NO_MATTER = ("device", "tensorboard", "wandb")  # settings that do not make another run of it
-FACTS_OF_START = {"settings", "parameters", "flops_per_token", "machine", "code", "data"}  # in a log's first line
-IN_USE = 3  # train.py's exit code for a folder in which another process is training
-
-
-# -- what is compared ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +44,6 @@ class Candidate:
 
     @property
     def flops(self):
-        """Return the floating-point operations of the whole training."""
         return self.flops_per_token * self.tokens_per_step * self.settings["max_iters"]
 
     @property
@@ -67,16 +61,11 @@ def read_words(words, common, quick=False):
     Config files come first, then the `common` options, then its own, then, if it shall be `quick`, the fewest steps.
     """
     name, colon, rest = f"{words} ".partition(": ")
-    try:
-        arguments = shlex.split(rest if colon else words)
-    except ValueError as error:
-        raise UserError(f"{words}: {error}") from None
+    arguments = shlex.split(rest if colon else words)
     files = [argument for argument in arguments if not argument.startswith("-")]
     options = [argument for argument in arguments if argument.startswith("-")]
     if not colon:
         name = ", ".join([Path(file).stem for file in files] + [option.lstrip("-") for option in options]) or "defaults"
-    if "-h" in options or "--help" in options:
-        raise UserError(f"{words}: --help is no setting: python train.py --help lists them")
     given = {}
     for part in (files, common, options, QUICK_STEPS * quick):
         given |= given_settings(TRAIN, part)
@@ -96,13 +85,8 @@ def make_candidate(name, settings, vocab_size) -> Candidate:
     return Candidate(name, settings, model.get_num_params(), model.flops_per_token())
 
 
-# -- one run -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Run:
-    """A run of train.py, in its own folder."""
-
     candidate: Candidate
     rate: float
     seed: int
@@ -139,7 +123,6 @@ class Run:
 
 
 def changed(settings):
-    """Return the settings that are not train.py's defaults."""
     return {name: value for name, value in settings.items() if value != DEFAULTS[name]}
 
 
@@ -159,23 +142,8 @@ def folder_name(settings):
 def read_log(folder) -> list[dict]:
     """Return the lines of a run's log.jsonl, none if there is no log. A line that a kill has torn is left out."""
     path = folder / "log.jsonl"
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.exists() else []
-    lines = [line for line in map(parsed, lines) if line]
-    if lines and not FACTS_OF_START <= lines[0].keys():
-        raise UserError(f"{path}: not a log of train.py: move the folder away to do the run again")
-    return lines
-
-
-def parsed(line):
-    """Return a line of a log as a dict, or None if it is not whole, or not one of train.py's."""
-    try:
-        facts = json.loads(line)
-    except ValueError:
-        return None
-    if not line.endswith("\n") or not isinstance(facts, dict) or not isinstance(facts.get("step"), int):
-        return None
-    needed = {"step": "tokens_per_second", "eval": "val_loss"}.get(facts.get("event"), "event")
-    return facts if needed in facts else None
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if step_of(line) is not None]
 
 
 def result_of(folder) -> dict | None:
@@ -230,9 +198,6 @@ def read_committed(path):
     return results
 
 
-# -- many runs -----------------------------------------------------------------------------------------------
-
-
 def share_a_cpu(number, device):
     """Say whether so many runs at a time have to take a thread of the CPU each, or get in each other's way."""
     return device.type == "cpu" and number > 1
@@ -240,27 +205,17 @@ def share_a_cpu(number, device):
 
 def runs_at_a_time(workers, device):
     """Return how many runs are done at a time: `workers`, or, for 0, one for each GPU or each thread of the CPU."""
+    if workers > 0:
+        return workers
     if device.type != "cpu":
-        return workers or max(1, torch.cuda.device_count())
+        return max(1, torch.cuda.device_count())
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
     # one thread may be what somebody has exported for runs side by side
-    return workers or (torch.get_num_threads() if torch.get_num_threads() > 1 else len(cores))
-
-
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here, since a forked process must do little
-
-
-def end_with_parent():
-    """Ask Linux, in a new process, for a SIGTERM when its parent ends, even if that is killed."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    return torch.get_num_threads() if torch.get_num_threads() > 1 else len(cores)
 
 
 class Stopped(Exception):
-    """A signal has requested the end."""
-
-    def __init__(self, number):
-        self.number = number
+    """A signal, whose number it holds, has requested the end."""
 
 
 class Workers:
@@ -270,21 +225,19 @@ class Workers:
         self.places, self.device, self.keep = list(range(number)), device, keep
         self.threads = 1 if share_a_cpu(number, device) else torch.get_num_threads()
         self.environment = os.environ | ({"OMP_NUM_THREADS": "1"} if share_a_cpu(number, device) else {})
-        self.running = {}  # {run: (process, place, where its output begins)}
-        self.elsewhere = {}  # {run that another comparison is at: when to look again}
+        self.running = {}  # {run: (process, place)}
         self.signal = StopSignal()
 
     def offer(self, run):
         """Start to train `run`, if there is a free place for it. What it prints goes to a file of its folder."""
-        if not self.places or run in self.running or self.elsewhere.get(run, 0) > time.time():
+        if not self.places or run in self.running:
             return
         place = self.places.pop(0)
         device = f"cuda:{place % torch.cuda.device_count()}" if self.device.type == "cuda" else self.device.type
         with file_errors():
             run.folder.mkdir(parents=True, exist_ok=True)
-            output = open(run.folder / "output.txt", "ab")  # where a process that has lost its parent may write too
+            output = open(run.folder / "output.txt", "wb")
         with output:
-            begin = output.tell()
             process = subprocess.Popen(
                 run.command(device),
                 stdin=subprocess.DEVNULL,
@@ -292,46 +245,38 @@ class Workers:
                 stderr=output,
                 env=self.environment,
                 start_new_session=True,  # a terminal's Ctrl-C comes to this process, which passes it on once
-                preexec_fn=end_with_parent if sys.platform == "linux" else None,
             )
-        self.running[run] = process, place, begin
+        self.running[run] = process, place
 
-    def wait(self, seconds=10) -> list[Run]:
-        """Return the runs that have ended, or are found under way elsewhere, once one is, or after some seconds.
+    def wait(self) -> list[Run]:
+        """Return the runs that have ended, once one has.
 
         Raises Stopped after a signal, and UserError where a run has failed, except by diverging.
         """
-        ended, until = [], time.time() + seconds
-        while not ended and not self.signal.number and time.time() < until:
+        ended = []
+        while not ended and not self.signal.number:
             time.sleep(0.1)
-            ended = [run for run, (process, *_) in self.running.items() if process.poll() is not None]
+            ended = [run for run, (process, _) in self.running.items() if process.poll() is not None]
         if self.signal.number:  # it may have ended a process that had hardly begun, which is no failure
             raise Stopped(self.signal.number)
-        for run in list(ended):
-            process, place, begin = self.running.pop(run)
-            self.places.append(place)
-            said = (run.folder / "output.txt").read_bytes()[begin:].decode(errors="replace").strip()
-            if result_of(run.folder):
-                tidy(run.folder, self.keep)
-            elif process.returncode == IN_USE:
-                if run in self.elsewhere:
-                    ended.remove(run)  # which has been said
-                self.elsewhere[run] = time.time() + 10
-            else:
+        for run in ended:
+            self.places.append(self.running.pop(run)[1])
+            if not result_of(run.folder):
+                said = (run.folder / "output.txt").read_text(errors="replace").strip()
                 last = said.splitlines()[-1] if said else "it has failed without a word"
                 raise UserError(f"{run.label()}: {last} (all that it printed: {run.folder / 'output.txt'})")
+            tidy(run.folder, self.keep)
         return ended
 
     def train(self, run):
         """Train `run` with nothing else running."""
-        while run in self.running or not result_of(run.folder):  # its log ends a moment before its process does
-            self.offer(run)
-            self.wait()
+        self.offer(run)
+        self.wait()
 
     def stop(self):
         """Let what is running finish its step, save and end, and wait for it."""
-        for process, *_ in self.running.values():
+        for process, _ in self.running.values():
             process.send_signal(signal.SIGTERM)
-        for process, *_ in self.running.values():
+        for process, _ in self.running.values():
             process.wait()
         self.running.clear()

@@ -10,6 +10,7 @@ The baseline's loss is a power law of its cost with a floor, and the candidate's
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,22 +28,19 @@ CURVES = {
 }
 
 
-class MadeUp(dict):
-    """The results of any run: a curve's loss and noise, of the run and of its seed."""
+def made_up(baseline, rng, curve, noise, of_candidate=1.0, of_seed=0.0, effect=0.0):
+    """Return a function from a run to its result: a curve's loss and noise, of the run and of its seed."""
+    offsets = rng.normal(0, of_seed, 100)
 
-    def __init__(self, rng, curve, noise, of_candidate=1.0, of_seed=0.0, effect=0.0):
-        self.rng, self.curve, self.noise = rng, curve, (noise, noise * of_candidate)
-        self.offsets, self.effect = rng.normal(0, of_seed, 100), effect
+    @cache
+    def result(run):
+        own = run.candidate is not baseline
+        flops = run.candidate.flops_per_token * run.candidate.tokens_per_step * run.steps
+        loss = curve(flops / baseline.flops) + offsets[run.seed] - effect * own
+        loss += rng.normal(0, noise * of_candidate if own else noise)
+        return {"loss": loss, "flops": flops, "steps": run.steps, "seed": run.seed, "rate": run.rate}
 
-    def of(self, run, baseline):
-        key = run.candidate.name, run.steps, run.seed
-        if key not in self:
-            own = run.candidate is not baseline
-            flops = run.candidate.flops_per_token * run.candidate.tokens_per_step * run.steps
-            loss = self.curve(flops / baseline.flops) + self.offsets[run.seed] - self.effect * own
-            loss += self.rng.normal(0, self.noise[own])
-            self[key] = {"loss": loss, "flops": flops, "steps": run.steps, "seed": run.seed, "rate": run.rate}
-        return self[key]
+    return result
 
 
 def comparison_of(cost, seeds=3, *options):
@@ -62,8 +60,7 @@ def comparison_of(cost, seeds=3, *options):
 def reports(comparison, count, rng, **settings):
     """Yield what compare.py says of so many simulated comparisons."""
     for _ in range(count):
-        made_up = MadeUp(rng, **settings)
-        comparison.last_result = lambda run: made_up.of(run, comparison.baseline)
+        comparison.last_result = made_up(comparison.baseline, rng, **settings)
         yield Report(comparison)
 
 

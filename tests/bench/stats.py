@@ -1,9 +1,7 @@
 """
-Statistics of the experiments: how much of a loss is due to the method, the seed or the cost.
+How much of a loss is due to the method, the seed or the cost.
 
-Runs of one seed see the same batches, and start from the same draws where their parameters are the same. So methods
-are compared within seeds. Intervals are of 95%, by Student's t. Where many differences are called better or worse,
-their p-values have Holm's correction.
+Runs of one seed see the same batches, so methods are compared within seeds. Intervals are of 95%, by Student's t.
 """
 
 import math
@@ -18,31 +16,44 @@ NO_LONGER = "the baseline no longer gains: more steps, data or dropout first"
 
 
 class LinearModel:
-    """Least squares of y on rows of named numbers; what a row does not name is 0 there."""
+    """Least squares of y on rows of named numbers; what a row does not name is 0 there.
 
-    def __init__(self, rows, y):
+    The rows in `apart` and the others have noise of a variance each, as in Welch's test.
+    """
+
+    def __init__(self, rows, y, apart=None):
         self.names = list(dict.fromkeys(name for row in rows for name in row))
-        X, y = self.columns(rows), np.array(y, dtype=float)
-        self.inverse = np.linalg.pinv(X.T @ X)
-        self.coefficients = self.inverse @ X.T @ y
-        self.freedom = len(y) - np.linalg.matrix_rank(X)
-        self.X, self.noise = X, y - X @ self.coefficients
-        self.variance = self.noise @ self.noise / self.freedom if self.freedom else math.nan
+        self.X, y = self.columns(rows), np.array(y, dtype=float)
+        self.inverse = np.linalg.pinv(self.X.T @ self.X)
+        self.coefficients = self.inverse @ self.X.T @ y
+        self.freedom = len(y) - np.linalg.matrix_rank(self.X)
+        self.noise = y - self.X @ self.coefficients
+        self.groups = [np.full(len(y), True)] if apart is None else [apart, ~apart]
 
     def columns(self, rows):
         return np.array([[row.get(name, 0.0) for name in self.names] for row in rows])
 
+    def sum(self, row):
+        """Return the sum that a row stands for."""
+        return float(self.columns([row])[0] @ self.coefficients)
+
     def estimate(self, row):
-        """Return the sum that a row stands for, its standard error, half its interval's width, and p of its being 0."""
-        (x,) = self.columns([row])
-        error = math.sqrt(self.variance * (x @ self.inverse @ x))
-        return by_students_t(float(x @ self.coefficients), error, self.freedom)
+        """Return (the sum that a row stands for, its standard error, half its interval's width, p of its being 0).
 
-
-def by_students_t(value, error, freedom):
-    """Return (value, its standard error, half the width of its 95% interval, p of its being 0)."""
-    p = 2 * student.sf(abs(value) / error, freedom) if error else float(value == 0)
-    return value, error, student.ppf(0.975, freedom) * error, p
+        The variances of the noise add up, with the degrees of freedom of Welch and Satterthwaite.
+        """
+        weights = self.X @ self.inverse @ self.columns([row])[0]  # of each y, in the sum
+        total, spread = 0.0, 0.0
+        for rows in self.groups:
+            freedom = rows.sum() - np.einsum("ij,jk,ik->", self.X[rows], self.inverse, self.X[rows])
+            variance = self.noise[rows] @ self.noise[rows] / freedom if freedom > 0.5 else math.nan
+            if weights[rows] @ weights[rows] > 1e-12:
+                total += weights[rows] @ weights[rows] * variance
+                spread += (weights[rows] @ weights[rows] * variance) ** 2 / freedom if freedom else 0.0
+        freedom = total**2 / spread if spread else self.freedom or math.nan
+        value, error = self.sum(row), math.sqrt(total)
+        p = 2 * student.sf(abs(value) / error, freedom) if error else float(value == 0)
+        return value, error, student.ppf(0.975, freedom) * error, p
 
 
 def holm(p):
@@ -64,7 +75,6 @@ def differences(groups, name="loss"):
         return {}
     finite = {group: results for group, results in groups.items() if not has_diverged(results, name)}
     seen = [(group, result) for group, results in finite.items() for result in results]
-    assert len({id(result) for _, result in seen}) == len(seen), "a run counts once"
     rows = [{group: 1, f"seed {result['run']['seed']}": 1} for group, result in seen]
     model = LinearModel(rows, [result[name] for _, result in seen])
     estimates = {group: model.estimate({group: 1, first: -1}) for group in others if group in finite}
@@ -95,36 +105,12 @@ class CostCurve:
         rows = [{result["flops"] / unit: 1} for result in ladder] + [{"candidate": 1} for _ in runs]
         if self.shared:
             rows = [row | {f"seed {result['seed']}": 1} for row, result in zip(rows, ladder + runs)]
-        self.model = LinearModel(rows, [result["loss"] for result in ladder + runs])
-        own = np.array(["candidate" in row for row in rows])
-        self.noise = [self.noise_of(own), self.noise_of(~own)]
-
-    def noise_of(self, rows):
-        """Return (rows, the variance of their noise, its degrees of freedom)."""
-        X, noise = self.model.X[rows], self.model.noise[rows]
-        freedom = len(X) - np.einsum("ij,jk,ik->", X, self.model.inverse, X)
-        return rows, noise @ noise / freedom if freedom > 0.5 else math.nan, freedom
-
-    def estimate(self, row):
-        """Return (the sum that a row stands for, its standard error, half its interval's width, p of its being 0).
-
-        The variances of the two kinds of noise add up, with the degrees of freedom of Welch and Satterthwaite.
-        """
-        (x,) = self.model.columns([row])
-        weights = self.model.X @ self.model.inverse @ x  # of the losses, in the sum
-        shares = [(weights[rows] @ weights[rows], variance, freedom) for rows, variance, freedom in self.noise]
-        parts = [(share * variance, freedom) for share, variance, freedom in shares if share > 1e-12]
-        total = sum(part for part, _ in parts)
-        spread = sum(part**2 / freedom for part, freedom in parts if freedom)
-        freedom = total**2 / spread if spread else self.model.freedom or math.nan
-        return by_students_t(float(x @ self.model.coefficients), math.sqrt(total), freedom)
+        apart = np.array(["candidate" in row for row in rows])
+        self.model = LinearModel(rows, [result["loss"] for result in ladder + runs], apart)
 
     def loss(self, row):
         """Return the loss that a row stands for, over all seeds."""
-        (x,) = self.model.columns([add(row, self.seeds)])
-        return float(x @ self.model.coefficients)
-
-    # -- the baseline at a cost ------------------------------------------------------------------------------
+        return self.model.sum(row | self.seeds)
 
     def is_measured(self, cost):
         return any(is_same_cost(rung, cost) for rung in self.rungs)
@@ -159,14 +145,12 @@ class CostCurve:
         lowest = min(rungs, key=lambda rung: self.loss({rung: 1}), default=None)
         if not rungs or lowest == rungs[-1]:
             return False
-        rise, _, _, p = self.estimate({rungs[-1]: 1, lowest: -1})
+        rise, _, _, p = self.model.estimate({rungs[-1]: 1, lowest: -1})
         return rise > 0 and p / 2 < 0.05
-
-    # -- what follows from it --------------------------------------------------------------------------------
 
     def gain(self, reference):
         """Return by how much the candidate's loss is lower than that of a row, as `estimate` does."""
-        return self.estimate(add(reference, {"candidate": -1}))
+        return self.model.estimate(reference | {"candidate": -1})
 
     def break_even(self, cost):
         """Return by how much a candidate of this cost must lower the loss of the baseline at its own length."""
@@ -239,17 +223,9 @@ def seeds_matter(ladder):
     gained = without.freedom - shared.freedom
     if not gained or not shared.freedom:
         return False
-    explained = (without.variance * without.freedom - shared.variance * shared.freedom) / gained
-    return bool(f_distribution.sf(explained / shared.variance, gained, shared.freedom) < 0.05)
-
-
-def add(*rows):
-    """Return the sum of rows, {name: number}."""
-    total = {}
-    for row in rows:
-        for name, number in row.items():
-            total[name] = total.get(name, 0.0) + number
-    return total
+    left = shared.noise @ shared.noise
+    explained = (without.noise @ without.noise - left) / gained
+    return bool(f_distribution.sf(explained / (left / shared.freedom), gained, shared.freedom) < 0.05)
 
 
 def first_zero(costs, rising):
@@ -263,13 +239,10 @@ def first_zero(costs, rising):
     return float(np.interp(0, rising[right - 1 : right + 1], costs[right - 1 : right + 1]))
 
 
-def in_words(difference, half, p, higher_is_better=False):
-    """Return the difference ± half its interval's width, and better or worse where the corrected p is below 0.05."""
-    better = "better" if (difference > 0) == higher_is_better else "worse"
-    return f"{difference:+.3f} ± {half:.3f} {better if p < 0.05 else ''}".strip()
-
-
 def compare(groups, name="loss"):
-    """Return the differences to the first of `groups` in words, by the group's name: nothing for the first itself."""
+    """Return, by group: its difference to the first ± half the interval's width, better or worse where p < 0.05."""
     texts = {group: "diverged" if has_diverged(results, name) else "" for group, results in groups.items()}
-    return texts | {group: in_words(*one, "accuracy" in name) for group, one in differences(groups, name).items()}
+    for group, (difference, half, p) in differences(groups, name).items():
+        word = "better" if (difference > 0) == ("accuracy" in name) else "worse"
+        texts[group] = f"{difference:+.3f} ± {half:.3f} {word if p < 0.05 else ''}".strip()
+    return texts

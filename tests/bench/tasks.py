@@ -1,9 +1,8 @@
 """
-The tasks of the W2 document: python tests/bench/tasks.py {recall,entailment,micro} [--show] [--quick]
+The tasks of the W2 document: python tests/bench/tasks.py {recall,entailment} [--show] [--quick]
 
     recall       copy random tokens, as in the document; and multi-query associative recall (MQAR)
     entailment   is one node of a tree an ancestor of another?
-    micro        three small models: loss after 100 steps, time and memory of a training step
 
 Each compares W2 with standard attention: at the document's widths and rates, then at equal widths. Rerun an interrupted
 experiment to continue. --show prints the tables of what is in --out or, if nothing is, of the committed results.
@@ -27,7 +26,6 @@ from config.runtime.common import UserError, atomic_write, install_excepthook, m
 from config.runtime.common import pick_device, pick_dtype
 from model import GPT, GPTConfig
 from report import as_table
-from speed import Trainer, alternate
 from stats import compare
 
 # -----------------------------------------------------------------------------
@@ -137,14 +135,9 @@ def entailments(run, step):
 
 DATA = {"copy": copies, "mqar": queries, "entailment": entailments}
 
-# -- one run: a dict of settings, from which everything follows ----------------------------------------------
-
-
 def trial(run, device):
     """Train a model, and return its results on data that it has not seen."""
     task = run["task"]
-    if task == "cost":
-        return cost_of_steps(run, device)
     torch.manual_seed(run["seed"])
     model = GPT(GPTConfig(**run["model"]))
     if task == "entailment":
@@ -200,17 +193,6 @@ def fit(run, model, data):
         optimizer.zero_grad()
 
 
-def cost_of_steps(run, device):
-    """Return the seconds and peak bytes of a training step of each model, and the ratios of seconds to the first."""
-    models = [GPT(GPTConfig(**model)).to(device) for model in run["models"]]
-    trainers = [Trainer(model, run["batch_size"], torch.float32) for model in models]
-    seconds, ratios = alternate(trainers, run["budget"])
-    return {"seconds": seconds, "ratios": ratios, "bytes": [trainer.memory() for trainer in trainers]}
-
-
-# -- many runs -----------------------------------------------------------------------------------------------
-
-
 class Sweep:
     """The runs of an experiment: read from its file if they are finished, else run now."""
 
@@ -219,15 +201,11 @@ class Sweep:
         self.path = Path(options["out"]) / f"{experiment}{'_quick' * self.quick}.json"
         if self.show and not self.path.exists():
             self.path = Path(__file__).parent / "results" / self.path.name
-        try:
-            results = json.loads(self.path.read_text()) if self.path.exists() else []
-            self.finished = {key(result["run"]): result for result in results}
-        except (KeyError, TypeError, ValueError):
-            raise UserError(f"{self.path}: damaged: move it away to start again") from None
+        results = json.loads(self.path.read_text()) if self.path.exists() else []
+        self.finished = {key(result["run"]): result for result in results}
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def run(self, runs):
-        """Return the results of `runs`, in their order."""
         for count, run in enumerate(runs, 1):
             if key(run) in self.finished:
                 continue
@@ -247,10 +225,7 @@ class Sweep:
         return {name: [next(results) for _ in seeds] for name in cells}
 
     def tuned(self, cells, rates, seeds, by="loss", tuning_seeds=(0,)):
-        """Return the same at each cell's best learning rate, by mean loss or accuracy over `tuning_seeds`.
-
-        The grid of rates grows by factors of two until the best has a worse one on either side.
-        """
+        """Return the same at each cell's best learning rate: the grid grows until the best has worse ones around it."""
         best_cells = {}
         for name, cell in cells.items():
             scores, grid, sign = {}, list(rates), 1 if by == "loss" else -1
@@ -267,9 +242,6 @@ class Sweep:
 
 def key(run):
     return json.dumps(run, sort_keys=True)
-
-
-# -- the experiments -----------------------------------------------------------------------------------------
 
 
 def with_parameters(settings, like):
@@ -294,26 +266,22 @@ def published_cells(task, size):
     return {name: task | {"model": size | model, "learning_rate": rate} for name, (model, rate) in models.items()}
 
 
-def rows_of(results, *columns):
-    """Return the cells of a table: a header, and a row of `results` for each name.
+def print_table(title, results, *columns):
+    """Print a row of `results` for each name.
 
-    A column is (title, name of a result), or (title, name, "difference") with the difference to the first row.
+    A column is (its name, name of a result), or these and "difference", with the difference to the first row.
     """
     header, rows = ["", "parameters", "learning rate"], {}
     for name, group in results.items():
         rows[name] = [name, f"{group[0]['parameters']:,}", f"{group[0]['run']['learning_rate']:g}"]
-    for title, result, *difference in columns:
-        header += [title, *difference]
+    for column, result, *difference in columns:
+        header += [column, *difference]
         compared = compare(results, result) if difference else {}
         for name, group in results.items():
             values = [math.nan if one[result] is None else one[result] for one in group]
             cell = f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}"
             rows[name] += [cell, compared[name]] if difference else [cell]
-    return [header, *rows.values()]
-
-
-def print_table(title, header, *rows):
-    print(f"\n{title}\n\n{as_table(header, rows)}", flush=True)
+    print(f"\n{title}\n\n{as_table(header, rows.values())}", flush=True)
 
 
 def recall(sweep):
@@ -328,13 +296,13 @@ def recall(sweep):
         copy, mqar = copy | few, mqar | few | {"pairs": 2}
         size, of_mqar = size | {"block_size": 7, "vocab_size": 16}, of_mqar | {"block_size": 16, "vocab_size": 64}
     results = sweep.repeated(published_cells(copy, size), seeds)
-    print_table("Copy, as published", *rows_of(results, *columns))
+    print_table("Copy, as published", results, *columns)
     cells = fair_cells(copy, size | {"n_embd": 64, "n_head": 4, "n_inner": 256})
     results = sweep.tuned(cells, [1e-3, 2e-3, 5e-3], seeds)
-    print_table("Copy, width 64, equal parameters", *rows_of(results, *columns))
+    print_table("Copy, width 64, equal parameters", results, *columns)
     cells = fair_cells(mqar, of_mqar | {"n_embd": 64, "n_head": 1})
     results = sweep.tuned(cells, [5e-3, 1e-2, 2e-2], seeds, by="accuracy")
-    print_table("MQAR, width 64, equal parameters", *rows_of(results, *columns))
+    print_table("MQAR, width 64, equal parameters", results, *columns)
 
 
 def entailment(sweep):
@@ -348,40 +316,13 @@ def entailment(sweep):
     for candidates in ("any", "balanced"):
         task["candidates"] = candidates
         results = sweep.repeated(published_cells(task, size), seeds)
-        print_table(f"Candidates {candidates}, as published", *rows_of(results, *columns))
+        print_table(f"Candidates {candidates}, as published", results, *columns)
         cells = fair_cells(task, size | {"n_embd": 96, "n_head": 6})
         results = sweep.tuned(cells, [5e-4, 1e-3, 2e-3], seeds, by="accuracy", tuning_seeds=tuning_seeds)
-        print_table(f"Candidates {candidates}, width 96, equal parameters", *rows_of(results, *columns))
+        print_table(f"Candidates {candidates}, width 96, equal parameters", results, *columns)
 
 
-def micro(sweep):
-    settings = {"base": (2, 128, 32), "long": (2, 512, 4), "deep": (4, 128, 32)}  # layers, tokens, sequences
-    vocab_size, steps, seeds, budget = 1024, 100, [1, 2, 3], 10
-    if sweep.quick:
-        settings, vocab_size, steps, seeds, budget = {"base": (1, 16, 4), "deep": (2, 16, 4)}, 64, 5, [1, 2], 0
-    widths = {
-        "published widths": {"standard": STANDARD[0], "W2, diagonal σ": W2["copy"][0]},
-        "equal widths": {"standard": STANDARD[0]} | {name: STANDARD[0] | kind for name, kind in W2_KINDS.items()},
-    }
-    table = [["setting", "", "parameters", "loss", "difference", "step", "/ standard", "memory"]]
-    for setting, (n_layer, tokens, batch_size) in settings.items():
-        for width, models in widths.items():
-            size = {"block_size": tokens - 1, "vocab_size": vocab_size, "n_layer": n_layer}
-            models = {name: size | model for name, model in models.items()}
-            run = {"task": "copy", "setting": setting, "recipe": "published"}
-            run |= {"batch_size": batch_size, "steps": steps, "learning_rate": 1e-3}
-            results = sweep.repeated({name: run | {"model": model} for name, model in models.items()}, seeds)
-            cost = {"task": "cost", "setting": f"{setting}, {width}", "models": list(models.values())}
-            (cost,) = sweep.run([cost | {"batch_size": batch_size, "budget": budget}])  # alone: others would slow it
-            costs = zip(cost["seconds"], cost["ratios"], cost["bytes"])
-            rows = rows_of(results, ("loss", "loss", "difference"))
-            for (name, parameters, _, *loss), (s, ratio, peak) in zip(rows[1:], costs):
-                cells = [f"{setting}, {width}", name, parameters, *loss]
-                table.append([*cells, f"{1e3 * s:.0f} ms", f"{ratio:.2f}", f"{peak / 1e6:.0f} MB"])
-    print_table(f"Loss after {steps} steps at a learning rate of 1e-3, and the cost of a step", *table)
-
-
-EXPERIMENTS = {"recall": recall, "entailment": entailment, "micro": micro}
+EXPERIMENTS = {"recall": recall, "entailment": entailment}
 
 
 def main(argv):

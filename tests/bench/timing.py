@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from config.runtime.common import UserError, atomic_write, machine_name, pick_compile, sha256
+from config.runtime.common import atomic_write, machine_name, pick_compile, sha256
 from runs import Run, read_log
 
 STEPS, LOOK = 24, 8  # steps of a run, and between its log lines
@@ -16,19 +16,14 @@ TURNS = 3  # runs of each candidate
 
 
 class Timing:
-    """Seconds of a step of each candidate, by its name."""
-
     def __init__(self, comparison, steps=None):
-        """Take what has been measured here before, or the committed `steps`: all seconds, or a median alone."""
+        """Take what has been measured here before, or the committed `steps`."""
         self.comparison = comparison
         self.turns = 1 if comparison.quick else TURNS
         of = [machine_name(comparison.device), *((c.name, c.identity, c.settings) for c in comparison.candidates)]
         self.path = comparison.folder / f"timing-{sha256(json.dumps(of, sort_keys=True).encode())[:8]}.json"
-        self.seconds = {}  # by candidate, turn and log line
-        for name, seconds in (steps or {}).items():
-            self.seconds[name] = seconds if isinstance(seconds, list) else [[seconds]]
-        if self.path.exists():
-            self.seconds = json.loads(self.path.read_text())
+        known = json.loads(self.path.read_text()) if self.path.exists() else steps
+        self.seconds = known or {}  # by candidate, turn and log line
 
     def measure(self, workers):
         """Measure what has not been measured, with nothing else running. What is done when it is stopped counts."""
@@ -52,8 +47,6 @@ class Timing:
                 lines = [line for line in read_log(run.folder) if line["event"] == "step"]
             finally:
                 workers.stop()
-        if len(lines) < 2:
-            raise UserError(f"{candidate.name}: has diverged before step {STEPS}, at learning rate 0")
         return [candidate.tokens_per_step / line["tokens_per_second"] for line in lines[1:]]  # one warms up
 
     def short_run(self, candidate, turn, parent, threads):
@@ -63,8 +56,6 @@ class Timing:
             settings["compile"] = str(pick_compile(self.comparison.device, flops)).lower()
         settings |= {"max_iters": STEPS, "log_interval": LOOK, "eval_tokens": 1, "warmup_iters": 0, "eval_interval": 0}
         return Run(replace(candidate, settings=settings), 0.0, turn, 1.0, parent)  # at no rate does it diverge
-
-    # -- what is known ---------------------------------------------------------------------------------------
 
     def is_known(self):
         return all(self.seconds.get(candidate.name) for candidate in self.comparison.candidates)
@@ -79,5 +70,4 @@ class Timing:
         return self.step(candidate) / self.step(other), (max(ratios) - min(ratios)) / 2
 
     def run_seconds(self, planned):
-        """Return the seconds that the steps of a planned run take."""
         return self.step(planned.candidate) * planned.candidate.settings["max_iters"] * planned.times

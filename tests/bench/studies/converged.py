@@ -6,6 +6,9 @@ It is the first 100,000 characters of Tiny Shakespeare, a half of them to train 
     python data/text/prepare.py plays.txt --name=plays --val_fraction=0.5
 """
 
+RUN = ["--n_layer=8", "--n_embd=64", "--n_head=2", "--dropout=0.1", "--dataset=plays", "--compile=false"]
+RUN += ["--max_iters=600", "--warmup_iters=60", "--eval_interval=50", "--eval_tokens=50000", "--best"]
+RUN += ["--rates=none", "--seeds=1,2,3", "--ladder=0.5,2"]
 # learning rates: those of depth.py for 8 layers of width 64
 COMPARISONS = {
     "8 layers of width 64, 50,000 characters": [
@@ -21,19 +24,6 @@ COMPARISONS = {
         "Method 5.2: --attention=summed_qk --qk_scale=5.2 --learning_rate=0.016",
         "Method 5.3: --attention=summed_qk --qk_scale=5.3 --learning_rate=0.016",
         "standard, wider: --n_embd=136 --learning_rate=0.004",
-        "--n_layer=8",
-        "--n_embd=64",
-        "--n_head=2",
-        "--dropout=0.1",
-        "--max_iters=600",
-        "--warmup_iters=60",
-        "--dataset=plays",
-        "--eval_interval=50",
-        "--eval_tokens=50000",
-        "--best",
-        "--compile=false",
-        "--rates=none",
-        "--seeds=1,2,3",
-        "--ladder=0.5,2",
+        *RUN,
     ],
 }
