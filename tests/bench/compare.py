@@ -24,6 +24,7 @@ sys.path.insert(0, str(BENCH.parents[1]))
 from config import given_settings, read_settings
 from config.runtime.common import UserError, clock, install_excepthook, pick_device, quiet_pipe
 from figure import write_figure
+from growth import by_length, growth_table, write_growth_figure
 from plan import Comparison
 from report import Report
 from runs import Stopped, Workers, read_committed, runs_at_a_time, share_a_cpu, tidy
@@ -112,6 +113,10 @@ def main(argv):
         for report in reports:
             report.write(again.replace(" --show", ""))
         write_figure(reports, top / "figure.png")
+    series = by_length(reports)
+    if series:
+        print("\n" + growth_table(series))
+        write_growth_figure(series, top / "growth.png")
 
 
 def do(comparison, again):

@@ -1,0 +1,87 @@
+"""Does a gain grow or fade with training? Comparisons of the same candidates that differ only in their length."""
+
+import math
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from report import as_table, decimal, plus_minus
+from stats import CostCurve, interpolated
+
+OF_LENGTH = ("max_iters", "warmup_iters", "learning_rate")  # settings that may differ
+
+
+def by_length(reports):
+    """Return the reports, shortest training first, or none unless they are whole and differ only in their length."""
+
+    def settings(report):
+        return {name: candidate.settings | dict.fromkeys(OF_LENGTH) for name, candidate in report.candidates.items()}
+
+    lengths = {report.comparison.baseline.settings["max_iters"] for report in reports}
+    comparable = all(settings(report) == settings(reports[0]) and not report.lacking for report in reports)
+    return sorted(reports, key=tokens_per_parameter) if comparable and 1 < len(lengths) == len(reports) else []
+
+
+def tokens_per_parameter(report):
+    baseline = report.comparison.baseline
+    return baseline.tokens_per_step * baseline.settings["max_iters"] / baseline.parameters
+
+
+def prices(report, name):
+    """Return what a step of a candidate costs, relative to one of the baseline: {price: times}."""
+    candidate, baseline, timing = report.candidates[name], report.comparison.baseline, report.comparison.timing
+    costs = {"steps": 1.0, "operations": candidate.flops / baseline.flops}
+    return costs | ({"time": timing.ratio(candidate, baseline)[0]} if timing.is_known() else {})
+
+
+def gains(reports, name, cost):
+    """Return a candidate's gains, and half their 95% intervals, over the baseline trained `cost` times as long.
+
+    The baseline's loss there is on the parabola through all its lengths, over the log of the length.
+    """
+    found = []
+    for report in reports:
+        ordered = [report] + [other for other in reports if other is not report]
+        fit = CostCurve([result for one in ordered for result in one.main[one.base]], report.main[name])
+        value, _, half, _ = fit.gain(interpolated(fit.rungs, cost))
+        found.append((value, half))
+    return np.transpose(found)
+
+
+def per_doubling(reports, values, halves):
+    """Return the slope of gains over the length of training, per doubling, and half its 95% interval."""
+    x = np.log2([tokens_per_parameter(report) for report in reports])
+    weights = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
+    return weights @ values, math.hypot(*(weights * halves))
+
+
+def growth_table(reports):
+    """Return a table: of each candidate, at each price, the gain at each length, its slope and its mean."""
+    rows = []
+    for name in reports[0].others:
+        for price, cost in prices(reports[0], name).items():
+            values, halves = gains(reports, name, cost)
+            mean = values.mean(), math.hypot(*halves) / len(halves)
+            cells = [*zip(values, halves), per_doubling(reports, values, halves), mean]
+            rows.append([name, price, f"{cost:.2f}", *(decimal(value, "+") + plus_minus(half) for value, half in cells)])
+    lengths = [f"{tokens_per_parameter(report):.2g} tokens per parameter" for report in reports]
+    return as_table(["candidate", "at equal", "cost", *lengths, "per doubling", "mean"], rows)
+
+
+def write_growth_figure(reports, path):
+    """Draw the gains at equal steps over the tokens per parameter: a line for each candidate, with what it costs."""
+    figure, names = Figure(figsize=(7.2, 4.3), layout="constrained"), reports[0].others
+    axis, tokens = figure.add_subplot(), np.array([tokens_per_parameter(report) for report in reports])
+    for i, name in enumerate(names):
+        values, halves = gains(reports, name, 1.0)
+        costs = [f"{cost:.2f}× {price}" for price, cost in prices(reports[0], name).items() if price != "steps"]
+        apart = 1.03 ** (i - len(names) / 2)  # so that intervals do not hide each other
+        axis.errorbar(tokens * apart, values, halves, marker="o", capsize=2.5, label=f"{name} ({', '.join(costs)})")
+    axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)
+    axis.set(xscale="log", xlabel="training tokens per parameter", ylabel="validation loss gained at equal steps (nats)")
+    axis.set_xticks(tokens, [f"{token:.2g}" for token in tokens])
+    axis.minorticks_off()
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=120)
+    print(f"figure: {path}")

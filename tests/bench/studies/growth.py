@@ -1,0 +1,25 @@
+"""Does a gain grow or fade with training? 3 layers of width 128, at 400, 1,600 and 6,400 steps.
+
+The text is that of studies/depth.md, prepared as data/gcide.
+"""
+
+CANDIDATES = [
+    "standard: --residual=standard",
+    "W2: --attention=w2",
+    "cosine: --attention=cosine",
+    "dense: --connection=dense",
+    "Method 3.1, input kept: --residual=m3.1 --keep_input",
+]
+SETTINGS = ["--dataset=gcide", "--eval_tokens=524288", "--dtype=bfloat16", "--compile=true", "--seeds=1,2,3,4,5"]
+RATES = {400: "3.5e-3,7e-3,1.4e-2", 1600: "2.5e-3,5e-3,1e-2", 6400: "1.75e-3,3.5e-3,7e-3"}  # to begin with
+COMPARISONS = {
+    f"{steps:,} steps": [
+        *CANDIDATES,
+        *SETTINGS,
+        f"--max_iters={steps}",
+        f"--warmup_iters={steps // 10}",
+        f"--rates={rates}",
+        "--ladder=none",
+    ]
+    for steps, rates in RATES.items()
+}
