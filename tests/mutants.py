@@ -145,7 +145,7 @@ MUTANTS = {
     ],
     "data/prepare.py": [
         ('yield "train", chunk, begins, piece[:left]', 'yield "train", chunk, begins, piece', "test_preprocess.py"),
-        ('in_chunks(pieces, cut) if split == "train")', "in_chunks(pieces, cut))", "test_preprocess.py"),
+        ('in_chunks(pieces, cut) if split == "train")', "in_chunks(pieces, cut))", "test_corpus.py -k learned"),
         ('r"[^\\s\\x00-\\x1f\\x7f]\\n(?=', 'r"\\n(?=', "test_corpus.py -k tokens_of_the_whole"),
         ("(?=[^\\s\\x00-\\x1f\\x7f])", "(?=\\S)", "test_corpus.py -k tokens_of_the_whole"),
         ("if progress.n >= size", "if progress.n > 2 * size", "test_corpus.py -k limit"),

@@ -76,17 +76,6 @@ def test_links_resolve(page):
         assert link.startswith("https://") or (ROOT / page).parent.joinpath(link).exists(), link
 
 
-def test_its_runs_do_not_get_in_each_others_way():
-    lines = [line.split("#")[0].strip() for line in README.splitlines() if re.match(" {4}.*train.py ", line)]
-    commands = [line.split("train.py ")[1] for line in lines if not line.endswith("--help")]
-    folders = []
-    for command in commands:
-        settings = dict(argument.removeprefix("--").split("=") for argument in command.split() if "=" in argument)
-        configs = [Path(argument).stem for argument in command.split() if not argument.startswith("-")]
-        folders.append(settings.get("out_dir") or "-".join(configs) or settings["dataset"])
-    assert len(folders) > 5 and len(set(folders)) == len(folders), folders
-
-
 @pytest.mark.parametrize("name", ["recall", "entailment", "micro"])
 def test_tables_of_tasks_are_those_of_the_results(name, monkeypatch, capsys, tmp_path):
     monkeypatch.syspath_prepend(BENCH)

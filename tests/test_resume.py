@@ -408,6 +408,7 @@ def test_an_overflow_of_float16_skips_the_step_of_both_optimizers(run, monkeypat
     assert differing(second["model"], first["model"]) == [] and differing(third["model"], second["model"]) != []
     assert second["scaler"]["scale"] == first["scaler"]["scale"] / 2
 
+
 # -- signals -------------------------------------------------------------------------------------------------
 
 
