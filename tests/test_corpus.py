@@ -127,6 +127,10 @@ def test_files_and_folders_may_be_mixed_and_given_twice(tmp_path):
     assert found == [f"in {name}" for name in ("z", "a.txt", "b.jsonl", "sub/E.MD", "b.jsonl")]  # an empty file is none
 
 
+def test_what_is_null_is_no_document(tmp_path):
+    assert read_documents(jsonl(tmp_path / "a.jsonl", [None, "one", None, "", "two"])) == ["one", "", "two"]
+
+
 def test_half_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "good \\ud800 text"}\n')
     assert read_documents(tmp_path / "a.jsonl") == ["good ? text"]

@@ -209,6 +209,11 @@ def test_two_methods_compare_as_in_a_paired_t_test():
     assert [difference - half, difference + half] == pytest.approx(list(expected.confidence_interval(0.95)))
 
 
+def test_holm():
+    found = stats.holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
+    assert found == pytest.approx({"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06})
+
+
 def test_a_difference_in_words():
     groups = {"standard": results(1.0, 1.1, 1.2), "worse": results(2.0, 2.11, 2.2), "lost": results(None, 1.0, 1.0)}
     texts = stats.compare(groups)
