@@ -33,6 +33,7 @@ PROMISES = [
 
 
 def hold(**choice):
+    choice["n_layer"] = 4  # the last is the first where `latest2` of EXTENDING.md leaves a layer out
     torch.use_deterministic_algorithms(True)  # under which what torch.empty gives is not a number
     gpt = build(**choice, moved=False)
     torch.use_deterministic_algorithms(False)
