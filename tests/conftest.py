@@ -37,16 +37,16 @@ hypothesis.settings.load_profile("patient")
 # -- running the programs ------------------------------------------------------------------------------------
 
 
-def copy_repository(folder, text=TEXT):
+def copy_repository(folder):
     """Copy the programs, with a short text instead of Shakespeare, prepared by characters."""
     shutil.copytree(ROOT / "config", folder / "config", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("train.py", "sample.py", "model.py"):
         shutil.copy(ROOT / name, folder)
     made = shutil.ignore_patterns("*.bin", "*.json", "*.tiktoken", "*.tmp", "input.txt", "__pycache__")
     shutil.copytree(ROOT / "data", folder / "data", ignore=made)
-    (folder / "data" / "shakespeare_char" / "input.txt").write_text(text)
-    (folder / "data" / "shakespeare_bpe" / "input.txt").write_text(text)
-    prepare(folder / "data" / "shakespeare_char", text, "test")
+    (folder / "data" / "shakespeare_char" / "input.txt").write_text(TEXT)
+    (folder / "data" / "shakespeare_bpe" / "input.txt").write_text(TEXT)
+    prepare(folder / "data" / "shakespeare_char", TEXT, "test")
     return folder
 
 

@@ -107,44 +107,21 @@ def w2_scores(mu_q, mu_k, sigma_q, sigma_k, log_tau):
     return torch.stack(rows)
 
 
-def scale_51(qk, d_k):
-    """5.1: d_s = √d_k"""
-    return sum(qk) / d_k ** 0.5
-
-
-def scale_52(qk, d_k):
-    """5.2: d_s = √d_k · √m"""
-    return sum(qk) / (d_k ** 0.5 * len(qk) ** 0.5)
-
-
-def scale_53(qk, d_k):
-    """5.3: d_s = √d_k · m"""
-    return sum(qk) / (d_k ** 0.5 * len(qk))
-
-
-def scale_54(qk, d_k, a, b):
-    """5.4: d_s = d_k^a · m^b with a, b learned"""
-    return sum(qk) / (d_k ** a.reshape(()) * len(qk) ** b.reshape(()))
-
-
-def scale_55(qk, d_k, log_a):
-    """5.5: Σ_i QK_iᵀ / (a_i √d_k), a_i = exp(log_a_i): "d_s is a learned vector √d_k · a⃗" """
-    return sum(qk[i] / (torch.exp(log_a[i]) * d_k ** 0.5) for i in range(len(qk)))
-
-
-def scale_56(qk, d_k, log_a, b):
-    """5.6: Σ_i QK_iᵀ / (a_i d_k^{b_i}), a_i = exp(log_a_i)"""
-    return sum(qk[i] / (torch.exp(log_a[i]) * d_k ** b[i]) for i in range(len(qk)))
-
-
-def scale_57(qk, d_k, log_a):
-    """5.7: Σ_i QK_iᵀ / a_i, a_i = exp(log_a_i)"""
-    return sum(qk[i] / torch.exp(log_a[i]) for i in range(len(qk)))
-
-
-SUMMED = {"5.1": (scale_51, ()), "5.2": (scale_52, ()), "5.3": (scale_53, ()),
-          "5.4": (scale_54, ("a", "b")), "5.5": (scale_55, ("log_a",)),
-          "5.6": (scale_56, ("log_a", "b")), "5.7": (scale_57, ("log_a",))}
+def summed_scores(qk, d, scale, learned):
+    """Σ_i QK_iᵀ / d_s over the m layers i so far. In 5.5 "d_s is a learned vector √d_k · a⃗"; a_i = exp(log_a_i)."""
+    m, total = len(qk), 0
+    for i in range(m):
+        a_i = torch.exp(learned["log_a"][i]) if "log_a" in learned else None
+        match scale:
+            case "5.1": d_s = d ** 0.5
+            case "5.2": d_s = d ** 0.5 * m ** 0.5
+            case "5.3": d_s = d ** 0.5 * m
+            case "5.4": d_s = d ** learned["a"][0] * m ** learned["b"][0]
+            case "5.5": d_s = a_i * d ** 0.5
+            case "5.6": d_s = a_i * d ** learned["b"][i]
+            case "5.7": d_s = a_i
+        total = total + qk[i] / d_s
+    return total
 
 
 # The T x T attention weights of a head, by the kind of attention. q, k (T, d): the head's, rotated; unrotated: the two
@@ -164,8 +141,7 @@ def weights_w2(q, k, h, kv, normed, extras, config, **_):
 
 
 def weights_summed(q, qk, extras, config, **_):
-    scale, learned = SUMMED[config.qk_scale]
-    return causal_softmax(scale(qk, q.shape[-1], *(extras[name] for name in learned)))
+    return causal_softmax(summed_scores(qk, q.shape[-1], config.qk_scale, extras))
 
 
 def weights_cosine(q, k, h, extras, **_):
@@ -333,7 +309,7 @@ def reads_dense(l, outputs, inputs, mine):
 
 
 def reads_attnres(l, outputs, inputs, mine):
-    """Σ_{i≤l} p_li f_i, p_l = softmax over i of w_l · f_i / rms(f_i), for each token; f_0 = x_0, f_i the i-th's share"""
+    """For each token Σ_{i≤l} p_li f_i, p_l = softmax_i(w_l · f_i / rms(f_i)); f_0 = x_0, f_i what layer i has added"""
     added = [outputs[0]] + [outputs[i + 1] - inputs[i] for i in range(l)]
     rows = []
     for t in range(len(outputs[0])):

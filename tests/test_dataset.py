@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import shutil
 from itertools import count
 from pathlib import Path
@@ -31,10 +30,6 @@ def write(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
-def fifo(name):
-    return lambda folder: ((folder / name).unlink(), os.mkfifo(folder / name))
-
-
 def edit(**changes):
     """Change fields of meta.json, or take those away that become None."""
 
@@ -56,8 +51,7 @@ def byte_pairs(**changes):
 FORM, BPE = "meta.json: not as prepare.py writes it", "meta.json: not byte pairs that tiktoken reads"
 DAMAGE = [
     (lambda folder: (folder / "meta.json").unlink(), "meta.json: no such file"),
-    (fifo("meta.json"), "meta.json: no such file"),
-    (fifo("train.bin"), "train.bin: no such file"),
+    (lambda folder: (folder / "train.bin").unlink(), "train.bin: no such file"),
     (write("meta.json", b""), "meta.json: not JSON"),
     (write("meta.json", b"\xff"), "meta.json: not JSON"),
     (write("meta.json", b"[" * 100_000), "meta.json: not JSON"),
@@ -69,7 +63,6 @@ DAMAGE = [
     (edit(tokens={"train": 1.5, "val": 1}), FORM),
     (edit(bytes={"train": 100, "val": 0}), FORM),
     (edit(bytes={"train": "100", "val": 100}), FORM),
-    (edit(dtype="float16"), "meta.json: its tokenizer has 300 tokens, not 300 of type float16"),
     (edit(dtype="uint32"), "meta.json: its tokenizer has 300 tokens, not 300 of type uint32"),
     (edit(vocab_size=299), "meta.json: its tokenizer has 300 tokens, not 299 of type uint16"),
     (edit(tokenizer={"kind": "word"}), "meta.json: not a tokenizer of kind 'char', 'bpe' or 'hf': {'kind': 'word'}"),
@@ -80,7 +73,6 @@ DAMAGE = [
     (byte_pairs(pattern="("), BPE),
     (byte_pairs(special_tokens={"<end>": "odd"}), BPE),
     (byte_pairs(), "meta.json: its tokenizer has 256 tokens, not 300 of type uint16"),
-    (edit(tokens={"train": 1, "val": 1}), "train.bin: not of the size that meta.json says"),
     (write("train.bin", b""), "train.bin: not of the size that meta.json says"),
     (write("val.bin", b"\0\0\0"), "val.bin: not of the size that meta.json says"),
 ]  # fmt: skip
@@ -209,9 +201,6 @@ def test_block_size_too_long_says_what_works():
     words = dataset(range(100), range(10))
     words.batch(0, 0, 0, 1, 9)
     message = "block_size=10 is too long for the val split of 10 tokens; the largest that works is 9"
-    for call in (
-        lambda: words.batch(0, 0, 0, 1, 10),
-        lambda: next(words.windows("train", 1, 10, 50)),
-    ):
+    for call in (lambda: words.batch(0, 0, 0, 1, 10), lambda: next(words.windows("train", 1, 10, 50))):
         with pytest.raises(UserError, match=message):
             call()

@@ -1,9 +1,8 @@
 """
 Every entry of model.py's tables, and what somebody adds to them by the steps of tests/EXTENDING.md, keeps all that is
-promised of a kind of attention, a residual method, a connection and a setting: here at four layers, with grouped heads.
+promised of a kind of attention, a residual method, a connection and a setting.
 """
 
-import dataclasses
 import re
 import shutil
 import subprocess
@@ -17,74 +16,35 @@ from einops import rearrange
 
 import model
 import reference
+import test_model
 from conftest import ROOT, TINY, load
-from model import GPT, Attention, GPTConfig
-from reference import causal_softmax, columns, covering, each, perturb, standard_scores, uncached_greedy
-from test_model import Shapes, counted_flops, over, rounding_error
+from model import Attention
+from reference import causal_softmax, columns, each, standard_scores
+from test_model import build, over
 
-T = 13
+PROMISES = [
+    test_model.test_logits_and_gradients_equal_the_reference,
+    test_model.test_the_future_does_not_move_the_past,
+    test_model.test_no_tensor_of_T_by_T,
+    test_model.test_cached_generation_equals_full_forwards,
+    test_model.test_operations_are_counted_as_pytorch_counts_them,
+    test_model.test_bfloat16_is_causal_and_near_the_reference,
+]
 
 
 def hold(**choice):
-    """Every promise, for one configuration."""
-    shape = dict(block_size=T, vocab_size=19, n_layer=4, n_head=4, n_kv_head=2, n_embd=32, n_inner=24)
-    torch.manual_seed(0)
+    choice["n_layer"] = 4  # the last is the first where `latest2` of EXTENDING.md leaves a layer out
     torch.use_deterministic_algorithms(True)  # under which what torch.empty gives is not a number
-    gpt = GPT(GPTConfig(**{**shape, **choice}))
+    gpt = build(**choice, moved=False)
     torch.use_deterministic_algorithms(False)
     assert all(p.isfinite().all() for p in gpt.parameters()), "a parameter has no initial value"
-    gpt = perturb(gpt.double()).eval()
-    idx = torch.randint(19, (2, T), generator=torch.Generator().manual_seed(1))
-    changed = torch.cat((idx[:, :6], (idx[:, 6:] + 1) % 19), dim=1)
-    assert gpt.flops_per_token() == pytest.approx(3 * counted_flops(gpt, backward=False), rel=1e-9), "wrongly counted"
-
-    logits, loss = gpt(idx, idx.roll(1))
-    loss.backward()
-    for name, p in gpt.named_parameters():
-        assert p.grad is not None and p.grad.isfinite().all(), f"{name} has no gradient, or no finite one"
-    with torch.no_grad():
-        assert torch.equal(gpt(changed)[0][:, :6], logits[:, :6]), "the future leaks"
-        assert (logits - reference.reference_logits(gpt, idx)).abs().max() < 1e-9, "not its float64 form"
-        short = idx[:, :3]
-        assert torch.equal(gpt.generate(short, 12, temperature=0), uncached_greedy(gpt, short, 12)), "the cache differs"
-
-    gpt = gpt.float()
-    with Shapes(T) as shapes:
-        gpt(idx, idx.roll(1))[1].backward()
-    assert not shapes.found or gpt.config.attention in reference.T_BY_T, "a T x T tensor"
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        rough, moved = gpt(idx)[0], gpt(changed)[0]
-    assert torch.equal(rough[:, :6], moved[:, :6]), "the future leaks in bfloat16"
-    assert (rough.double() - logits).norm() < 5 * rounding_error(gpt, idx), "bfloat16 is far off"
+    for promise in PROMISES:
+        promise(choice)
 
 
-@over(each(columns()))  # tests/test_model.py has every pair of values
+@over(each(columns()))  # also those that the examples below add; test_model.py has every pair
 def test_every_entry_keeps_every_promise(row):
     hold(**row)
-
-
-def test_every_entry_has_a_float64_form():
-    assert set(model.ATTENTIONS) == set(reference.WEIGHTS)
-    assert set(model.RESIDUALS) == set(reference.BLOCKS)
-    assert set(model.CONNECTIONS) == set(reference.READS)
-
-
-def test_every_field_is_varied():
-    """... also one of somebody's own: a bool is found, and a number that no test varies is named."""
-
-    @dataclasses.dataclass
-    class Own(GPTConfig):
-        peek: bool = False
-
-    @dataclasses.dataclass
-    class OwnNumber(GPTConfig):
-        window: int = 0
-
-    assert {"peek", "connection", "value_residual", "n_kv_head"} < columns(Own).keys()
-    for rows in (each(columns(Own)), covering(columns(Own))):
-        assert {row["peek"] for row in rows} == {False, True}
-    with pytest.raises(ValueError, match="window is varied by no test"):
-        columns(OwnNumber)
 
 
 def test_every_two_values_meet():
@@ -116,7 +76,7 @@ def python(folder, *command):
 def test_the_examples_keep_every_promise_and_train(repo):
     shutil.copytree(ROOT / "tests", repo.folder / "tests", ignore=shutil.ignore_patterns("__pycache__", "results"))
     apply(EXAMPLES, repo.folder)
-    code, shown = python(repo.folder, "-m", "pytest", "-n0", "-rA", "tests/test_extend.py", "-k", "entry or field")
+    code, shown = python(repo.folder, "-m", "pytest", "-n0", "-rA", "tests/test_extend.py", "-k", "entry")
     assert code == 0, shown
     tried = [line for line in shown.splitlines() if line.startswith("PASSED") and "keeps_every_promise" in line]
     for name in ("tempered", "gated-channel", "gated-head", "latest2", "skip", "embed_norm"):
@@ -128,22 +88,6 @@ def test_the_examples_keep_every_promise_and_train(repo):
 
 
 # -- kinds with more of their own ----------------------------------------------------------------------------
-
-
-class Tempered(Attention):
-    """softmax(exp(t_h) q kᵀ/√d_k) V, with a learned t per head."""
-
-    def __init__(self, config, layer):
-        super().__init__(config, layer)
-        self.t = nn.Parameter(torch.zeros(self.H, 1, 1))
-
-    def score_vectors(self, x, rope, earlier):
-        q, k, _ = super().score_vectors(x, rope, earlier)
-        return q * self.t.exp().type_as(q), k, None
-
-
-def weights_tempered(q, k, h, extras, **_):
-    return causal_softmax(torch.exp(extras["t"][h, 0, 0]) * standard_scores(q, k))
 
 
 class ALiBi(Attention):
@@ -170,8 +114,12 @@ def weights_alibi(unrotated, h, **_):
     return causal_softmax(scores + torch.tensor(steps, dtype=torch.float64))
 
 
-class Sink(Tempered):
-    """Weights exp(s_n) / (exp(t_h) + Σ_n exp(s_n)): a key before all others, of score t_h and value 0."""
+class Sink(Attention):
+    """Weights exp(s_n) / (exp(t_h) + Σ_n exp(s_n)): a key before all others, of a learned score t_h and value 0."""
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.t = nn.Parameter(torch.zeros(self.H, 1, 1))
 
     def score_width(self):
         return self.D + 1
@@ -198,27 +146,6 @@ def weights_sink(q, k, h, extras, **_):
     return e / (torch.exp(extras["t"][h, 0, 0]) + e.sum(dim=-1, keepdim=True))
 
 
-class Differential(Tempered):
-    """(softmax(q₁ k₁ᵀ/√(d_k/2)) - t_h softmax(q₂ k₂ᵀ/√(d_k/2))) V: even dimensions are of the one, odd of the other."""
-
-    def score_vectors(self, x, rope, earlier):
-        q, k = self.project(x, rope)
-        return q * (self.D / 2) ** -0.5, k, None
-
-    def mix_values(self, q_hat, k_hat, v):
-        even = torch.arange(self.D, device=v.device) % 2 == 0  # zeros for the others keep the kernel's width
-        first, second = (super(Differential, self).mix_values(q_hat * half, k_hat, v) for half in (even, ~even))
-        return first - self.t.type_as(v) * second
-
-    def operations(self, T, recomputed=False):
-        return super().operations(2 * T, recomputed)
-
-
-def weights_differential(q, k, h, extras, **_):
-    first, second = (causal_softmax(standard_scores(q[:, i::2], k[:, i::2])) for i in (0, 1))
-    return first - extras["t"][h, 0, 0] * second
-
-
 class Windowed(Attention):
     """Each token sees the latest four: a kind that holds T x T tensors, and says so in T_BY_T."""
 
@@ -235,10 +162,8 @@ def weights_windowed(q, k, **_):
 
 
 KINDS_OF_OWN = {
-    "tempered": (Tempered, weights_tempered),
     "alibi": (ALiBi, weights_alibi),
     "sink": (Sink, weights_sink),
-    "differential": (Differential, weights_differential),
     "windowed": (Windowed, weights_windowed),
 }
 
@@ -249,53 +174,9 @@ def own(monkeypatch):
         monkeypatch.setitem(model.ATTENTIONS, name, kind)
         monkeypatch.setitem(reference.WEIGHTS, name, weights)
     monkeypatch.setattr(reference, "T_BY_T", {"windowed"})
-    layer, weights, _ = reference.BLOCKS["m3.2"]
-    latest = dataclasses.replace(model.RESIDUALS["m3.2"], sources=lambda l: range(max(l - 2, 0), l))
-    monkeypatch.setitem(model.RESIDUALS, "latest m3.2", latest)
-    monkeypatch.setitem(reference.BLOCKS, "latest m3.2", (layer, weights, lambda l: range(max(l - 2, 0), l + 1)))
 
 
-@pytest.mark.parametrize("residual", ["m4.2", "latest m3.2"])  # which recompute attention only, and the MLP too
+@pytest.mark.parametrize("residual", ["m4.2", "m3.2"])  # which recompute attention only, and the MLP too
 @pytest.mark.parametrize("kind", KINDS_OF_OWN)
 def test_an_own_kind_keeps_every_promise(own, kind, residual):
-    hold(attention=kind, residual=residual, connection="attnres", value_residual=True)
-
-
-class Summed(Attention):
-    """softmax(q (k_0 + ... + k_l)ᵀ/√d_k) V: what it keeps for later layers is a tensor."""
-
-    reads_earlier = True
-
-    def score_vectors(self, x, rope, earlier):
-        q, k = self.project(x, rope)
-        k = k + earlier[-1].qk if earlier else k
-        return q * self.D**-0.5, k, k
-
-
-def test_what_a_kind_keeps_may_be_a_tensor(monkeypatch):
-    monkeypatch.setitem(model.ATTENTIONS, "summed", Summed)
-    gpt = perturb(GPT(GPTConfig(T, 19, 3, 4, 2, n_embd=32, attention="summed", residual="m1")).double())
-    idx = torch.randint(19, (2, 5), generator=torch.Generator().manual_seed(1))
-    assert torch.equal(gpt.generate(idx, 8, temperature=0), uncached_greedy(gpt, idx, 8))
-
-
-class Leaking(Tempered):
-    """Scores that see the mean of all tokens, later ones too."""
-
-    def score_vectors(self, x, rope, earlier):
-        return super().score_vectors(x + x.mean(dim=1, keepdim=True), rope, earlier)
-
-
-class Forgetful(Tempered):
-    """A parameter without an initial value."""
-
-    def __init__(self, config, layer):
-        super().__init__(config, layer)
-        self.t = nn.Parameter(torch.empty(self.H, 1, 1))
-
-
-@pytest.mark.parametrize("kind, named", [(Leaking, "the future leaks"), (Forgetful, "has no initial value")])
-def test_a_mistake_is_found(own, monkeypatch, kind, named):
-    monkeypatch.setitem(model.ATTENTIONS, "tempered", kind)
-    with pytest.raises(AssertionError, match=named):
-        hold(attention="tempered")
+    hold(attention=kind, residual=residual, n_kv_head=2, connection="attnres", value_residual=True)

@@ -6,10 +6,9 @@ every kind of attention x every residual method.
 import copy
 import math
 import os
+import re
 import shutil
-import subprocess
 import sys
-import textwrap
 from functools import partial
 
 import pytest
@@ -22,11 +21,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import reference
 from config.runtime.common import pick_attention_kernel, use_plain_attention
+from conftest import ROOT
 from data.huggingface import from_llama, to_llama
-from model import Attention, Block, ConfigError, GPT, GPTConfig, attention_layout, rope_table
+from model import CHOICES, Attention, Block, ConfigError, GPT, GPTConfig, attention_layout, rope_table
 from reference import COVER, KINDS, columns, perturb, settings, uncached_greedy
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 torch.set_num_threads(1)        # tiny tensors: a second thread only costs time
 
@@ -123,15 +122,13 @@ class Shapes(TorchDispatchMode):
     """Collect the operations whose outputs have two axes of length T."""
     def __init__(self, T):
         super().__init__()
-        self.T, self.found, self.seen = T, [], 0
+        self.T, self.found = T, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, (tuple, list)) else [out]:
-            if isinstance(tensor, torch.Tensor):
-                self.seen += 1
-                if list(tensor.shape).count(self.T) >= 2:
-                    self.found.append((str(func), tuple(tensor.shape)))
+            if isinstance(tensor, torch.Tensor) and list(tensor.shape).count(self.T) >= 2:
+                self.found.append((str(func), tuple(tensor.shape)))
         return out
 
 
@@ -173,22 +170,13 @@ def test_activation_checkpointing_keeps_a_third_of_a_standard_model(row):
 
 @over(COVER)
 def test_no_tensor_of_T_by_T(row):
-    """None is kept for the backward pass, or made for a moment by a forward or a backward."""
+    """None is made, not even for a moment, except by kinds that say so."""
     T = 53
-    if row["attention"] in reference.T_BY_T:
-        pytest.skip("its kind holds T x T tensors, as it says")
     model = build(**row, dtype=torch.float32, block_size=T).train()
-    for value in list(model.buffers()) + list(model.parameters()):
-        assert list(value.shape).count(T) < 2
-    kept = []
-    shapes = Shapes(T)
     idx = tokens(model, 2, T)
-    with shapes, torch.autograd.graph.saved_tensors_hooks(
-            lambda x: (kept.append(tuple(x.shape)), x)[1], lambda x: x):
+    with Shapes(T) as shapes:
         model(idx, idx)[1].backward()
-    assert kept and shapes.seen > 100
-    assert not shapes.found
-    assert not [shape for shape in kept if shape.count(T) >= 2]
+    assert bool(shapes.found) == (row["attention"] in reference.T_BY_T)
 
 
 # ----------------------------------------------------------------------------------------------
@@ -266,13 +254,6 @@ def test_top_k_top_p_and_temperature():
             assert found == nucleus
 
 
-@pytest.mark.parametrize("options", [dict(temperature=1e-320), dict(temperature=1e299), dict(top_k=2**62),
-                                     dict(top_p=1), dict(top_p=1e-320), dict(temperature=1e-5, top_k=1, top_p=1e-320)])
-def test_extreme_but_legal_sampling_options(options):
-    model = build(block_size=8)
-    assert model.generate(tokens(model, 2, 3), 12, **options).shape == (2, 15)
-
-
 def test_a_generator_fixes_the_tokens_and_spares_the_global_stream():
     model = build("w2-scalar", "m2", block_size=6)
     idx = tokens(model, 2, 3)
@@ -294,16 +275,6 @@ def test_stream_yields_what_generate_appends():
         assert torch.equal(torch.cat([idx] + pieces, dim=1), whole)
     for token in model.stream(idx, 2):              # gradients are off only inside the stream
         assert torch.is_grad_enabled() and not token.requires_grad
-    next(model.stream(idx, 10))                     # an abandoned stream leaves nothing behind
-    assert torch.equal(model.generate(idx, 10, temperature=0), uncached_greedy(model, idx, 10))
-
-
-def test_generate_keeps_the_mode_and_gives_no_gradients():
-    model = build("standard", "m1", dropout=0.3).train()
-    found = model.generate(tokens(model, 1, 2), 3)
-    assert found.shape == (1, 5) and not found.is_floating_point()
-    assert model.training
-    assert torch.equal(model.generate(tokens(model, 1, 2), 0), tokens(model, 1, 2))
 
 
 @pytest.mark.parametrize("options, named", [(dict(temperature=-1.0), "temperature"), (dict(top_k=0), "top_k"),
@@ -393,29 +364,15 @@ def test_inner_width_by_default():
 # ----------------------------------------------------------------------------------------------
 # the operations counted
 
-def counted_flops(model, backward):
-    """
-    Return what PyTorch counts of a pass over a full context, per token. In the unfused form of attention every
-    product is one that its counter sees, none padded.
-    """
-    idx = tokens(model, 1, model.config.block_size)
-    with torch.set_grad_enabled(backward), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        loss = model(idx, idx)[1]
-        if backward:
-            loss.backward()
-    return counter.get_total_flops() / model.config.block_size
-
-
 @over(COVER)
 def test_operations_are_counted_as_pytorch_counts_them(row):
-    model = build(**row, dtype=torch.float32, moved=False, n_layer=4)
-    assert model.flops_per_token() == 3 * counted_flops(model, backward=False)
-
-
-@over([{**row, "activation_checkpointing": False} for row in COVER[::8]])
-def test_a_backward_pass_has_twice_the_operations_of_a_forward(row):
-    model = build(**row, dtype=torch.float32, moved=False, n_layer=3)
-    assert model.flops_per_token() == counted_flops(model, backward=True)
+    """Its counter sees every product of attention in its unfused form. A backward pass takes twice a forward one's."""
+    model = build(**row, dtype=torch.float32, moved=False)
+    idx = tokens(model, 1, model.config.block_size)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(idx)
+    counted = counter.get_total_flops() / model.config.block_size
+    assert model.flops_per_token() == pytest.approx(3 * counted, rel=1e-9)
 
 
 @pytest.mark.parametrize("residual", ["standard", "m1"])
@@ -434,19 +391,14 @@ half, single = torch.bfloat16, torch.float32
 
 
 @pytest.mark.parametrize("device, dtype, T, S, group, fused, expected", [  # v is 64 wide
-    ("cpu", single, 128, 64, 1, True, (64, 1)),         # standard attention: nothing to pad
     ("cpu", single, 128, 67, 1, True, (67, 1)),
     ("cpu", half, 128, 67, 1, False, (64, 1)),
     ("cpu", single, 1, 67, 1, True, (64, 1)),           # a token that is generated
-    ("cpu", single, 128, 768, 3, True, (768, 1)),
+
     ("cuda", half, 128, 72, 1, True, (72, 1)),          # flash, cuDNN
     ("cuda", torch.float16, 128, 256, 3, True, (256, 1)),
-    ("cuda", half, 128, 320, 1, True, (64, 1)),         # memory-efficient
-    ("cuda", half, 128, 320, 3, True, (64, 3)),
-    ("cuda", single, 128, 64, 1, True, (64, 1)),
+    ("cuda", half, 128, 320, 3, True, (64, 3)),         # memory-efficient
     ("cuda", single, 128, 72, 3, True, (64, 3)),
-    ("cuda", half, 1, 320, 3, True, (64, 1)),
-    ("mps", single, 128, 72, 3, True, (72, 1)),
     ("mps", single, 1, 72, 1, True, (72, 1)),           # wrong where v is narrower, at any T
 ])  # fmt: skip
 def test_the_layout_of_attention(device, dtype, T, S, group, fused, expected):
@@ -589,9 +541,8 @@ def rounding_error(model, idx):
     return (rounded(idx)[0] - exact(idx)[0]).norm()
 
 
-@pytest.mark.parametrize("kernel", ["plain"], indirect=True)
 @over(COVER)
-def test_bfloat16_is_causal_and_near_the_reference(row, kernel):
+def test_bfloat16_is_causal_and_near_the_reference(row):
     model = build(**row, dtype=torch.float32)
     idx = tokens(model, 2, 8)
     changed = torch.cat((idx[:, :5], (idx[:, 5:] + 1) % 19), dim=1)
@@ -703,43 +654,12 @@ def test_nanogpt_calls():
     GPTConfig()                                     # every field has a default there
 
 
-@over(COVER[::8])
-def test_optimizer_groups(row):
-    """Every parameter is in one group; the weights of Linear and Embedding decay, nothing else does."""
-    model = build(**row)
-    matrices = {id(m.weight) for m in model.modules() if isinstance(m, (torch.nn.Linear, torch.nn.Embedding))}
-    optimizer = model.configure_optimizers(0.1, 2e-3, (0.8, 0.9), "cpu")
-    assert isinstance(optimizer, torch.optim.AdamW)
-    grouped = [p for group in optimizer.param_groups for p in group["params"]]
-    assert len(grouped) == len({id(p) for p in grouped})
-    assert {id(p) for p in grouped} == {id(p) for p in model.parameters()}
-    for group in optimizer.param_groups:
-        assert group["lr"] == 2e-3 and tuple(group["betas"]) == (0.8, 0.9)
-        for p in group["params"]:
-            assert group["weight_decay"] == (0.1 if id(p) in matrices else 0.0)
-
-
-@pytest.mark.parametrize("size", [0, -1, 17])
-def test_bad_crop(size):
-    with pytest.raises(ValueError, match=f"(?s)(?=.*block_size)(?=.*{size})"):
-        build().crop_block_size(size)
-
-
-BAD = [("n_head", 5), ("n_head", 32), ("n_kv_head", 3), ("n_kv_head", 8), ("n_embd", 30), ("attention", "w3"),
-       ("attention", None), ("qk_scale", "5.8"), ("qk_scale", 5.1), ("sigma", "full"), ("residual", "m5"),
-       ("residual", "m3"), ("connection", "all")]
-
-
-@pytest.mark.parametrize("field, value", BAD)
+@pytest.mark.parametrize("field, value", [("n_head", 5), ("n_head", 32), ("n_kv_head", 3), ("n_embd", 30),
+                                          ("qk_scale", 5.1), *((field, "other") for field in CHOICES)])
 def test_bad_settings_are_named(field, value):
     with pytest.raises(ConfigError) as error:
         GPTConfig(**settings("standard", "standard", **{field: value}))
-    message = str(error.value)
-    assert field in message and str(value) in message
-    choices = {"attention": ["standard", "w2", "summed_qk", "cosine"], "sigma": ["scalar", "diagonal", "none"],
-               "qk_scale": list(reference.SUMMED), "connection": ["latest", "x0", "dense", "attnres"],
-               "residual": ["standard", "m1", "m2", "m3.1", "m3.2", "m4.1", "m4.2"]}
-    assert all(choice in message for choice in choices.get(field, []))
+    assert all(str(word) in str(error.value) for word in (field, value, *CHOICES.get(field, ())))
 
 
 def test_a_block_alone_says_what_it_needs():
@@ -758,29 +678,10 @@ def test_bad_inputs():
         model(tokens(model, 1, 17))
     with pytest.raises(ValueError, match=r"targets have shape \(1, 4\), idx has \(1, 3\)"):
         model(tokens(model, 1, 3), tokens(model, 1, 4))
-    for call in (model, lambda idx: model.generate(idx, 3)):
-        with pytest.raises(ValueError, match="T = 0"):
-            call(torch.zeros(1, 0, dtype=torch.long))
-
-
-@over(COVER[::8])
-def test_dropout(row):
-    model = build(**row, dtype=torch.float32, dropout=0.4)
-    idx = tokens(model, 2, 16)
-    plain = build(**row, dtype=torch.float32)
-    assert torch.equal(model(idx)[0], model(idx)[0])
-    assert torch.equal(model(idx)[0], plain(idx)[0])
-    model.train()
-    (first, loss), (second, _) = model(idx, idx), model(idx, idx)
-    loss.backward()
-    assert torch.isfinite(loss) and all(torch.isfinite(p.grad).all() for p in model.parameters())
-    assert not torch.equal(first, second)
-    changed = idx.clone()                           # causal under dropout too
-    changed[:, 9:] = (changed[:, 9:] + 1) % 19
-    torch.manual_seed(0)
-    first = model(idx)[0]
-    torch.manual_seed(0)
-    assert torch.equal(first[:, :9], model(changed)[0][:, :9])
+    with pytest.raises(ValueError, match="T = 0"):
+        model(torch.zeros(1, 0, dtype=torch.long))
+    with pytest.raises(ValueError, match="block_size = 17 .* 1 to 16"):
+        model.crop_block_size(17)
 
 
 @pytest.mark.parametrize("kind", ["standard", "w2-scalar", "summed-5.5"])
@@ -806,43 +707,9 @@ def test_what_dropout_drops(kind):
 # ----------------------------------------------------------------------------------------------
 # one file, with torch and einops only
 
-ALONE = """
-    import builtins, sys
-
-    class Refuse:
-        def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] == "numpy":
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    sys.meta_path.insert(0, Refuse())
-    real = builtins.__import__
-
-    def checked(name, globals=None, *rest, **more):
-        if (globals or {}).get("__name__") == "model":
-            root = name.split(".")[0]
-            assert root in ("torch", "einops") or root in sys.stdlib_module_names, name
-        return real(name, globals, *rest, **more)
-
-    builtins.__import__ = checked
-    import torch
-    from model import GPT, GPTConfig
-    tiny = dict(block_size=8, vocab_size=11, n_layer=2, n_head=2, n_embd=16)
-    for kind in (dict(), dict(attention="w2", residual="m1"), dict(attention="summed_qk", connection="attnres")):
-        model = GPT(GPTConfig(**tiny, **kind))
-        idx = torch.tensor([[1, 2, 3]])
-        model(idx, idx)[1].backward()
-        assert model.generate(idx, 9, top_k=5).shape == (1, 12)
-    print("numpy" in sys.modules, "alone")
-"""
-
-
-def test_model_py_works_alone(tmp_path):
-    shutil.copy(os.path.join(ROOT, "model.py"), tmp_path)
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(ALONE)], cwd=tmp_path,
-                          env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith("False alone")
+def test_model_py_imports_torch_and_einops_alone():
+    imported = re.findall(r"^\s*(?:import|from) +(\w+)", (ROOT / "model.py").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(imported) - set(sys.stdlib_module_names) == {"torch", "einops"}
 
 
 @pytest.mark.parametrize("method", ["m2", "m4.1", "m4.2"])

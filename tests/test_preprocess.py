@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 
 import data.prepare
 import data.shakespeare
-from conftest import ROOT, TINY, contents
+from conftest import TINY, contents
 from config.runtime.common import UserError, atomic_write, file_lock, read_text, sha256
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared, prepare
@@ -33,13 +31,6 @@ def test_atomic_write_replaces_all_or_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt), atomic_write(path) as file:
         file.write(b"half")
         raise KeyboardInterrupt
-    assert contents(tmp_path) == {tmp_path / "file": b"new"}
-
-
-def test_what_a_killed_process_leaves_is_overwritten(tmp_path):
-    (tmp_path / "file.tmp").write_bytes(b"more than is written now")
-    with atomic_write(tmp_path / "file") as file:
-        file.write(b"new")
     assert contents(tmp_path) == {tmp_path / "file": b"new"}
 
 
@@ -71,12 +62,6 @@ def test_prepared_text_loads_back(folder):
     assert loaded.meta["source"] == "bottles" and loaded.meta["text_sha256"] == sha256(TEXT.encode())
     assert loaded.meta["vocab_size"] == loaded.tokenizer.vocab_size
     assert tokenizer_from_state(loaded.tokenizer.state()).encode(TEXT) == loaded.tokenizer.encode(TEXT)
-
-
-def test_merges_are_learned_from_the_training_part_alone(tmp_path):
-    prepare(tmp_path, "ab" * 900 + "xy" * 100, "letters", tokenizer="bpe", vocab_size=300)
-    ranks = load_dataset(tmp_path).tokenizer.ranks
-    assert b"ab" in ranks and b"xy" not in ranks
 
 
 def test_large_vocabularies_take_four_bytes(tmp_path):
@@ -204,16 +189,6 @@ def test_texts_with_names_lie_side_by_side(repo):
     assert not Path("data/text/meta.json").exists()
 
 
-def test_git_ignores_what_is_prepared():
-    """It tracks the scripts."""
-    ignored = ["data/plays/meta.json", "data/plays/train.bin", "data/text/train.bin.tmp", "data/text/input.txt"]
-    names = [*ignored, "data/text/prepare.py", "data/dataset.py", "data/README.md"]
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a git repository")
-    result = subprocess.run(["git", "check-ignore", "--no-index", *names], cwd=ROOT, capture_output=True, text=True)
-    assert result.stdout.split() == ignored
-
-
 @pytest.mark.parametrize("command, named", [
     ("text", "give the files or folders to prepare"),
     ("text good.txt missing.txt", "missing.txt: No such file"),
@@ -249,14 +224,6 @@ def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, na
     assert contents(repo.folder) == before
 
 
-def test_scripts_run_from_any_folder(repo, tmp_path):
-    (tmp_path / "my.txt").write_text(TEXT, encoding="utf-8")
-    script = repo.folder / "data" / "text" / "prepare.py"
-    result = subprocess.run([sys.executable, script, "my.txt"], cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert load_dataset(script.parent).meta["source"] == "my.txt"
-
-
 # -- ensure_prepared -----------------------------------------------------------------------------------------
 
 
@@ -287,38 +254,6 @@ def test_a_dataset_is_prepared_at_first_use_and_when_its_text_is_new(datasets, c
     assert capsys.readouterr().out == new
 
 
-def test_what_is_prepared_is_not_prepared_again(datasets, capsys):
-    folder = datasets / "words"
-    (folder / "input.txt").write_text("\ufeff" + TEXT, encoding="utf-8")
-    prepare(folder, TEXT, "bottles")
-    capsys.readouterr()
-    ensure_prepared("words")
-    assert capsys.readouterr().out == ""
-
-
-def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(datasets):
-    folder = datasets / "words"
-    os.mkfifo(folder / "meta.json")
-    (folder / "prepare.py").write_text("raise SystemExit(3)")
-    with pytest.raises(SystemExit):
-        ensure_prepared("words")
-    (folder / "meta.json").unlink()
-    (folder / "meta.json").touch()
-    (folder / "input.txt").unlink()
-    os.mkfifo(folder / "input.txt")
-    with pytest.raises(UserError, match="input.txt: not a file"):
-        ensure_prepared("words")
-
-
-def test_nobody_need_read_what_preparing_prints(repo):
-    Path("data/shakespeare_char/meta.json").unlink()
-    command = [sys.executable, "train.py", *TINY.split(), "--max_iters=1", "--out_dir=run"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process.stdout.close()
-    assert process.stderr.read() == "" and process.wait() == 0
-    assert Path("run/ckpt.pt").exists()
-
-
 def test_a_text_is_no_dataset_but_can_be_one(datasets, monkeypatch):
     monkeypatch.chdir(datasets.parent)
     Path("my plays.txt").touch()
@@ -327,15 +262,15 @@ def test_a_text_is_no_dataset_but_can_be_one(datasets, monkeypatch):
         ensure_prepared("my plays.txt")
 
 
-def test_an_unknown_dataset_names_what_there_is(datasets):
-    with pytest.raises(UserError, match="dataset = 'shakespere' does not work: it must be one of words"):
-        ensure_prepared("shakespere")
-    with pytest.raises(UserError, match="File name too long"):
-        ensure_prepared("x" * 300)
-
-
 def test_a_dataset_that_cannot_be_prepared_ends_the_program(datasets):
     (datasets / "words" / "prepare.py").write_text("raise SystemExit(3)")
     with pytest.raises(SystemExit) as end:
         ensure_prepared("words")
     assert end.value.code == 2
+
+
+def test_an_unknown_dataset_names_what_there_is(datasets):
+    with pytest.raises(UserError, match="dataset = 'shakespere' does not work: it must be one of words"):
+        ensure_prepared("shakespere")
+    with pytest.raises(UserError, match="File name too long"):
+        ensure_prepared("x" * 300)

@@ -57,9 +57,8 @@ def kill_after(step):
 
 
 def losses(folder, event="step"):
-    """Return the log's lines of a kind, in their order, without what depends on the clock."""
-    lines = log_of(folder, event)
-    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
+    """Return the log's lines of an event, without what depends on the clock."""
+    return [line | {"tokens_per_second": None} for line in log_of(folder, event)]
 
 
 def assert_same_run():
@@ -162,16 +161,6 @@ def test_a_damaged_checkpoint_names_the_other(run, capsys):
     assert f"{path}: damaged" in error and f"move it away to use {WHOLE / 'best.pt'}" in error
 
 
-def test_what_auto_came_to_is_kept(run, capsys):
-    run(f"{RUN} --dtype=auto --out_dir={WHOLE}")
-    kill_after(3)
-    came_to = load("steps/3.pt")["settings"]["dtype"]
-    other = {"float32": "bfloat16", "bfloat16": "float32"}[came_to]
-    error = refused(run, f"{RESUME} --dtype={other}", capsys)
-    assert f"dtype = '{other}' (was '{came_to}')" in error
-    run(f"{RESUME} --dtype={came_to}")
-
-
 @pytest.mark.parametrize("pays", [True, False])
 def test_compiled_or_not_it_goes_on_so(run, monkeypatch, pays):
     """... where compile=auto would come to something else, with more steps to go or on another device."""
@@ -180,21 +169,19 @@ def test_compiled_or_not_it_goes_on_so(run, monkeypatch, pays):
     monkeypatch.setattr(distributed, "pick_compile", lambda device, flops: pays)
     run(f"{RUN} --out_dir={WHOLE} --compile=auto")
     kill_after(3)
-    assert load("steps/3.pt")["settings"]["compile"] == str(pays).lower()
     compiled.clear()
     monkeypatch.setattr(distributed, "pick_compile", lambda device, flops: not pays)
     run(RESUME)
     assert bool(compiled) == pays and load(RESUMED / "ckpt.pt")["settings"]["compile"] == str(pays).lower()
-    assert log_of(RESUMED, "resume")[0]["settings"]["compile"] == str(pays).lower()
 
 
 def test_all_other_settings_are_named(run, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
-    error = refused(run, f"{RESUME} --seed=2 --n_layer=3 --attention=w2 --weight_decay=0", capsys)
-    changes = "seed = 2 (was 1337), n_layer = 3 (was 2), attention = 'w2' (was 'standard'), "
-    changes += "weight_decay = 0.0 (was 0.1)"
-    assert f"{changes}: out/resumed/ckpt.pt was trained with other settings" in error
+    other = {"float32": "bfloat16", "bfloat16": "float32"}[load("steps/3.pt")["settings"]["dtype"]]  # auto's opposite
+    error = refused(run, f"{RESUME} --seed=2 --n_layer=3 --attention=w2 --dtype={other}", capsys)
+    changes = f"seed = 2 (was 1337), n_layer = 3 (was 2), attention = 'w2' (was 'standard'), dtype = '{other}' (was "
+    assert changes in error and ": out/resumed/ckpt.pt was trained with other settings" in error
     error = refused(run, f"train.py --init_from=resume --out_dir={RESUMED} --n_layer=3", capsys)  # 3 by default
     assert "error: n_layer = 3 (was 2): out/resumed/ckpt.pt was trained" in error
 
@@ -259,10 +246,10 @@ def test_other_data_are_refused(run, capsys):
 # -- files ---------------------------------------------------------------------------------------------------
 
 
-BAD_LINES = [b"\x00" * 9, b"\xff{", b'{"event": "st', b'{"event": "step"}', b"[1, 2]", b"5", b"[" * 10**5]
+BAD_LINES = [b"\x00" * 9, b"\xff{", b'{"event": "st', b'{"event": "step"}', b"[1, 2]"]
 
 
-@pytest.mark.parametrize("bad", [BAD_LINES[0], b'{"event": "st', b'{"event": "step", "step": 4}'])
+@pytest.mark.parametrize("bad", [b'{"event": "st', b'{"event": "step", "step": 4}'])
 def test_a_torn_last_line_of_the_log_is_dropped(run, bad):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
@@ -281,11 +268,6 @@ def test_bad_lines_in_the_middle_of_the_log_lose_no_other(run):
     run(RESUME)
     log.write_bytes(log.read_bytes().replace(bad, b""))
     assert losses(RESUMED) == losses(WHOLE)
-
-
-def test_checkpoints_do_not_wait_for_evaluations(run):
-    run(f"{RUN} --eval_interval=6 --checkpoint_interval=4 --out_dir={WHOLE}")
-    assert sorted(path.stem for path in Path("steps").glob("*.pt")) == ["4", "6"]
 
 
 def test_second_process_in_a_folder_is_refused(run, capsys):
@@ -430,13 +412,9 @@ def test_an_overflow_of_float16_skips_the_step_of_both_optimizers(run, monkeypat
 # -- signals -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def heard():
-    hear_signals()  # conftest.py gives the handlers back
-
-
 def send_in_step_3(monkeypatch, number, look=lambda: None):
     """Make a signal come in the third step, as the program hears it, and look at what it has done."""
+    hear_signals()  # conftest.py gives the handlers back
     batch = Dataset.batch
 
     def batch_and_signal(self, seed, step, micro_step, *rest):
@@ -452,7 +430,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
 @pytest.mark.parametrize("number, code", CODES.items())
-def test_a_signal_saves_and_says_how_to_go_on(run, heard, monkeypatch, capsys, number, code):
+def test_a_signal_saves_and_says_how_to_go_on(run, monkeypatch, capsys, number, code):
     run(f"{RUN} --out_dir={WHOLE}")
     with monkeypatch.context() as until_here, pytest.raises(SystemExit) as end:
         send_in_step_3(until_here, number)
@@ -464,7 +442,7 @@ def test_a_signal_saves_and_says_how_to_go_on(run, heard, monkeypatch, capsys, n
     assert_same_run()
 
 
-def test_a_second_signal_ends_the_program_at_once(run, heard, monkeypatch):
+def test_a_second_signal_ends_the_program_at_once(run, monkeypatch):
     """The program hears none after the first."""
     handlers = []
     send_in_step_3(monkeypatch, signal.SIGTERM, lambda: handlers.extend(map(signal.getsignal, CODES)))

@@ -49,14 +49,10 @@ def error_of(program, *argv):
     return str(error.value)
 
 
-def test_defaults(program):
-    assert read_settings(program, []) == DEFAULTS
-    assert read_settings(program) == DEFAULTS  # of sys.argv
-
-
 def test_files_in_order_then_options(program):
     first = write("first.py", '"""A file."""\nimport math\nfrom math import sqrt\ndropout = 0\nmax_iters = 10\n_x = 1')
     second = write("second.py", "max_iters = 20\noffset = -5\ndef helper(): pass")
+    assert read_settings(program) == DEFAULTS  # of sys.argv
     expected = DEFAULTS | {"dropout": 0.0, "max_iters": 20, "offset": 7}
     assert read_settings(program, [first, "--offset=7", second]) == expected
     assert read_settings(program, [second, first])["max_iters"] == 10
@@ -75,9 +71,7 @@ def test_files_are_also_found_beside_the_program(program, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("option, name, value", [
     ("--dropout=0", "dropout", 0.0),
-    ("--dropout=1e-3", "dropout", 1e-3),
     ("--max_iters=1e3", "max_iters", 1000),
-    ("--max_iters=1_000", "max_iters", 1000),
     ("--bias", "bias", True),
     ("--bias=off", "bias", False),
     ("--compile=false", "compile", "false"),
@@ -112,17 +106,10 @@ def test_refused_values(value, default):
 
 
 @pytest.mark.parametrize("argument, named", [
-    ("--max_iter=5", "max_iters"),
     ("--max-iters=5", "max_iters"),
-    ("--zzzz=1", "--help"),
     ("--max_iters", "--max_iters=value"),
-    ("--max_iters=many", "--max_iters: a whole number is needed, not 'many'"),
-    ("--_private=1", "_private"),
-    ("--later=1", "later"),
-    ("--", "unknown"),
     ("missing.py", "missing.py"),
     ("max_iters=5", "--name=value"),
-    ("line\nbreak", "no such config file"),
 ])  # fmt: skip
 def test_errors_of_the_command_line(program, argument, named):
     assert named in error_of(program, argument)
@@ -133,9 +120,7 @@ def test_errors_of_the_command_line(program, argument, named):
     ("max_iters = 1.5", "file.py: max_iters: a whole number"),
     ("\nmax_iters = = 5", "file.py: SyntaxError: invalid syntax (file.py, line 2)"),
     ("max_iters = 5\n1 / 0", "file.py: ZeroDivisionError: division by zero"),
-    ("import nonsense_module", "file.py: ModuleNotFoundError: No module named 'nonsense_module'"),
     ("exit(0)", "file.py: SystemExit: 0"),
-    ("\0", "file.py"),
 ])  # fmt: skip
 def test_errors_of_config_files(program, text, named):
     assert named in error_of(program, write("file.py", text))
@@ -170,11 +155,6 @@ def test_any_command_line(program, argv):
         pass
     else:
         assert {name: type(value) for name, value in result.items()} == {n: type(v) for n, v in DEFAULTS.items()}
-
-
-def test_a_config_file_that_is_not_utf_8(program):
-    Path("file.py").write_bytes(b"dataset = 'caf\xe9'\n")
-    assert "file.py: SyntaxError" in error_of(program, "file.py")
 
 
 # -- errors --------------------------------------------------------------------------------------------------
@@ -226,29 +206,20 @@ def test_ctrl_c_is_silent(capsys):
 # -- the config files ----------------------------------------------------------------------------------------
 
 CONFIGS = Path(config.__file__).parent
-METHODS = ["standard", "w2", "m1", "m2", "m3_1", "m3_2", "m4_1", "m4_2", *(f"m5_{i}" for i in range(1, 8))]
-NEIGHBOURS = {
-    "x0": {"connection": "x0"},
-    "dense": {"connection": "dense"},
-    "attnres": {"connection": "attnres"},
-    "cosine": {"attention": "cosine"},
+METHODS = {
+    "standard": {"attention": "standard", "residual": "standard"},
+    "w2": {"attention": "w2"},
     "l2": {"attention": "w2", "sigma": "none"},
+    "cosine": {"attention": "cosine"},
     "value_residual": {"value_residual": True},
+    **{name: {"connection": name} for name in ("x0", "dense", "attnres")},
+    **{f"m5_{i}": {"attention": "summed_qk", "qk_scale": f"5.{i}"} for i in range(1, 8)},
+    **{f"m{name}".replace(".", "_"): {"residual": f"m{name}"} for name in ("1", "2", "3.1", "3.2", "4.1", "4.2")},
 }
 
 
-@pytest.mark.parametrize("method", [*METHODS, *NEIGHBOURS])
+@pytest.mark.parametrize("method", METHODS)
 def test_method_files_differ_in_the_method_alone(method):
     names = runpy.run_path(str(CONFIGS / f"{method}_shakespeare.py"))
-    values = {name: value for name, value in names.items() if not name.startswith("_")}
     assert names["__doc__"]
-    if method == "standard":
-        assert values == {"attention": "standard", "residual": "standard"}
-    elif method in NEIGHBOURS:
-        assert values == NEIGHBOURS[method]
-    elif method == "w2":
-        assert values == {"attention": "w2"}
-    elif method.startswith("m5"):
-        assert values == {"attention": "summed_qk", "qk_scale": method[1:].replace("_", ".")}
-    else:
-        assert values == {"residual": method.replace("_", ".")}
+    assert {name: value for name, value in names.items() if not name.startswith("_")} == METHODS[method]

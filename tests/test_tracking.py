@@ -9,7 +9,6 @@ import pytest
 
 from config.runtime import log
 from conftest import ROOT, TINY, log_of, refused, run_program
-from config.runtime.common import UserError
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there
 
@@ -168,9 +167,3 @@ def test_the_version_is_that_of_all_code(repo, monkeypatch):
     Path("config/mine.py").write_text("n_layer = 4")  # is in the settings of a run
     assert log.code_version() == versions[-1]
     assert [len({version[name] for version in versions}) for name in ("sha256", "model")] == [6, 2]
-
-
-def test_code_that_cannot_be_read_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(log, "ROOT", tmp_path)
-    with pytest.raises(UserError, match="model.py: No such file"):
-        log.code_version()

@@ -13,7 +13,8 @@ from data.prepare import prepare
 
 OUT = Path("out/x")
 # enough tokens to walk the validation split to its end, which comes in the middle of a window
-RUN = f"train.py {TINY} --dataset=text --out_dir={OUT} --dtype=float32 --max_iters=6 --eval_interval=4 --eval_tokens=400"
+RUN = f"train.py {TINY} --dataset=text --out_dir={OUT} --dtype=float32 --max_iters=6"
+RUN += " --eval_interval=4 --eval_tokens=400"
 # characters take more bytes towards the end, where the validation split is
 TEXT = "the quick brown fox jumps over the lazy dog.\n" * 40 + "Zwölf Boxkämpfer jagen Viktor quer über Sylt.\n" * 5
 
@@ -21,29 +22,22 @@ CASES = {
     "defaults": "",
     "clipped": "--grad_clip=0.2",
     "not clipped": "--grad_clip=0",
-    "clipping never reached": "--grad_clip=100",
     "accumulated, clipped": "--grad_accum_steps=4 --grad_clip=0.2",
-    "accumulated, not clipped": "--grad_accum_steps=4 --grad_clip=0",
-    "accumulated, clipping never reached": "--grad_accum_steps=4 --grad_clip=100",
-    "cosine to nothing": "--min_lr_frac=0",
     "cosine to 0.3": "--min_lr_frac=0.3",
-    "linear to nothing": "--lr_decay=linear --min_lr_frac=0",
     "linear to 0.3": "--lr_decay=linear --min_lr_frac=0.3",
     "no decay": "--lr_decay=none --min_lr_frac=0.3",
     "no warm-up": "--warmup_iters=0",
     "nothing but warm-up": "--warmup_iters=9",
     "other betas": "--beta1=0.5 --beta2=0.6",
-    "no weight decay": "--weight_decay=0",
-    "weight decay of matrices only": "--weight_decay=1 --bias --attention=summed_qk --qk_scale=5.4 --residual=m3.2",
+    "weight decay of matrices only": "--weight_decay=1 --bias --attention=summed_qk --qk_scale=5.4 --connection=x0",
     "muon": "--optimizer=muon --weight_decay=1 --grad_accum_steps=4",
-    "muon without weight decay": "--optimizer=muon --weight_decay=0",
     "dropout": "--dropout=0.3 --grad_accum_steps=4",
     "dropout of what is recomputed": "--dropout=0.3 --residual=m1",
     "tied": "--tie_weights",
     "the rate of τ": "--attention=w2 --weight_decay=1",
     "another seed and shape": "--seed=7 --n_kv_head=1 --n_inner=24 --norm_eps=0.1 --rope_theta=100",
     "float16": "--dtype=float16 --grad_clip=0.2",
-    "bfloat16": "--dtype=bfloat16",
+    "bfloat16": "--dtype=bfloat16 --learning_rate=0",  # or the rounding of the updates would hide that of the losses
 }
 
 
@@ -58,7 +52,7 @@ def test_the_loop_equals_the_explicit_one(repo, name):
     use_plain_attention(False)
 
     # Muon computes in bfloat16, whatever the dtype
-    rounding = 1e-5 if settings["dtype"] == "float32" and settings["optimizer"] == "adamw" else 1e-3
+    rounding = 1e-3 if settings["dtype"] == "float16" or settings["optimizer"] == "muon" else 1e-5
     found = [line for line in log_of(OUT) if line.pop("event") in ("step", "eval")]
     assert len(found) == len(log)
     for line, expected in zip(found, log):

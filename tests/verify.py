@@ -6,7 +6,6 @@ and every two settings of any kind, are held to causality, to the explicit float
 and to their own cache.
 """
 
-import math
 import os
 import sys
 
@@ -31,53 +30,37 @@ def tokens(model, T):
     return torch.randint(model.config.vocab_size, (B, T), generator=torch.Generator().manual_seed(0))
 
 
-def expect(good, reason):
-    if not good:
-        raise AssertionError(reason)
-
-
-def expect_close(found, expected, what, tolerance=1e-9):
-    expect(found.shape == expected.shape, f"{what}: shape {tuple(found.shape)}, not {tuple(expected.shape)}")
-    error = (found - expected).abs().max().item()
-    expect(error <= tolerance, f"{what}: off by {error:.2g}")
-
-
 def one_layer(kind):
-    """Return the block of a one-layer model, and random hidden states (B, T, HIDDEN)."""
+    """Return the block of a one-layer model, random hidden states (B, T, HIDDEN), and cos and sin."""
     config = GPTConfig(block_size=T, vocab_size=16, n_layer=1, n_head=HEADS, n_embd=HIDDEN, n_inner=INNER,
                        **KINDS[kind])
-    return GPT(config).eval().blocks[0], torch.randn(B, T, HIDDEN)
-
-
-def vectors(block, x):
-    """Return (normed x, q̂, k̂, v) of a first layer, as the model makes them."""
-    return block.vectors(x, rope_table(0, T, HIDDEN // HEADS, 10000.0, x), (), None)[:4]
+    x = torch.randn(B, T, HIDDEN)
+    return GPT(config).eval().blocks[0], x, rope_table(0, T, HIDDEN // HEADS, 10000.0, x)
 
 
 def rope_shapes():
-    """cos, sin (T, D); a rotation keeps shapes and lengths, and is that of the explicit form."""
+    """cos, sin (T, D); a rotation keeps shapes, and is that of the explicit form."""
     D = HIDDEN // HEADS
     x = torch.randn(B, HEADS, T, D, dtype=torch.float64)
     cos, sin = rope_table(0, T, D, 10000.0, x)
-    expect(cos.shape == sin.shape == (T, D), f"cos and sin are {tuple(cos.shape)}, not {(T, D)}")
+    assert cos.shape == sin.shape == (T, D), f"cos and sin are {tuple(cos.shape)}, not {(T, D)}"
     turned = apply_rope(x, (cos, sin))
-    expect(turned.shape == x.shape, f"{tuple(turned.shape)}, not {tuple(x.shape)}")
-    expect_close(turned.norm(dim=-1), x.norm(dim=-1), "lengths")
-    expect_close(turned[1, 3], reference.rope(x[1, 3], 10000.0), "rotated vectors")
+    assert turned.shape == x.shape, f"{tuple(turned.shape)}, not {tuple(x.shape)}"
+    assert (turned[1, 3] - reference.rope(x[1, 3], 10000.0)).abs().max() < 1e-9, "not the explicit form's rotation"
 
 
 def attention_forward():
     for kind in KINDS:
-        block, x = one_layer(kind)
-        out = block.attn(*vectors(block, x))
-        expect(out.shape == x.shape and out.isfinite().all(), f"{kind}: {tuple(out.shape)}, or not finite")
+        block, x, rope = one_layer(kind)
+        out = block.attn(*block.vectors(x, rope, (), None)[:4])
+        assert out.shape == x.shape and out.isfinite().all(), f"{kind}: {tuple(out.shape)}, or not finite"
 
 
 def block_forward():
     for kind in KINDS:
-        block, x = one_layer(kind)
-        out, _ = block(x, rope_table(0, T, HIDDEN // HEADS, 10000.0, x))
-        expect(out.shape == x.shape and out.isfinite().all(), f"{kind}: {tuple(out.shape)}, or not finite")
+        block, x, rope = one_layer(kind)
+        out, _ = block(x, rope)
+        assert out.shape == x.shape and out.isfinite().all(), f"{kind}: {tuple(out.shape)}, or not finite"
 
 
 def gradients():
@@ -91,8 +74,8 @@ def gradients():
         model(idx, idx.roll(1, dims=1))[1].backward()
         for name, p in model.named_parameters():
             idle = row.get("qk_scale") == "5.4" and name == "blocks.0.attn.b"
-            expect(p.grad is not None and p.grad.isfinite().all() and (idle or p.grad.abs().max() > 0),
-                   f"{row}: {name} has no gradient, or zeros, or no finite one")
+            good = p.grad is not None and p.grad.isfinite().all() and (idle or p.grad.abs().max() > 0)
+            assert good, f"{row}: {name} has no gradient, or zeros, or no finite one"
 
 
 def causality():
@@ -102,40 +85,16 @@ def causality():
         idx = tokens(model, 12)
         for t in (1, 7, 11):
             changed = torch.cat([idx[:, :t], (idx[:, t:] + 1) % model.config.vocab_size], dim=1)
-            expect(torch.equal(model(changed)[0][:, :t], model(idx)[0][:, :t]),
-                   f"{row}: logits before position {t} moved")
-
-
-def w2_scores():
-    """
-    The scores q̂·k̂ are −(D_μ² + D_σ²)/(τ + ε), up to a constant per query, which softmax cancels:
-    compared after the mean over the keys is taken off.
-    """
-    for kind in ("w2-scalar", "w2-diagonal"):
-        model = tiny(**KINDS[kind], n_kv_head=2)
-        config, block = model.config, model.blocks[0]
-        d = config.n_embd // config.n_head
-        x = torch.randn(1, 9, config.n_embd, dtype=torch.float64)
-        normed = block.attn_norm(x)
-        rope = rope_table(0, 9, d, config.rope_theta, x)
-        mu_q, mu_k = block.attn.project(normed, rope)
-        q, k, _ = block.attn.score_vectors(normed, rope, ())
-        spread = torch.log1p(torch.exp(normed[0] @ block.attn.sigma.weight.T))
-        n = 1 if config.sigma == "scalar" else d
-        for head in range(config.n_head):
-            kv = head // (config.n_head // config.n_kv_head)
-            expected = reference.w2_scores(
-                mu_q[0, head], mu_k[0, kv], spread[:, head * n:(head + 1) * n],
-                spread[:, (config.n_head + kv) * n:(config.n_head + kv + 1) * n], block.attn.log_tau[head])
-            found = q[0, head] @ k[0, kv].T
-            expect_close(found - found.mean(-1, keepdim=True), expected - expected.mean(-1, keepdim=True), kind)
+            moved = not torch.equal(model(changed)[0][:, :t], model(idx)[0][:, :t])
+            assert not moved, f"{row}: logits before position {t} moved"
 
 
 def equals_reference():
     for row in COVER:
         model = tiny(**row)
         idx = tokens(model, 5)
-        expect_close(model(idx)[0], reference_logits(model, idx), str(row))
+        error = (model(idx)[0] - reference_logits(model, idx)).abs().max().item()
+        assert error < 1e-9, f"{row}: off by {error:.2g}"
 
 
 def cache():
@@ -143,25 +102,13 @@ def cache():
     for row in COVER:
         model = tiny(**row, block_size=6)
         idx = tokens(model, 2)
-        expect(torch.equal(model.generate(idx, 8, temperature=0), uncached_greedy(model, idx, 8)),
-               f"{row}: other tokens than without the cache")
-
-
-def first_loss():
-    """A new model guesses about evenly, with logits of unit variance: its loss is near ln V + 1/2."""
-    for row in COVER:
-        torch.manual_seed(0)
-        model = GPT(GPTConfig(**TINY, **row)).eval()
-        idx = tokens(model, 16)
-        loss = model(idx, idx.roll(1, dims=1))[1].item()
-        guess = math.log(19) + 0.5
-        expect(abs(loss - guess) < 0.5, f"{row}: {loss:.2f}, not about {guess:.2f}")
+        same = torch.equal(model.generate(idx, 8, temperature=0), uncached_greedy(model, idx, 8))
+        assert same, f"{row}: other tokens than without the cache"
 
 
 CHECKS = [("RoPE Shapes", rope_shapes), ("Attention Forward", attention_forward), ("Block Forward", block_forward),
-          ("Gradients", gradients), ("Causality", causality), ("W2 Scores vs. Explicit Distances", w2_scores),
-          ("Cache = No Cache", cache), ("Logits vs. Explicit float64 Form", equals_reference),
-          ("First Loss", first_loss)]
+          ("Gradients", gradients), ("Causality", causality), ("Cache = No Cache", cache),
+          ("Logits vs. Explicit float64 Form", equals_reference)]
 
 
 def main():

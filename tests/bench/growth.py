@@ -63,7 +63,8 @@ def growth_table(reports):
             values, halves = gains(reports, name, cost)
             mean = values.mean(), math.hypot(*halves) / len(halves)
             cells = [*zip(values, halves), per_doubling(reports, values, halves), mean]
-            rows.append([name, price, f"{cost:.2f}", *(decimal(value, "+") + plus_minus(half) for value, half in cells)])
+            said = [decimal(value, "+") + plus_minus(half) for value, half in cells]
+            rows.append([name, price, f"{cost:.2f}", *said])
     lengths = [f"{tokens_per_parameter(report):.2g} tokens per parameter" for report in reports]
     return as_table(["candidate", "at equal", "cost", *lengths, "per doubling", "mean"], rows)
 
@@ -78,7 +79,7 @@ def write_growth_figure(reports, path):
         apart = 1.03 ** (i - len(names) / 2)  # so that intervals do not hide each other
         axis.errorbar(tokens * apart, values, halves, marker="o", capsize=2.5, label=f"{name} ({', '.join(costs)})")
     axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)
-    axis.set(xscale="log", xlabel="training tokens per parameter", ylabel="validation loss gained at equal steps (nats)")
+    axis.set(xscale="log", xlabel="training tokens per parameter", ylabel="lower validation loss at equal steps (nats)")
     axis.set_xticks(tokens, [f"{token:.2g}" for token in tokens])
     axis.minorticks_off()
     axis.spines[["top", "right"]].set_visible(False)
