@@ -363,7 +363,7 @@ def test_checkpoints_that_were_kept_stay(study):
 
 @pytest.mark.parametrize("arguments, named", [
     (["config/m1_shakespeare.py"], "config/m1_shakespeare.py: a baseline and a candidate are needed"),
-    (["dept"], "depth, example, methods"),
+    (["dept"], "depth, example, growth, methods"),
     ([], "a baseline and a candidate"),
     (["a: --residual=m1", "a: --residual=m2"], "two candidates are named 'a'"),
     (["--residual=m1", "a: --dataset=text", "b: --dataset=shakespeare_char"], "dataset differs"),
