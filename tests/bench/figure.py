@@ -21,7 +21,7 @@ def write_figure(reports, path):
     panels = figure.subplots(1, len(drawn), squeeze=False)
     for axis, report in zip(panels[0], drawn):
         draw(axis, report)
-    panels[0, 0].set_ylabel("lower validation loss at equal steps (nats)")
+    panels[0, 0].set_ylabel("reduction of validation loss at equal steps (nats)")
     figure.draw_without_rendering()  # which settles where the axes lie
     for axis, report in zip(panels[0], drawn):
         write_names(axis, report)
