@@ -79,7 +79,8 @@ def write_growth_figure(reports, path):
         apart = 1.03 ** (i - len(names) / 2)  # so that intervals do not hide each other
         axis.errorbar(tokens * apart, values, halves, marker="o", capsize=2.5, label=f"{name} ({', '.join(costs)})")
     axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)
-    axis.set(xscale="log", xlabel="training tokens per parameter", ylabel="reduction of validation loss at equal steps (nats)")
+    axis.set(xscale="log", xlabel="training tokens per parameter")
+    axis.set_ylabel("reduction of validation loss at equal steps (nats)")
     axis.set_xticks(tokens, [f"{token:.2g}" for token in tokens])
     axis.minorticks_off()
     axis.spines[["top", "right"]].set_visible(False)
