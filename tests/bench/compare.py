@@ -3,11 +3,11 @@ Does it pay? Candidates and a baseline, on any text, each at the learning rate t
 
     python tests/bench/compare.py config/standard_shakespeare.py config/m1_shakespeare.py "--residual=m1 --keep_input"
 
-Every argument is a candidate, written as one would write it after train.py, in quotes if it has several words. The
+Every argument is a variant, written as one would write it after train.py, in quotes if it has several words. The
 first one is the baseline. "NAME: words" gives it a name. Settings of train.py outside quotes are for all; a candidate's
-own win over them. The name of a file in tests/bench/studies stands for the comparisons in it.
+own settings take precedence. The name of a file in tests/bench/studies stands for the comparisons in it.
 
-Rerun it to continue. A run counts as long as its candidate computes what it computed, and the tokens stay the same.
+Rerun it to continue. A run counts while its variant computes the same and the tokens stay the same.
 """
 
 import json
@@ -35,13 +35,13 @@ rates = ""  # learning rates to begin with, 1e-3,2e-3; empty: half, once and twi
 seeds = "1,2,3"  # of the main runs and the ladder
 ladder = ""  # lengths of the baseline, 0.5,2,4; empty: up to the highest cost of a candidate; none: equal steps only
 ladder_seeds = ""  # empty: those of the main runs
-cost = "both"  # operations, time or both: the price at which the baseline is trained for as much
+cost = "both"  # operations, time or both: the price at which the baseline is trained as long as a candidate
 workers = 0  # runs at a time; 0: one for each thread of the CPU, or each GPU
 device = "auto"  # auto, cpu, cuda, mps
 plan = False  # print the commands of the runs that can be done now, a line each, and do none
 show = False  # show what has been run, and run nothing
 best = False  # take a run's lowest validation loss, of those every --eval_interval steps, and not its last
-reuse = False  # take runs as they are whose candidate computed something else
+reuse = False  # count runs of variants that have changed since
 keep = False  # keep the checkpoints of runs that have ended
 quick = False  # tiny runs, to see that it works: the results are meaningless
 # -----------------------------------------------------------------------------

@@ -214,7 +214,7 @@ class Comparison:
         """
         if not self.is_searching():
             return None, []
-        if times != 1:  # longer runs want a lower rate
+        if times != 1:  # the best rate falls with length
             own = self.rate(candidate)
             if own is None:
                 return None, [None, None]

@@ -1,4 +1,4 @@
-"""What a comparison says: a table, what it could have found, notes, and all runs as CSV."""
+"""What a comparison says: a table, the smallest detectable differences, notes, and all runs as CSV."""
 
 import csv
 import io

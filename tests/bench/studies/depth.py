@@ -1,6 +1,6 @@
 """Does a residual method pay at depth? 2, 4 and 8 layers of width 64, and 8 of width 256, which takes a GPU.
 
-The text is that of tests/bench/README.md, prepared as data/text.
+The text is that of depth.md, prepared as data/text.
 """
 
 # learning rates: chosen by runs of half the steps, of seed 0, among halves and doubles until the best had a worse one
