@@ -6,7 +6,6 @@ Every setting below can be given as --name=value, and --help lists them. Only th
 
 import math
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from config import read_settings
 from config.runtime.checkpoint import build_model, code_notes, newest_run
 from config.runtime.checks import check_range
-from config.runtime.common import UserError, decode_text, find_checkpoint, install_excepthook, load_checkpoint
+from config.runtime.common import UserError, find_checkpoint, install_excepthook, load_checkpoint
 from config.runtime.common import pick_device, quiet_pipe, read_text
 from config.runtime.maps import draw_maps
 from data.huggingface import describe_export, save_pretrained
@@ -25,7 +24,7 @@ install_excepthook()  # users' mistakes end in one line and exit code 2
 # -----------------------------------------------------------------------------
 out_dir = ""  # folder of the run; empty: the newest one in out/
 checkpoint = "best"  # best: the one with the lowest validation loss; latest: the last one saved
-start = ""  # prompt; FILE:path reads it from a file, - from standard input; empty: a new line
+start = ""  # prompt; FILE:path reads it from a file; empty: a new line
 num_samples = 3  # number of samples
 max_new_tokens = 500  # tokens per sample
 temperature = 0.8  # below 1 favors likely tokens; 0: always the likeliest
@@ -65,14 +64,8 @@ if export:
     raise SystemExit(0)
 
 # the prompt
-if start == "-":
-    if sys.stdin is None:
-        raise UserError("start = '-' does not work: standard input is closed")
-    start = decode_text(sys.stdin.buffer.read(), "standard input")
-elif start.startswith("FILE:"):
+if start.startswith("FILE:"):
     start = read_text(start.removeprefix("FILE:"))
-else:
-    start = decode_text(os.fsencode(start), "start")
 tokens = tokenizer.encode(start) or first_tokens(tokenizer)
 
 if maps:

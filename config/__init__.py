@@ -27,10 +27,6 @@ def read_settings(program, argv=None) -> dict:
     return defaults | given
 
 
-def given_settings(program, argv=None) -> dict:
-    return split_settings(program, argv)[1]
-
-
 def split_settings(program, argv=None) -> tuple[dict, dict]:
     """Return the defaults, and what is given in their place. `--help` prints the program's settings and exits."""
     argv = sys.argv[1:] if argv is None else argv

@@ -122,7 +122,7 @@ MUTANTS = {
         ("(vectors, 0.0)", "(vectors, weight_decay)", LOOP),
         # the operations counted
         ("self.scoring if recomputed else ()", "()", "test_model.py -k operations"),
-        ("raise NotImplementedError(", "print(", "test_model.py -k operations"),
+        ("raise NotImplementedError(f\"{type", "print(f\"{type", "test_model.py -k operations"),
         ("+ 0.1 * self.tau_shift", "+ self.tau_shift", REFERENCE),
         ("block_size - block_size // 2 :", "block_size // 2 :", "test_model.py -k past_the_context"),
         ("p.cumsum(dim=-1) - p >= top_p", "p.cumsum(dim=-1) >= top_p", "test_model.py -k top_p"),

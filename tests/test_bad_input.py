@@ -119,21 +119,6 @@ def test_sample(trained, capsys):
     assert contents(trained.folder) == before
 
 
-STREAMS = {  # what is done to the streams of a process
-    "sample.py --start=- <&-": "start = '-' .* standard input is closed",
-    r"printf '\377' | python sample.py --start=-": "standard input: not UTF-8 text at byte 0",
-    r"sample.py --start=$(printf '\377')": "start: not UTF-8 text at byte 0",
-}
-
-
-@pytest.mark.parametrize("command", STREAMS)
-def test_streams(trained, command):
-    shell = command.replace("python ", f"{sys.executable} ") if "python" in command else f"{sys.executable} {command}"
-    run = subprocess.run(["bash", "-c", shell], capture_output=True)
-    error = run.stderr.decode()
-    assert run.returncode == 2 and error.count("\n") == 1 and re.search(STREAMS[command], error), error
-
-
 def test_training_outlives_a_full_disk_for_what_it_prints(repo):
     shell = f"{sys.executable} {TRAIN} --out_dir=out/run >/dev/full"
     run = subprocess.run(["bash", "-c", shell], capture_output=True)

@@ -195,7 +195,6 @@ def test_texts_with_names_lie_side_by_side(repo):
     ("text latin.txt", "latin.txt: not UTF-8 text at byte 3"),
     ("text config/runtime", "config/runtime: no .txt, .md, .jsonl files below this folder"),
     ("text book.txt.gz", "book.txt.gz: only plain text and .jsonl are read here"),
-    ("text fifo.txt", "fifo.txt: not a file"),
     (f"text {'x' * 300}", "x: File name too long"),
     (f"text good.txt --name={'x' * 300}", "name = 'x{98} does not work: use up to 100 letters"),
     ("text good.txt --token=char", "--token: unknown setting .did you mean tokenizer"),
@@ -213,7 +212,6 @@ def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, na
     Path("latin.txt").write_bytes(b"caf\xe9")
     Path("short.txt").write_text("ab")
     Path("book.txt.gz").touch()
-    os.mkfifo("fifo.txt")
     before = contents(repo.folder)
     name, *arguments = command.split()
     with pytest.raises(SystemExit) as end:

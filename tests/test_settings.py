@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, strategies as st
 
 import config
-from config import convert, given_settings, read_settings
+from config import convert, read_settings, split_settings
 from config.runtime.common import FolderInUse, UserError, file_errors, report_error
 from model import ConfigError
 
@@ -57,7 +57,7 @@ def test_files_in_order_then_options(program):
     assert read_settings(program, [first, "--offset=7", second]) == expected
     assert read_settings(program, [second, first])["max_iters"] == 10
     assert read_settings(program, ["--offset=1", "--offset=2"])["offset"] == 2
-    assert given_settings(program, [second, "--max_iters=2000"]) == {"max_iters": 2000, "offset": -5}
+    assert split_settings(program, [second, "--max_iters=2000"])[1] == {"max_iters": 2000, "offset": -5}
 
 
 def test_files_are_also_found_beside_the_program(program, tmp_path, monkeypatch):

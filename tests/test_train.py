@@ -340,7 +340,7 @@ def test_start_text_on_a_terminal_of_any_encoding(repo):
     repo(f"{RUN} --dataset=text")
     Path("prompt.txt").write_text("zwei\n")
     assert "-\nzwei\n" in repo("sample.py --start=FILE:prompt.txt --max_new_tokens=3 --temperature=0")
-    command = [sys.executable, "sample.py", "--start=-", "--max_new_tokens=5"]
+    command = [sys.executable, "sample.py", "--start=FILE:/dev/stdin", "--max_new_tokens=5"]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     run = subprocess.run(command, input="Gürtel".encode(), capture_output=True, env=environment)
     assert run.returncode == 0, run.stderr.decode()

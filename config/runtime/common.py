@@ -227,16 +227,10 @@ def folder_lock(folder):
 @file_errors()
 def read_text(path) -> str:
     """Return the text of a UTF-8 file, with its own line ends: the same text on every system."""
-    if Path(path).is_fifo():  # reading it could block forever
-        raise UserError(f"{path}: not a file")
-    return decode_text(Path(path).read_bytes(), path)
-
-
-def decode_text(content: bytes, source) -> str:
     try:
-        return content.decode("utf-8").removeprefix("\ufeff")  # the mark some editors put in front
+        return Path(path).read_bytes().decode("utf-8").removeprefix("\ufeff")  # the mark some editors put in front
     except UnicodeDecodeError as error:
-        raise UserError(f"{source}: not UTF-8 text at byte {error.start}") from None
+        raise UserError(f"{path}: not UTF-8 text at byte {error.start}") from None
 
 
 def sha256(content: bytes) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent
 sys.path.insert(0, str(BENCH.parents[1]))
-from config import given_settings, read_settings
+from config import read_settings, split_settings
 from config.runtime.common import UserError, clock, install_excepthook, pick_device, quiet_pipe
 from figure import write_figure
 from growth import by_length, growth_table, write_growth_figure
@@ -53,7 +53,7 @@ def read_arguments(argv):
     mine = [word for word in argv if word in ("-h", "--help") or word.partition("=")[0].removeprefix("--") in own]
     rest = [word for word in argv if word not in mine]
     words, common = ([word for word in rest if word.startswith("--") == dashed] for dashed in (False, True))
-    return own | given_settings(__file__, mine), words, common
+    return own | split_settings(__file__, mine)[1], words, common
 
 
 def read_study(name) -> dict:

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch
 
-from config import convert, given_settings, read_settings
+from config import convert, read_settings, split_settings
 from config.runtime.checks import check_settings, ineffective_settings, of_model
 from config.runtime.common import StopSignal, UserError, file_errors, sha256
 from config.runtime.log import step_of
@@ -68,7 +68,7 @@ def read_words(words, common, quick=False):
         name = ", ".join([Path(file).stem for file in files] + [option.lstrip("-") for option in options]) or "defaults"
     given = {}
     for part in (files, common, options, QUICK_STEPS * quick):
-        given |= given_settings(TRAIN, part)
+        given |= split_settings(TRAIN, part)[1]
     taken = [setting for setting in OURS if setting in given]
     if taken:
         raise UserError(f"{name}: {taken[0]} is for the comparison to set: leave it out")
