@@ -147,7 +147,7 @@ def test_tables_of_studies_are_those_of_the_results(name, least, monkeypatch, ca
 
 
 def test_the_results_on_the_first_page_are_those_of_the_studies():
-    section = README[README.index("## Results so far") : README.index("## Does your idea pay?")]
+    section = README[README.index("## Results\n") : README.index("## Does your idea pay?")]
     numbers = re.findall(r"−?\d\.\d{3}(?: ± \d\.\d{3})?", section)
     studies = "".join(text for page, text in TEXTS.items() if "studies/" in page)
     assert len(numbers) > 6 and [number for number in numbers if number.replace("−", "-") not in studies] == []
