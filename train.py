@@ -90,7 +90,8 @@ settings = defaults | given
 config_names = [Path(argument).stem for argument in sys.argv[1:] if not argument.startswith("-")]
 out = checks.run_folder(settings["out_dir"] or "out/" + ("-".join(config_names) or settings["dataset"]))
 latest, best = out / "ckpt.pt", out / "best.pt"
-log, init_from = Log(out), settings["init_from"]
+log = Log(out)
+init_from = settings["init_from"]
 resuming = init_from == "resume" or init_from == "auto" and (latest.exists() or best.exists())
 if resuming:
     saved, settings = checkpoint.reopen(out, given, defaults)

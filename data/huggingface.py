@@ -205,15 +205,12 @@ def describe_export(model, folder, tokenizer) -> str:
     else:
         what, trust = "a Llama", ""
     parts = [f"pretrained={folder}", trust]
-    note = ""
     if not tokenizer.document_start:  # then the harness must be told what to predict a text's first token from
-        token = first_tokens(tokenizer)[0]
-        parts.append(f"prefix_token_id={token}")
-        note = f"  # no token begins a text here: {token} is {tokenizer.decode([token])!r}"
+        parts.append(f"prefix_token_id={first_tokens(tokenizer)[0]}")
     size, options = f"{model.get_num_params():,} parameters", shlex.quote(",".join(filter(None, parts)))
     return (
         f"{folder}: {what} of {size}, with its tokenizer; transformers opens it{trust and f' with {trust}'}\n"
-        f"to score it: lm_eval --model hf --model_args {options} --tasks data/lm_eval.yaml{note}"
+        f"to score it: lm_eval --model hf --model_args {options} --tasks data/lm_eval.yaml"
     )
 
 

@@ -1,17 +1,10 @@
 """The GPU's kernels against the CPU's; skipped where there is no GPU."""
 
-import sys
-
 import pytest
 import torch
 
-from conftest import ROOT
 from model import GPT, GPTConfig
 from reference import GRID, KINDS, perturb, settings
-
-sys.path.insert(0, str(ROOT / "tests" / "bench"))
-
-from speed import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -144,19 +137,3 @@ def test_a_generated_text_is_the_cpu_s(kind, method):
     on_cpu, on_gpu, idx = pair(kind, method, block_size=24)
     expected = on_cpu.double().generate(idx[:, :5], 40, temperature=0)
     assert torch.equal(on_gpu.double().generate(idx[:, :5].cuda(), 40, temperature=0).cpu(), expected)
-
-
-def test_the_memory_of_a_model_is_its_own():
-    """It does not depend on what else is on the GPU, nor on which GPU it is."""
-
-    def trainer():
-        model = GPT(GPTConfig(**settings("standard", "standard", block_size=64, n_embd=128))).to(device)
-        made = Trainer(model, 4, torch.float32)
-        made.step()
-        return made
-
-    device = torch.device("cuda", torch.cuda.device_count() - 1)
-    one = trainer()
-    alone, others = one.memory(), [trainer() for _ in range(3)]
-    assert alone > 4 * sum(p.nbytes for p in one.model.parameters())  # with gradients, and two moments of AdamW's
-    assert one.memory() == others[-1].memory() == alone

@@ -126,7 +126,7 @@ def clock(seconds):
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
 
 
-# -- files, locks, checkpoints -----------------------------------------------------------------------------------
+# -- files, locks, checkpoints -------------------------------------------------------------------------------
 
 CHECKPOINT_VERSION = 8  # of the layout of a checkpoint
 
