@@ -172,10 +172,10 @@ MUTANTS = {
     ],
     "config/runtime/log.py": [
         ("speed < self.fastest / 3", "speed < self.fastest / 9", "test_train.py -k slowness"),
-        ("step > iter_num:", "step >= iter_num:", "test_resume.py"),
+        ('facts["step"] > iter_num:', 'facts["step"] >= iter_num:', "test_resume.py"),
         ("            self.file.truncate(self.end_of(iter_num))\n", "            pass\n", "test_resume.py"),
-        ("place if step is not None else end", "place", "test_resume.py -k torn_last"),
-        ("len(line), step_of(line)", "len(line), step_of(line) or 99", "test_resume.py -k middle"),
+        ("place if facts else end", "place", "test_resume.py -k torn_last"),
+        ("len(line), whole_line(line)", "len(line), whole_line(line) or {'step': 99}", "test_resume.py -k middle"),
         ("bool(lines) and lines[-1]", "False and lines[-1]", "test_resume.py -k log_without"),
         (" or self.look() != self.found", "", "test_resume.py -k meanwhile"),
         ("self.replaced, self.file = self.file, io.BytesIO()", "self.file.truncate(0)", "test_resume.py -k its_place"),

@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 import growth
 import stats
+from report import Report
 from simulate import CURVES, comparison_of, pays, reports, simulate
 
 POWER = {"curve": CURVES["8 layers of width 256"], "noise": 0.005}
@@ -108,29 +109,36 @@ def test_worth_is_the_cost_of_the_same_loss():
 
 
 def of_length(steps, slope):
-    """Return a report of three seeds: the candidate gains 0.01 at 400 steps, and `slope` more with each doubling."""
-    shape = {"parameters": 1000, "tokens_per_step": 10}
-    baseline = SimpleNamespace(settings={"max_iters": steps}, flops=steps, **shape)
-    candidate = SimpleNamespace(settings={"max_iters": steps}, flops=1.1 * steps, **shape)
+    """Return a report of three seeds: the candidate gains 0.01 at 400 steps, and `slope` more with each doubling.
+
+    Sizes and costs are those of the runs: with committed results, a candidate's own are of another vocabulary.
+    """
+    shape = {"settings": {"max_iters": steps}, "tokens_per_step": 10, "batch": [1, 1, 10]}
+    baseline, candidate = SimpleNamespace(**shape), SimpleNamespace(**shape)
     doublings = math.log2(steps / 400)
     losses = {"standard": 3 - 0.3 * doublings + 0.01 * doublings**2}
     losses["candidate"] = losses["standard"] - 0.01 - slope * doublings
     main = {}
     for name, flops in (("standard", steps), ("candidate", 1.1 * steps)):
         noise = zip((1, 2, 3), (-0.001, 0.0, 0.001))
-        main[name] = [{"loss": losses[name] + off, "flops": flops, "seed": seed} for seed, off in noise]
+        facts = {"flops": flops, "steps": steps, "parameters": 1000}
+        main[name] = [{"loss": losses[name] + off, "seed": seed, **facts} for seed, off in noise]
     comparison = SimpleNamespace(baseline=baseline, timing=SimpleNamespace(is_known=lambda: False))
     candidates = {"standard": baseline, "candidate": candidate}
-    others = {"base": "standard", "others": ["candidate"], "lacking": 0}
-    return SimpleNamespace(comparison=comparison, candidates=candidates, main=main, **others)
+    report, others = object.__new__(Report), {"base": "standard", "others": ["candidate"], "lacking": 0}
+    vars(report).update(comparison=comparison, candidates=candidates, main=main, fits={"candidate": None}, **others)
+    return report
 
 
 @pytest.mark.parametrize("slope", [-0.005, 0.004])
 def test_how_a_gain_grows_with_training(slope):
     reports = growth.by_length([of_length(steps, slope) for steps in (1600, 400, 6400)])
     assert [report.comparison.baseline.settings["max_iters"] for report in reports] == [400, 1600, 6400]
+    assert [report.tokens_per_parameter() for report in reports] == [4, 16, 64]
+    curves = growth.curves(reports, "candidate")
+    assert growth.prices(reports[0], curves[0], "candidate") == {"steps": 1, "operations": pytest.approx(1.1)}
     for cost in (1.0, 1.1):  # the baseline's loss is a parabola over the log of its length, so it is exact
-        values, halves = growth.gains(reports, "candidate", cost)
+        values, halves = growth.gains(curves, cost)
         for value, doublings in zip(values, (0, 2, 4)):
             more = math.log2(cost)
             longer = -0.3 * more + 0.01 * ((doublings + more) ** 2 - doublings**2)

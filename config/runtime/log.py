@@ -56,10 +56,10 @@ class Log:
         """Return where the last line up to step iter_num ends: later steps will run again."""
         end = place = 0
         for line in self.path.read_bytes().splitlines(keepends=True) if iter_num else []:
-            place, step = place + len(line), step_of(line)
-            if step is not None and step > iter_num:
+            place, facts = place + len(line), whole_line(line)
+            if facts and facts["step"] > iter_num:
                 break
-            end = place if step is not None else end  # a torn last line is dropped
+            end = place if facts else end  # a torn last line is dropped
         return end
 
     def replace_old_run(self):
@@ -99,12 +99,12 @@ class Log:
             print0(f"NOT WRITTEN: {self.path}: {error.strerror}; training continues")
 
 
-def step_of(line) -> int | None:
-    """Return the step of a line of the log, None if it is torn."""
+def whole_line(line) -> dict | None:
+    """Return the facts in a line of the log, None if it is torn."""
     with suppress(ValueError, RecursionError):
         match json.loads(line):
-            case {"step": int(step)} if line.endswith(b"\n"):
-                return step
+            case {"step": int()} as facts if line.endswith(b"\n"):
+                return facts
 
 
 @file_errors()

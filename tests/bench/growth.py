@@ -5,7 +5,7 @@ import math
 import numpy as np
 from matplotlib.figure import Figure
 
-from report import as_table, decimal, plus_minus
+from report import Report, as_table, decimal, plus_minus
 from stats import CostCurve, interpolated
 
 OF_LENGTH = ("max_iters", "warmup_iters", "learning_rate")  # settings that may differ
@@ -14,43 +14,48 @@ OF_LENGTH = ("max_iters", "warmup_iters", "learning_rate")  # settings that may 
 def by_length(reports):
     """Return the reports, shortest training first, or none unless they are whole and differ only in their length."""
 
+    def is_whole(report):
+        return not report.lacking and report.fits.keys() == set(report.others)  # nothing has diverged
+
     def settings(report):
         return {name: candidate.settings | dict.fromkeys(OF_LENGTH) for name, candidate in report.candidates.items()}
 
     lengths = {report.comparison.baseline.settings["max_iters"] for report in reports}
-    comparable = all(settings(report) == settings(reports[0]) and not report.lacking for report in reports)
-    return sorted(reports, key=tokens_per_parameter) if comparable and 1 < len(lengths) == len(reports) else []
+    comparable = all(settings(report) == settings(reports[0]) and is_whole(report) for report in reports)
+    return sorted(reports, key=Report.tokens_per_parameter) if comparable and 1 < len(lengths) == len(reports) else []
 
 
-def tokens_per_parameter(report):
-    baseline = report.comparison.baseline
-    return baseline.tokens_per_step * baseline.settings["max_iters"] / baseline.parameters
+def curves(reports, name):
+    """Return a candidate's fit at each length. Its ladder has the baseline's runs of all lengths."""
+    found = []
+    for report in reports:
+        ordered = [report] + [other for other in reports if other is not report]
+        ladder = [result for one in ordered for result in one.main[one.base]]
+        same_batches = report.candidates[name].batch == report.comparison.baseline.batch
+        found.append(CostCurve(ladder, report.main[name], same_batches))
+    return found
 
 
-def prices(report, name):
-    """Return what a step of a candidate costs, relative to one of the baseline: {price: times}."""
-    candidate, baseline, timing = report.candidates[name], report.comparison.baseline, report.comparison.timing
-    costs = {"steps": 1.0, "operations": candidate.flops / baseline.flops}
-    return costs | ({"time": timing.ratio(candidate, baseline)[0]} if timing.is_known() else {})
+def prices(report, curve, name):
+    """Return what a candidate's training costs, relative to the baseline's of as many steps: {price: times}."""
+    timing, costs = report.comparison.timing, {"steps": 1.0, "operations": curve.cost}
+    if timing.is_known():
+        costs["time"] = timing.ratio(report.candidates[name], report.comparison.baseline)[0]
+    return costs
 
 
-def gains(reports, name, cost):
+def gains(curves, cost):
     """Return a candidate's gains, and half their 95% intervals, over the baseline trained `cost` times as long.
 
     The baseline's loss there is on the parabola through all its lengths, over the log of the length.
     """
-    found = []
-    for report in reports:
-        ordered = [report] + [other for other in reports if other is not report]
-        fit = CostCurve([result for one in ordered for result in one.main[one.base]], report.main[name])
-        value, _, half, _ = fit.gain(interpolated(fit.rungs, cost))
-        found.append((value, half))
-    return np.transpose(found)
+    estimates = [curve.gain(interpolated(curve.rungs, cost)) for curve in curves]
+    return np.transpose([(value, half) for value, _, half, _ in estimates])
 
 
 def per_doubling(reports, values, halves):
     """Return the slope of gains over the length of training, per doubling, and half its 95% interval."""
-    x = np.log2([tokens_per_parameter(report) for report in reports])
+    x = np.log2([report.tokens_per_parameter() for report in reports])
     weights = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
     return weights @ values, math.hypot(*(weights * halves))
 
@@ -59,23 +64,26 @@ def growth_table(reports):
     """Return a table: of each candidate, at each price, the gain at each length, its slope and its mean."""
     rows = []
     for name in reports[0].others:
-        for price, cost in prices(reports[0], name).items():
-            values, halves = gains(reports, name, cost)
+        of_lengths = curves(reports, name)
+        for price, cost in prices(reports[0], of_lengths[0], name).items():
+            values, halves = gains(of_lengths, cost)
             mean = values.mean(), math.hypot(*halves) / len(halves)
             cells = [*zip(values, halves), per_doubling(reports, values, halves), mean]
             said = [decimal(value, "+") + plus_minus(half) for value, half in cells]
             rows.append([name, price, f"{cost:.2f}", *said])
-    lengths = [f"{tokens_per_parameter(report):.2g} tokens per parameter" for report in reports]
+    lengths = [f"{report.tokens_per_parameter():.2g} tokens per parameter" for report in reports]
     return as_table(["candidate", "at equal", "cost", *lengths, "per doubling", "mean"], rows)
 
 
 def write_growth_figure(reports, path):
     """Draw the gains at equal steps over the tokens per parameter: a line for each candidate, with what it costs."""
     figure, names = Figure(figsize=(7.2, 4.3), layout="constrained"), reports[0].others
-    axis, tokens = figure.add_subplot(), np.array([tokens_per_parameter(report) for report in reports])
+    axis, tokens = figure.add_subplot(), np.array([report.tokens_per_parameter() for report in reports])
     for i, name in enumerate(names):
-        values, halves = gains(reports, name, 1.0)
-        costs = [f"{cost:.2f}× {price}" for price, cost in prices(reports[0], name).items() if price != "steps"]
+        of_lengths = curves(reports, name)
+        values, halves = gains(of_lengths, 1.0)
+        priced = prices(reports[0], of_lengths[0], name)
+        costs = [f"{cost:.2f}× {price}" for price, cost in priced.items() if price != "steps"]
         apart = 1.03 ** (i - len(names) / 2)  # so that intervals do not hide each other
         axis.errorbar(tokens * apart, values, halves, marker="o", capsize=2.5, label=f"{name} ({', '.join(costs)})")
     axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)

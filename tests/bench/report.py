@@ -118,12 +118,15 @@ class Report:
                 lines.append(f"runs of more than one {fact}: {'; '.join(values)}")
         return lines
 
+    def tokens_per_parameter(self):
+        result = self.main[self.base][0]
+        return self.comparison.baseline.tokens_per_step * result["steps"] / result["parameters"]
+
     def notes_on_sizes(self):
         """Return lines on tokens for each parameter, and on candidates that have more or fewer parameters."""
         if not self.main[self.base]:
             return []
-        lines, parameters = [], self.main[self.base][0]["parameters"]
-        tokens = self.comparison.baseline.tokens_per_step * self.main[self.base][0]["steps"] / parameters
+        lines, parameters, tokens = [], self.main[self.base][0]["parameters"], self.tokens_per_parameter()
         if tokens < 20:
             early = "so early, more training lowers the loss much, and a costly method must gain as much"
             lines.append(f"{tokens:.2g} tokens for each parameter of the baseline: {early}")

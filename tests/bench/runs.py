@@ -22,7 +22,7 @@ import torch
 from config import convert, read_settings, split_settings
 from config.runtime.checks import check_settings, ineffective_settings, of_model
 from config.runtime.common import StopSignal, UserError, file_errors, sha256
-from config.runtime.log import step_of
+from config.runtime.log import whole_line
 from model import GPT, GPTConfig
 
 DEFAULTS = read_settings(TRAIN, [])
@@ -143,7 +143,7 @@ def read_log(folder) -> list[dict]:
     """Return the lines of a run's log.jsonl, none if there is no log. A line that a kill has torn is left out."""
     path = folder / "log.jsonl"
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if step_of(line) is not None]
+    return [facts for facts in map(whole_line, lines) if facts]
 
 
 def result_of(folder) -> dict | None:

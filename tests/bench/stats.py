@@ -28,10 +28,17 @@ class LinearModel:
         self.coefficients = self.inverse @ self.X.T @ y
         self.freedom = len(y) - np.linalg.matrix_rank(self.X)
         self.noise = y - self.X @ self.coefficients
-        self.groups = [np.full(len(y), True)] if apart is None else [apart, ~apart]
+        groups = [np.full(len(y), True)] if apart is None else [apart, ~apart]
+        self.groups = [(rows, *self.variance(rows)) for rows in groups]
 
     def columns(self, rows):
         return np.array([[row.get(name, 0.0) for name in self.names] for row in rows])
+
+    def variance(self, rows):
+        """Return the variance of the noise of some rows, and its degrees of freedom."""
+        X, noise = self.X[rows], self.noise[rows]
+        freedom = len(X) - np.einsum("ij,jk,ik->", X, self.inverse, X)
+        return noise @ noise / freedom if freedom > 0.5 else math.nan, freedom
 
     def sum(self, row):
         """Return the sum that a row stands for."""
@@ -44,12 +51,11 @@ class LinearModel:
         """
         weights = self.X @ self.inverse @ self.columns([row])[0]  # of each y, in the sum
         total, spread = 0.0, 0.0
-        for rows in self.groups:
-            freedom = rows.sum() - np.einsum("ij,jk,ik->", self.X[rows], self.inverse, self.X[rows])
-            variance = self.noise[rows] @ self.noise[rows] / freedom if freedom > 0.5 else math.nan
-            if weights[rows] @ weights[rows] > 1e-12:
-                total += weights[rows] @ weights[rows] * variance
-                spread += (weights[rows] @ weights[rows] * variance) ** 2 / freedom if freedom else 0.0
+        for rows, variance, freedom in self.groups:
+            share = weights[rows] @ weights[rows]
+            if share > 1e-12:
+                total += share * variance
+                spread += (share * variance) ** 2 / freedom if freedom else 0.0
         freedom = total**2 / spread if spread else self.freedom or math.nan
         value, error = self.sum(row), math.sqrt(total)
         p = 2 * student.sf(abs(value) / error, freedom) if error else float(value == 0)
