@@ -149,7 +149,8 @@ def test_tables_of_speed_are_those_of_the_results(monkeypatch, capsys):
     assert len(rows) > 20 and [row for row in rows if row not in shown] == []
 
 
-@pytest.mark.parametrize("name, least", [("methods", 22), ("depth", 14), ("converged", 12), ("example", 4)])
+@pytest.mark.parametrize("name, least", [("methods", 22), ("depth", 14), ("converged", 12), ("example", 4),
+                                         ("growth", 8)])
 def test_tables_of_studies_are_those_of_the_results(name, least, monkeypatch, capsys, tmp_path):
     monkeypatch.syspath_prepend(BENCH)
     monkeypatch.chdir(tmp_path)
@@ -158,7 +159,8 @@ def test_tables_of_studies_are_those_of_the_results(name, least, monkeypatch, ca
     compare.main([name, "--show"])
     shown = capsys.readouterr().out
     page = TEXTS.get(f"tests/bench/studies/{name}.md", README)
-    assert len(rows_of(page)) >= least and foreign_rows(page, shown) == [] and "missing" not in shown
+    assert len(rows_of(page)) >= least and foreign_rows(page, shown) == []
+    assert "missing" not in shown or name == "growth"  # whose longest runs are not all there
     if name != "example":  # README has its table
         assert rows_of(TEXTS[f"tests/bench/results/{name}.md"]) == rows_of(shown)
 

@@ -12,17 +12,20 @@ OF_LENGTH = ("max_iters", "warmup_iters", "learning_rate")  # settings that may 
 
 
 def by_length(reports):
-    """Return the reports, shortest training first, or none unless they are whole and differ only in their length."""
-
-    def is_whole(report):
-        return not report.lacking and report.fits.keys() == set(report.others)  # nothing has diverged
+    """Return the reports that are whole, shortest training first, or none if they differ in more than their length."""
 
     def settings(report):
         return {name: candidate.settings | dict.fromkeys(OF_LENGTH) for name, candidate in report.candidates.items()}
 
-    lengths = {report.comparison.baseline.settings["max_iters"] for report in reports}
-    comparable = all(settings(report) == settings(reports[0]) and is_whole(report) for report in reports)
-    return sorted(reports, key=Report.tokens_per_parameter) if comparable and 1 < len(lengths) == len(reports) else []
+    whole = [report for report in reports if not report.lacking and report.fits.keys() == set(report.others)]
+    lengths = {report.comparison.baseline.settings["max_iters"] for report in whole}
+    first = settings(whole[0]) if whole else {}
+    comparable = all(first.get(name, one) == one for report in whole for name, one in settings(report).items())
+    return sorted(whole, key=Report.tokens_per_parameter) if comparable and 1 < len(lengths) == len(whole) else []
+
+
+def at_all_lengths(reports):
+    return [name for name in reports[0].others if all(name in report.others for report in reports)]
 
 
 def curves(reports, name):
@@ -63,7 +66,7 @@ def per_doubling(reports, values, halves):
 def growth_table(reports):
     """Return a table: of each candidate, at each price, the gain at each length, its slope and its mean."""
     rows = []
-    for name in reports[0].others:
+    for name in at_all_lengths(reports):
         of_lengths = curves(reports, name)
         for price, cost in prices(reports[0], of_lengths[0], name).items():
             values, halves = gains(of_lengths, cost)
@@ -77,7 +80,7 @@ def growth_table(reports):
 
 def write_growth_figure(reports, path):
     """Draw the gains at equal steps over the tokens per parameter: a line for each candidate, with what it costs."""
-    figure, names = Figure(figsize=(7.2, 4.3), layout="constrained"), reports[0].others
+    figure, names = Figure(figsize=(7.2, 4.3), layout="constrained"), at_all_lengths(reports)
     axis, tokens = figure.add_subplot(), np.array([report.tokens_per_parameter() for report in reports])
     for i, name in enumerate(names):
         of_lengths = curves(reports, name)
@@ -93,5 +96,6 @@ def write_growth_figure(reports, path):
     axis.minorticks_off()
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     print(f"figure: {path}")
