@@ -165,7 +165,7 @@ def multiply_adds(module, without=()):
 
 
 def causal_attention(q_hat, k_hat, v, dropout=0.0):
-    """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), each query seeing the keys up to its own; a single one is the newest."""
+    """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), causal by position; a single query is the last position."""
     q_hat, k_hat, D = q_hat.to(v.dtype), k_hat.to(v.dtype), v.size(-1)
     T, S = q_hat.shape[-2:]
     assert T == 1 or T == k_hat.size(-2), "causal only if queries and keys are the same tokens"
@@ -291,7 +291,7 @@ class W2Attention(Attention):
     @property
     def log_tau(self):
         """log τ (H,), which starts such that q·k is scaled by 1/√d_k."""
-        # It learns at a tenth of the rate: at the full one τ grows while nothing is there yet to attend to.
+        # It learns at a tenth of the rate: at the full rate τ grows before there is anything to attend to.
         return math.log(2 * self.D**0.5) + 0.1 * self.tau_shift
 
     def score_vectors(self, x, rope, earlier):
@@ -302,8 +302,8 @@ class W2Attention(Attention):
             keys.append(sigma[:, self.H :])
         scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1)
 
-        # A key's bias is large next to what tells keys apart: in one bfloat16 number it would multiply the error. So it
-        # enters as its first 8 bits, cut off by arithmetic as compilers drop a cast to bfloat16 and back, and the rest.
+        # A key's bias is large compared with the differences between keys, so rounding it to bfloat16 would dominate
+        # the error. It is split into its first 8 bits and the rest, arithmetically: compilers drop a cast and back.
         exact = torch.promote_types(keys[0].dtype, torch.float32)
         bias = -sum(part.to(exact).square().sum(-1, keepdim=True) for part in keys) / 2
         step = torch.exp2(bias.detach().abs().clamp_min(1e-30).log2().floor() - 7)
@@ -397,7 +397,7 @@ class MLP(nn.Module):
 
 
 class Kept(NamedTuple):
-    """What a layer keeps for later layers once it has run."""
+    """The tensors that a layer keeps for later layers."""
 
     block: nn.Module  # itself, which they recompute
     q_hat: torch.Tensor  # its score vectors, which stand for its attention weights
@@ -559,7 +559,7 @@ class Dense(Latest):
 
 class AttnRes(Latest):
     """Attention residuals: Σ_{i≤l} p_li f_i with p_l = softmax_i(w_l · rms_norm(f_i)). Starts as the mean: w = 0.
-    f_0 is the embedding, f_i the i-th layer's addition; the paper counts attention and MLP as separate layers.
+    f_0 is the embedding, f_i layer i-1's addition; the paper counts attention and MLP as separate layers.
     """
 
     def __init__(self, config):
@@ -618,11 +618,11 @@ class GPT(nn.Module):
                 block.attn.init_queries_as_keys()
 
     def features(self, idx, cache=None):
-        """Return (B, T, C), ready for the head, for idx (B, T), which continues the tokens that a cache holds."""
+        """Return the final hidden states (B, T, C) of idx (B, T), which continues the tokens in `cache`."""
         start = 0 if cache is None else cache.length
         stop = start + idx.size(1)
         if not start < stop <= self.config.block_size:
-            raise ValueError(f"idx has T = {stop} tokens; it must be 1 to block_size = {self.config.block_size}")
+            raise ValueError(f"the context has {stop} tokens; it must be 1 to block_size = {self.config.block_size}")
 
         x = self.embed(idx)
         rope = rope_table(start, stop, self.config.head_dim, self.config.rope_theta, x)
@@ -673,7 +673,7 @@ class GPT(nn.Module):
         """
         if temperature < 0 or top_k is not None and top_k < 1 or top_p is not None and not 0 < top_p <= 1:
             given = f"temperature = {temperature}, top_k = {top_k}, top_p = {top_p}"
-            raise ValueError(f"{given}: they must be >= 0, None or >= 1, and None or in (0, 1]")
+            raise ValueError(f"{given}: needed: temperature >= 0, top_k None or >= 1, top_p None or in (0, 1]")
 
         block_size = self.config.block_size
         window = idx[:, -block_size:]  # the context; the cache holds all of it but what `unread` has
@@ -692,7 +692,7 @@ class GPT(nn.Module):
     # -- training
 
     def compile_blocks(self):
-        """Compile in place what the layers share and what they recompute: once, not for each of L(L-1)/2 pairs."""
+        """Compile each layer's functions in place. Recomputation reuses them: no graph per pair of layers."""
         for block in self.blocks:
             if not block.reads_earlier:
                 block.forward = torch.compile(block.forward)
@@ -733,7 +733,7 @@ class GPT(nn.Module):
         return 6 * total  # two per multiply-add forward, twice that backward
 
     def estimate_mfu(self, fwdbwd_per_iter, dt, peak_flops=312e12):
-        """Return the share of the peak (an A100's, as in nanoGPT) that fwdbwd_per_iter contexts in dt seconds use."""
+        """Return the MFU of fwdbwd_per_iter contexts in dt seconds (peak_flops: an A100's, as in nanoGPT)."""
         return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / peak_flops
 
     def crop_block_size(self, block_size):

@@ -24,7 +24,7 @@ install_excepthook()  # users' mistakes end in one line and exit code 2
 # -----------------------------------------------------------------------------
 out_dir = ""  # folder of the run; empty: the newest one in out/
 checkpoint = "best"  # best: the one with the lowest validation loss; latest: the last one saved
-start = ""  # prompt; FILE:path reads it from a file; empty: a new line
+start = ""  # prompt; FILE:path reads it from a file; empty: the start token, or else a newline
 num_samples = 3  # number of samples
 max_new_tokens = 500  # tokens per sample
 temperature = 0.8  # below 1 favors likely tokens; 0: always the likeliest

@@ -47,7 +47,7 @@ n_inner = 0  # width of the MLP; 0: 8/3 n_embd, rounded up to a multiple of 64
 dropout = 0.0  # dropout rate, of the attention weights and of the output of attention and MLP
 bias = False  # biases in the linear layers
 attention = "standard"  # standard, w2, summed_qk, cosine
-qk_scale = "5.1"  # summed_qk: what divides the scores of layer i, with d the head's width, m = l + 1, a and b learned:
+qk_scale = "5.1"  # summed_qk: divisor of layer i's scores in layer l; d: width of a head, m = l + 1; a and b learned:
 #   5.1 √d   5.2 √d √m   5.3 √d m   5.4 d^a m^b   5.5 a_i √d   5.6 a_i d^b_i   5.7 a_i
 sigma = "scalar"  # w2: scalar, diagonal, none (L2 attention)
 value_residual = False  # mix the first layer's values into every layer's
@@ -80,7 +80,7 @@ wandb = False  # log to Weights & Biases too
 # system
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 dtype = "auto"  # auto, float32, bfloat16, float16
-compile = "auto"  # auto: on a GPU, and on a CPU for runs of ten minutes or more; true, false
+compile = "auto"  # auto: on CUDA, and on a CPU for runs of ten minutes or more; true, false
 parallel = "ddp"  # under torchrun: ddp, or fsdp, which shards the parameters over the processes
 # -----------------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ epochs = max_iters * tokens_per_iter / tokens["train"]
 origin = f"step {iter_num:,} of {out}" if resuming else init_from
 print0(f"model   {config.label}: {size}, from {origin}")
 print0(f"data    {data.meta['source']} (data/{dataset}): {counts}")
-print0(f"steps   {iter_num:,} to {max_iters:,} of {tokens_per_iter:,} tokens, {epochs:.3g} epochs in all, {optimizer}")
+print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs, {optimizer}")
 print0(f"device  {machine}, {settings['dtype']}; run in {out}")
 for note in notes:
     print0(f"NOTE    {note}")
@@ -256,7 +256,7 @@ while iter_num < max_iters and not stopped_by:
     # forward and backward
     loss = 0.0
     for micro_step in micro_steps:
-        if world_size > 1 and parallel == "ddp":  # sum gradients over the processes at the last micro-step only
+        if world_size > 1 and parallel == "ddp":  # synchronize gradients only at the last micro-step
             model.require_backward_grad_sync = micro_step == micro_steps[-1]
         torch.manual_seed(derive_seed(seed, iter_num, micro_step))  # makes dropout a pure function too
         x, y = get_batch(iter_num, micro_step)
@@ -334,5 +334,5 @@ log.log("end", iter_num, seconds=seconds, tokens_per_second=speed, best_loss=bes
 print0(f"{clock(seconds)} for {iter_num - first_iter:,} steps, {speed:,.0f} tokens/s while training")
 print0(f"lowest validation loss {best_val_loss:.4f}: {best}; latest: {latest}")
 print0(f"to resume: {resume} --max_iters={2 * max_iters}")
-print0(f"to read what it writes: python sample.py --out_dir={shlex.quote(str(out))}")
+print0(f"to sample from it: python sample.py --out_dir={shlex.quote(str(out))}")
 distributed.leave()

@@ -28,7 +28,7 @@ def read_settings(program, argv=None) -> dict:
 
 
 def split_settings(program, argv=None) -> tuple[dict, dict]:
-    """Return the defaults, and what is given in their place. `--help` prints the program's settings and exits."""
+    """Return the defaults, and the settings that override them. `--help` prints the program's settings and exits."""
     argv = sys.argv[1:] if argv is None else argv
     source, defaults = Path(program).read_text(encoding="utf-8"), {}
     block = (source.split(RULE) + [""])[1]  # between the first two rules

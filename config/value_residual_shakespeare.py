@@ -1,3 +1,3 @@
-"""Value residual: in each layer v = a v_l + b v_0, v_0 those of the first layer, a and b learned, ½ at first."""
+"""Value residual: in every later layer v = a v_l + b v_0, with v_0 from the first; a and b learned, initially ½."""
 
 value_residual = True

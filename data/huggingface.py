@@ -118,13 +118,13 @@ def from_pretrained(name_or_path, **override) -> GPT:
 
 
 def save_pretrained(model, folder, tokenizer=None):
-    """Write a new folder that transformers reads: a Llama, or the code that computes the model and its weights.
+    """Write a new folder that transformers reads: a Llama if possible, else the weights and the model's code.
 
     The tokenizer is included. The folder is written completely or not at all.
     """
     folder = Path(folder).absolute()
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
-        raise UserError(f"{folder} is there already: name a new folder")
+        raise UserError(f"{folder} already exists: name a new folder")
     import_transformers()
     from safetensors import SafetensorError
 

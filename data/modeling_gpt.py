@@ -36,8 +36,8 @@ class GPTVariantConfig(PreTrainedConfig):
 class GPTVariantForCausalLM(PreTrainedModel, GenerationMixin):
     """A GPT that takes and returns what transformers' language models do.
 
-    A batch may be padded on the right. `generate` writes where a text ends, so it takes texts of one length, or one at
-    a time. It has no cache: for each token it reads the last block_size tokens again.
+    A batch may be padded on the right. `generate` appends to the rows, so they must have equal length or come one
+    at a time. It has no KV cache: each token rereads the last block_size tokens.
     """
 
     config_class = GPTVariantConfig

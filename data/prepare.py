@@ -89,7 +89,7 @@ def read_documents(path, field="text"):
             row = row if isinstance(row, dict) else {}
             check_field(f"{path}: line {number}", field, row)
             if row[field] is not None:
-                documents.append(row[field].encode(errors="replace").decode())  # JSON can hold half a surrogate pair
+                documents.append(row[field].encode(errors="replace").decode())  # JSON can hold a lone surrogate
     return documents
 
 
@@ -105,7 +105,7 @@ def read_dataset(name, field="text", limit=""):
         from datasets import load_dataset
         from tqdm import tqdm
     except ImportError:
-        raise UserError(f"{name} is read by a package that is not here: pip install datasets") from None
+        raise UserError(f"{name} needs a package that is not installed: pip install datasets") from None
     path, _, configuration = (name, "", "") if Path(name).exists() else name.partition(":")
     options = {"split": "train", "revision": REVISIONS.get(path), "streaming": bool(limit)}
     try:
@@ -145,7 +145,7 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
     if vocab_size and tokenizer != "bpe":
         raise UserError(f"vocab_size={vocab_size} goes with tokenizer 'bpe', not with {tokenizer!r}")
     coder = None if tokenizer in ("char", "bpe") else find_tokenizer(tokenizer)
-    # where a tokenizer has no token that begins a document, a line's end comes between them
+    # if a tokenizer has no token that begins a document, a newline separates them
     pieces = partial(in_pieces, text, "" if coder and coder.document_start else "\n")
     length = sum(len(piece) for _, piece in pieces())
     cut = int(length * (1 - val_fraction))
@@ -223,7 +223,7 @@ def write_dataset(folder, coder, encoded, length, source):
 
 
 def encode_all(coder, chunks):
-    """Yield (split, tokens, text) of each chunk, in order. Threads encode: tokenizers release Python's lock."""
+    """Yield (split, tokens, text) of each chunk, in order. Threads encode: tokenizers release the GIL."""
 
     def encode(split_and_pieces):
         split, pieces = split_and_pieces
@@ -239,8 +239,8 @@ def encode_all(coder, chunks):
 
 
 # Where a long document is cut: after a single newline between two characters that are not spaces. Our pattern and
-# GPT-2's end a piece there, and go on as at the start of a text, so the parts have the tokens of the whole. (After
-# several spaces they may not: before a word, GPT-2's makes the last one a separate piece, but not where a text ends.)
+# GPT-2's also split there, so the parts have the tokens of the whole. (After several spaces they may not: GPT-2's
+# pattern splits off the last one before a word, but not at the end of a text.)
 CUT = re.compile(r"[^\s\x00-\x1f\x7f]\n(?=[^\s\x00-\x1f\x7f])")
 
 

@@ -66,7 +66,7 @@ class CharTokenizer(Tokenizer):
         if ids.min(initial=0) < 0:
             strange = list(dict.fromkeys(map(chr, codes[ids < 0])))
             some = ", ".join(map(repr, strange[:5])) + (" ..." if len(strange) > 5 else "")
-            raise TokenizerError(f"the model knows the characters of its own text only, which has no {some}")
+            raise TokenizerError(f"this tokenizer knows only the characters of its own text, not {some}")
         return ids
 
     def decode(self, ids) -> str:
@@ -77,7 +77,7 @@ class CharTokenizer(Tokenizer):
 
 
 def code_points(text):
-    # Half surrogate pairs get through here so that `encode` can name them like any other unknown character.
+    # Lone surrogates get through here so that `encode` can name them like any other unknown character.
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
 
 
@@ -126,7 +126,7 @@ class HFTokenizer(Tokenizer):
         self.document_start = self.prompt_start or ([vocabulary[END]] if END in vocabulary else [])
 
     def run(self, text, add_special_tokens) -> list[int]:
-        try:  # a batch of one, since threads encode texts, and `encode` does not release Python's lock
+        try:  # a batch of one, since threads encode texts, and `encode` does not release the GIL
             return self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except Exception as error:  # `tokenizers` has no type for its errors
             raise TokenizerError(f"the tokenizer cannot encode this text: {error}") from None
@@ -202,7 +202,7 @@ def tokenizer_from_state(state) -> Tokenizer:
 
 
 def first_tokens(tokenizer) -> list[int]:
-    """Return the prompt when none is given: what the model expects first, else a line's end, else token 0."""
+    """Return the prompt when none is given: what the model expects first, else a newline, else token 0."""
     try:
         return tokenizer.encode("") or tokenizer.encode("\n") or [0]
     except TokenizerError:
@@ -216,7 +216,7 @@ def ranks_from_text(text) -> dict[bytes, int]:
     return ranks
 
 
-# Where BPE may not merge across. Python's `re` and tiktoken's Rust regex read this pattern alike, because it
+# BPE never merges across these pieces. Python's `re` and tiktoken's Rust regex read this pattern the same way: it
 # names no Unicode classes (the two disagree on \w and \s), and it matches every character (tiktoken drops what
 # no branch matches). No piece is longer than 33 characters, which keeps training and encoding linear on any text.
 SPLIT = (

@@ -108,7 +108,7 @@ def w2_scores(mu_q, mu_k, sigma_q, sigma_k, log_tau):
 
 
 def summed_scores(qk, d, scale, learned):
-    """Σ_i QK_iᵀ / d_s over the m layers i so far. In 5.5 "d_s is a learned vector √d_k · a⃗"; a_i = exp(log_a_i)."""
+    """Σ_i QK_iᵀ / d_s over the layers i < m. In 5.5 "d_s is a learned vector √d_k · a⃗"; a_i = exp(log_a_i)."""
     m, total = len(qk), 0
     for i in range(m):
         a_i = torch.exp(learned["log_a"][i]) if "log_a" in learned else None
@@ -152,10 +152,10 @@ def weights_cosine(q, k, h, extras, **_):
 
 WEIGHTS = {"standard": weights_standard, "w2": weights_w2, "summed_qk": weights_summed, "cosine": weights_cosine}
 
-# What becomes of a layer's mixed heads (T, C), y, before W_O, by the kind; of those that are not here, nothing.
+# Functions of a layer's mixed heads y (T, C) before W_O, by kind. Kinds not listed leave y unchanged.
 OUTPUTS = {}
 
-T_BY_T = set()    # kinds in whose nature it is to hold T x T tensors, which the tests then let them
+T_BY_T = set()    # kinds that hold T x T tensors, which the tests then allow
 
 
 def extras_of(state, layer):
@@ -309,7 +309,7 @@ def reads_dense(l, outputs, inputs, mine):
 
 
 def reads_attnres(l, outputs, inputs, mine):
-    """For each token Σ_{i≤l} p_li f_i, p_l = softmax_i(w_l · f_i / rms(f_i)); f_0 = x_0, f_i what layer i has added"""
+    """For each token Σ_{i≤l} p_li f_i, p_l = softmax_i(w_l · f_i / rms(f_i)); f_0 = x_0, f_i added by layer i-1"""
     added = [outputs[0]] + [outputs[i + 1] - inputs[i] for i in range(l)]
     rows = []
     for t in range(len(outputs[0])):
@@ -377,7 +377,7 @@ def uncached_greedy(model, idx, max_new_tokens):
     Greedy continuation of idx (B, T) by one full forward per token. The rule at the end of the
     context: the prompt is cropped to its last block_size tokens; when the context holds block_size
     tokens the older half is dropped, the newest block_size // 2 tokens are read again, and
-    generation goes on.
+    generation continues.
     """
     size = model.config.block_size
     window = idx[:, -size:]

@@ -98,7 +98,7 @@ SAMPLE_ARGUMENTS = {
     "--out_dit=x": "--out_dit: .*did you mean out_dir",
     "--out_dir=out/nowhere": "out/nowhere/best.pt: No such file",
     "--checkpoint=worst": "checkpoint = 'worst' .*best or latest",
-    "--start=é☃": "of its own text only, which has no 'é', '☃'",
+    "--start=é☃": "of its own text, not 'é', '☃'",
     "--start=FILE:out/run/ckpt.pt": "out/run/ckpt.pt: not UTF-8 text at byte",
     "--top_p=0": r"top_p = 0.0 .*\(0, 1\]",
     "--top_k=-3": "top_k = -3 .* 0 or more",
@@ -188,7 +188,7 @@ DAMAGES = {
     **{f"rewrite('del {name}')": NO_CHECKPOINT for name in FORM},
     "rewrite('settings = []')": NO_CHECKPOINT,
     "rewrite('config[\"n_experts\"] = 8')": "ckpt.pt: its model has n_experts, which model.py lacks",
-    "rewrite('model.popitem()')": "ckpt.pt does not fit this model.py, where head.weight is .*: it has nothing",
+    "rewrite('model.popitem()')": "ckpt.pt does not fit this model.py, where head.weight is .*, not missing",
 }
 
 

@@ -214,7 +214,7 @@ def test_bad_datasets(tmp_path, options, named):
 
 def test_what_needs_datasets_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match="some/where is read by a package that is not here: pip install datasets"):
+    with pytest.raises(UserError, match="some/where needs a package that is not installed: pip install datasets"):
         read_dataset("some/where")
 
 

@@ -107,7 +107,7 @@ def test_padding(tmp_path):
         "a 0 before a 1: set tokenizer.padding_side = 'right'": lambda: theirs(idx, attention_mask=mask.flip(1)),
         r"shape \(2, 1, 16, 16\), input_ids \(2, 16\)": lambda: theirs(idx, attention_mask=torch.ones(2, 1, 16, 16)),
         "texts of one length": lambda: theirs.generate(idx, attention_mask=mask, max_new_tokens=1),
-        "T = 17 tokens; it must be 1 to block_size = 16": lambda: theirs(ids(1, 17)),
+        "context has 17 tokens; it must be 1 to block_size = 16": lambda: theirs(ids(1, 17)),
     }
     for named, call in refused.items():
         with pytest.raises(ValueError, match=named) as error:
@@ -232,6 +232,6 @@ def test_a_run_is_exported_by_sample(repo, capsys):
     sampled = repo(["sample.py", "--start=the dog", "--temperature=0", "--max_new_tokens=9", "--num_samples=1"])
     written = theirs.generate(**tokenizer("the dog", return_tensors="pt"), do_sample=False, max_new_tokens=9)
     assert sampled.split("-" * 80 + "\n")[1] == tokenizer.decode(written[0]) + "\n"
-    assert "out/exported is there already" in refused(repo, "sample.py --export=out/exported", capsys)
+    assert "out/exported already exists" in refused(repo, "sample.py --export=out/exported", capsys)
     with pytest.raises(ValueError, match="out/exported is a 'gpt_variant' model; only 'llama' ones can be read"):
         from_pretrained("out/exported")

@@ -43,7 +43,7 @@ def test_a_picture_from_sample(repo, capsys, monkeypatch):
     for name, start in (("maps.png", "--start=the dog"), ("maps", "--start=" + "the dog sleeps! " * 5)):
         assert repo(["sample.py", start, f"--maps={name}"]).startswith(f"{name}: attention weights of out/m1_")
         assert Path(name).read_bytes().startswith(b"\x89PNG")
-    assert "is there already" in refused(repo, "sample.py --start=dogs --maps=maps.png", capsys)
+    assert "already exists" in refused(repo, "sample.py --start=dogs --maps=maps.png", capsys)
     assert "two tokens or more" in refused(repo, "sample.py --maps=new.png", capsys)
     assert "matplotlib writes no .tex" in refused(repo, "sample.py --start=dogs --maps=new.tex", capsys)
     assert "nowhere/new.png" in refused(repo, "sample.py --start=dogs --maps=nowhere/new.png", capsys)

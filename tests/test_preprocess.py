@@ -198,7 +198,7 @@ def test_texts_with_names_lie_side_by_side(repo):
     (f"text {'x' * 300}", "x: File name too long"),
     (f"text good.txt --name={'x' * 300}", "name = 'x{98} does not work: use up to 100 letters"),
     ("text good.txt --token=char", "--token: unknown setting .did you mean tokenizer"),
-    ("text good.txt --name=shakespeare_char", "data/shakespeare_char has a prepare.py of its own"),
+    ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
     ("text good.txt --name=../plays", "name = '../plays' does not work"),
     ("text good.txt --name=dataset.py", "data/dataset.py: File exists"),
     ("text short.txt --name=plays", "short.txt: the text is too short"),

@@ -201,7 +201,7 @@ def test_a_setting_newer_than_the_checkpoint_is_at_its_default(run, capsys):
 
 @pytest.mark.parametrize("commit, back", [
     ("abc1234567", "git checkout abc1234567 -- model.py"),
-    (None, "restore its file of that time"),
+    (None, "restore the model.py of that run"),
 ])  # fmt: skip
 def test_another_model_py_is_said(run, commit, back):
     commands = [f"{RESUME} --eval_only", f"sample.py --max_new_tokens=3 --out_dir={RESUMED}", RESUME]
@@ -223,7 +223,7 @@ def test_losses_over_other_tokens_do_not_compare(run):
     shown = run(f"{RUN} {settings} --eval_tokens=1 --max_iters=4 --out_dir={WHOLE} --init_from=resume")
     assert load(WHOLE / "best.pt")["val_loss"] == -1 and "NOTE" not in shown
     shown = run(f"{RUN} {settings} --eval_tokens=64 --out_dir={WHOLE} --init_from=resume")
-    assert "NOTE    eval_tokens = 64 (was 1): such losses do not compare, so best.pt starts over" in shown
+    assert "NOTE    eval_tokens = 64 (was 1): old losses are not comparable, so best.pt starts over" in shown
     assert load(WHOLE / "best.pt")["val_loss"] == min(line["val_loss"] for line in log_of(WHOLE, "eval")[4:])
 
 

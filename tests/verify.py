@@ -1,9 +1,9 @@
 """
 A quick check of model.py, without pytest: python tests/verify.py
 
-One line per check; the exit code is 1 if one fails. Every kind of attention x every residual method,
-and every two settings of any kind, are held to causality, to the explicit float64 form of reference.py,
-and to their own cache.
+One line per check; the exit code is 1 if one fails. Every attention kind with every residual method,
+and every pair of settings, is tested for causality, against the explicit float64 form of reference.py,
+and against generation without a cache.
 """
 
 import os

@@ -67,7 +67,7 @@ def code_notes(checkpoint):
     if was.get("model") == code_version()["model"]:
         return []
     commit = was.get("commit") or "-dirty"
-    back = "restore its file of that time" if commit.endswith("-dirty") else f"git checkout {commit} -- model.py"
+    back = "restore the model.py of that run" if commit.endswith("-dirty") else f"git checkout {commit} -- model.py"
     return [f"model.py is not what {checkpoint['path']} was trained with, so results may differ; to go back: {back}"]
 
 
@@ -102,8 +102,8 @@ def begin_from_llama(settings, data) -> GPT:
 def begin_from_run(settings, given, data):
     """Return a model with the weights of another run (run:FOLDER), and a line that names those that are new.
 
-    Inherited settings go into `settings`. A weight is kept if both models have it, in the same shape, and if every
-    setting that it exists for is the same.
+    Inherited settings go into `settings`. A weight is kept if both models have it, in the same shape, and it
+    belongs to no setting that differs.
     """
     source = load_checkpoint(source_checkpoint(settings["init_from"]))
     check_tokens(data, source["tokenizer"], source["path"], settings["init_from"])
@@ -185,7 +185,7 @@ def resume_notes(checkpoint, settings, machine):
         return lines
     for name in sorted(settings.keys() - was.keys()):
         lines.append(f"{name}, new since the checkpoint, takes its default, {settings[name]!r}")
-    effects = {"eval_tokens": "such losses do not compare, so best.pt starts over"}
+    effects = {"eval_tokens": "old losses are not comparable, so best.pt starts over"}
     if settings["lr_decay"] != "none":
         effects["max_iters"] = "the learning rate decays differently"
     for name, effect in effects.items():

@@ -193,7 +193,7 @@ def check_weights(found, expected, problem):
     here, there = shapes_of(expected), shapes_of(found)
     for name in sorted(here.keys() | there.keys()):
         if here.get(name) != there.get(name):
-            sizes = f"{here.get(name, 'nothing')}: it has {there.get(name, 'nothing')}"
+            sizes = f"{here.get(name, 'missing')}, not {there.get(name, 'missing')}"
             raise UserError(f"{problem}, where {name} is {sizes}")
 
 
@@ -246,7 +246,7 @@ def pick_device(device) -> torch.device:
     here = [*(f"cuda:{i}" for i in range(torch.cuda.device_count())), *mps, "cpu"]
     name = {"auto": here[0], "cuda": "cuda:0"}.get(device, device)
     if name not in here:
-        raise UserError(f"device = {device!r} is not here: this machine has {', '.join(here)}")
+        raise UserError(f"device = {device!r} is not available: this machine has {', '.join(here)}")
     return torch.device(name)
 
 
@@ -274,7 +274,7 @@ def pick_dtype(dtype, device) -> torch.dtype:
 def pick_compile(device, flops) -> bool:
     """Return whether compiling pays off for this many operations: on a GPU, and on a CPU from ten minutes up.
 
-    A core computes some 50 GFLOP/s. Compiling takes some 40 seconds there, and makes steps 1.2 to 1.4 times as fast.
+    A core computes about 50 GFLOP/s. Compiling takes about 40 seconds there, and makes steps 1.2 to 1.4 times as fast.
     """
     return device.type == "cuda" or device.type == "cpu" and flops > 600 * 50e9 * torch.get_num_threads()
 

@@ -79,7 +79,7 @@ def restore_optimizers(state, model, optimizers, scaler):
 
 
 def compile_model(model, compile, device, ctx, flops) -> str:
-    """Compile the blocks of `model` if so many operations pay for it. Return "true" if so, else "false".
+    """Compile the blocks of `model` if that pays off. Return "true" if compiling was chosen, else "false".
 
     If PyTorch finds no compiler on even one process, all of them stay eager.
     """

@@ -109,7 +109,7 @@ def whole_line(line) -> dict | None:
 
 @file_errors()
 def code_version() -> dict:
-    """Return the SHA-256 of all code but config files, and of model.py alone, and the git commit."""
+    """Return the SHA-256 of the training code and of model.py alone, and the git commit."""
     files = [ROOT / "model.py", ROOT / "train.py", ROOT / "config" / "__init__.py"]
     files += sorted([*ROOT.glob("config/runtime/*.py"), *ROOT.glob("data/*.py")])
     commit = None

@@ -36,7 +36,7 @@ def draw_maps(model, tokens, tokenizer, path):
     """Write a picture of the attention weights over `tokens`, a list: a row for each layer, a column for each head."""
     path, tokens = Path(path), tokens[-model.config.block_size :]
     if path.exists():
-        raise UserError(f"{path} is there already: name a new file")
+        raise UserError(f"{path} already exists: name a new file")
     if len(tokens) < 2:
         raise UserError("a map needs two tokens or more: give a text by --start")
     if not find_spec("matplotlib"):

@@ -1,7 +1,7 @@
 """OpenWebText in GPT-2's tokens: python data/openwebtext/prepare.py [--limit=1GB] [--tokenizer=bpe]
 
-Eight million web pages, read by the package `datasets` (pip install datasets). All of it is a download of some 13 GB
-and some 40 GB of text, which together take 54 GB in ~/.cache/huggingface. --limit=1GB streams the first gigabyte of
+Eight million web pages, read by the package `datasets` (pip install datasets). The full set is a 13 GB download
+and 40 GB of text, which together take about 54 GB in ~/.cache/huggingface. --limit=1GB streams the first gigabyte of
 text and nothing more. It is then held in memory.
 
 --dataset takes any other dataset that has a train split with a column of texts: NAME or NAME:CONFIGURATION on the

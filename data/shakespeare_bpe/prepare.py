@@ -1,7 +1,7 @@
 """Tiny Shakespeare in byte-pair tokens: python data/shakespeare_bpe/prepare.py [--tokenizer=gpt2]
 
 Uses input.txt in this folder if there is one, else downloads it. The tokens are learned from the text, so that no
-vocabulary has to be downloaded, unless GPT-2's are asked for.
+vocabulary has to be downloaded, except with --tokenizer=gpt2.
 """
 
 import sys

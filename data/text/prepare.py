@@ -34,7 +34,7 @@ if __name__ == "__main__":
     if not re.fullmatch(r"\w[\w.-]{0,99}", name):
         raise UserError(f"name = {name!r:.99} does not work: use up to 100 letters, digits, '_', '-' and '.'")
     if name != "text" and (folder / "prepare.py").exists():
-        raise UserError(f"name = {name!r} does not work: data/{name} has a prepare.py of its own; choose another name")
+        raise UserError(f"name = {name!r} does not work: data/{name} has its own prepare.py; choose another name")
     files = [file for path in paths for file in text_files(path)]
     source = files[0].name.encode(errors="replace").decode() + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     documents = [document for file in files for document in read_documents(file, field)]

@@ -1,13 +1,13 @@
 """
-Does it pay? Candidates and a baseline, on any text, each at the learning rate that suits it, compared at equal cost:
+Compare variants with a baseline on any text, each at its best learning rate, at equal cost:
 
     python tests/bench/compare.py config/standard_shakespeare.py config/m1_shakespeare.py "--residual=m1 --keep_input"
 
-Every argument is a variant, written as one would write it after train.py, in quotes if it has several words. The
-first one is the baseline. "NAME: words" gives it a name. Settings of train.py outside quotes are for all; a candidate's
-own settings take precedence. The name of a file in tests/bench/studies stands for the comparisons in it.
+Every argument is a variant, written as after train.py, in quotes if it has several words. The first one is the
+baseline. "NAME: ..." gives it a name. Settings outside quotes apply to all; a variant's own take precedence. The name
+of a file in tests/bench/studies stands for the comparisons in it.
 
-Rerun it to continue. A run counts while its variant computes the same and the tokens stay the same.
+Rerun it to continue. Finished runs are reused unless the variant's computation or the tokens have changed.
 """
 
 import json
@@ -31,17 +31,17 @@ from runs import Stopped, Workers, read_committed, runs_at_a_time, share_a_cpu, 
 
 # -----------------------------------------------------------------------------
 out = ""  # folder of table.md, runs.csv, figure.png and the runs; empty: out/compare, or out/<the study's name>
-rates = ""  # learning rates to begin with, 1e-3,2e-3; empty: half, once and twice the candidate's own; none: its own
+rates = ""  # learning rates to start from, as 1e-3,2e-3; empty: 0.5, 1 and 2 times the variant's; none: no search
 seeds = "1,2,3"  # of the main runs and the ladder
-ladder = ""  # lengths of the baseline, 0.5,2,4; empty: up to the highest cost of a candidate; none: equal steps only
+ladder = ""  # baseline's lengths / its max_iters: 0.5,2,4; empty: powers of 2 up to the highest cost; none: no ladder
 ladder_seeds = ""  # empty: those of the main runs
-cost = "both"  # operations, time or both: the price at which the baseline is trained as long as a candidate
+cost = "both"  # operations, time or both: what "equal cost" means
 workers = 0  # runs at a time; 0: one for each thread of the CPU, or each GPU
 device = "auto"  # auto, cpu, cuda, mps
-plan = False  # print the commands of the runs that can be done now, a line each, and do none
+plan = False  # print the commands that can run now, one per line; run nothing
 show = False  # show what has been run, and run nothing
-best = False  # take a run's lowest validation loss, of those every --eval_interval steps, and not its last
-reuse = False  # count runs of variants that have changed since
+best = False  # use each run's lowest validation loss (set --eval_interval), not its last
+reuse = False  # use old runs of variants that have changed
 keep = False  # keep the checkpoints of runs that have ended
 quick = False  # tiny runs, to see that it works: the results are meaningless
 # -----------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def read_study(name) -> dict:
 
 
 def read_comparisons(argv):
-    """Return the comparisons that the arguments ask for, and the folder for their results."""
+    """Return the comparisons of the arguments, and the folder for their results."""
     options, words, _ = read_arguments(argv)
     study = words[0] if len(words) == 1 else ""
     top = Path(options["out"] or f"out/{study or 'compare'}")
@@ -109,7 +109,7 @@ def main(argv):
     reports = [Report(comparison) for comparison in comparisons]
     for report in reports:
         print("\n" + report.markdown())
-    if not any(report.lacking for report in reports):  # what there is less of does not replace what there was
+    if not any(report.lacking for report in reports):  # incomplete results do not overwrite complete ones
         for report in reports:
             report.write(again.replace(" --show", ""))
         write_figure(reports, top / "figure.png")
@@ -120,7 +120,7 @@ def main(argv):
 
 
 def do(comparison, again):
-    """Do all runs of a comparison that are missing. A signal lets those that are at work save and end."""
+    """Run all missing runs of a comparison. On a signal, those in progress save and end."""
     options, timing, began = comparison.options, comparison.timing, time.time()
     number = runs_at_a_time(options["workers"], comparison.device)
     workers = Workers(number, comparison.device, options["keep"])
@@ -140,7 +140,7 @@ def do(comparison, again):
                 said = "diverged" if loss is None else f"loss {loss:.4f}"
                 print(f"{run.label()}: {said}; {progress(comparison, number)}", flush=True)
     except Stopped as stopped:
-        print(f"\nstopped after {clock(time.time() - began)}; to go on: {again}", flush=True)
+        print(f"\nstopped after {clock(time.time() - began)}; to resume: {again}", flush=True)
         raise SystemExit(128 + stopped.args[0]) from None
     finally:
         workers.stop()
@@ -149,7 +149,7 @@ def do(comparison, again):
 
 
 def progress(comparison, number):
-    """Say how many runs are done, and how long the rest will take here, so many at a time."""
+    """Return as text how many runs are done, and the time left with `number` runs at a time."""
     planned = comparison.planned()
     todo = [plan for plan in planned if not comparison.is_done(plan)]
     left = clock(sum(map(comparison.timing.run_seconds, todo)) / number)

@@ -1,4 +1,4 @@
-"""Before a candidate is trained: does it look ahead, does it cost what it says, and does it compute what it did?"""
+"""Check a candidate before training: is it causal, is its cost right, and does it compute the same as before?"""
 
 import json
 import math
@@ -28,7 +28,7 @@ CLOSE = 0.02  # operations that differ by no more are the same
 
 
 def small(settings) -> dict:
-    """Return the settings of a few steps with a small width: the layers, the kind and the schedule stay its own."""
+    """Return the settings of a few steps with a small width: layers, kind and decay stay unchanged."""
     width = HEAD_WIDTH * settings["n_head"]
     short = {"block_size": 128, "batch_size": 2, "grad_accum_steps": 2, "warmup_iters": 2}
     short = {name: min(most, settings[name]) for name, most in short.items()}
@@ -59,7 +59,7 @@ def examine(name, settings, vocab_size):
 
 @torch.no_grad()
 def look_ahead(name, model, idx):
-    """Raise a UserError if a token, or the target that it is, changes a logit before it.
+    """Raise a UserError if a token, as input or as target, changes an earlier logit.
 
     Logits are compared to the bit: the softmax gives later tokens a weight of exactly 0.
     """
@@ -75,7 +75,7 @@ def look_ahead(name, model, idx):
 
 @torch.no_grad()
 def check_loss(name, model, idx):
-    """Raise a UserError if the loss that is evaluated is another than the logits' cross-entropy."""
+    """Raise a UserError if the evaluated loss is not the logits' cross-entropy."""
     logits, loss = model(idx, idx)
     expected = F.cross_entropy(logits.flatten(0, 1), idx.flatten())
     if not math.isclose(loss, expected, rel_tol=1e-4):
@@ -94,10 +94,10 @@ def check_operations(name, model, idx):
 
 
 def identify(candidates, folder, code, vocab_size):
-    """Return the candidates, each with the name of what it computes, by which its runs are found again.
+    """Return the candidates, each with its `identity`, under which its runs are stored.
 
-    The fingerprint is made again, with the examination, only for other `code`. While it stays the same, so does the
-    name. Another PyTorch or machine may round differently, so there the code decides alone.
+    A candidate is examined and fingerprinted only if `code` is new. The identity changes only if the fingerprint
+    does. On another machine or PyTorch, which may round differently, any change of code changes it.
     """
     new = {key_of(one): one for one in candidates if not identity_under(code, one, folder)}
     if new:

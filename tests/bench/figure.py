@@ -12,7 +12,7 @@ DIRECTIONS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, -1), (-1, 
 
 
 def write_figure(reports, path):
-    """Draw the first two comparisons that have a ladder. A picture of an earlier comparison goes."""
+    """Draw the first two comparisons that have a ladder. An earlier figure at `path` is removed."""
     path.unlink(missing_ok=True)
     drawn = [report for report in reports if any(len(fit.rungs) > 1 for fit in report.fits.values())][:2]
     if not drawn:

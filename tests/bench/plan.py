@@ -19,13 +19,13 @@ from timing import Timing
 
 QUICK_SHAPE = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=2"]
 MOST_RATES = 10  # that are tried for one candidate
-ALIKE = 0.05  # a time that differs from the operations by no more needs no verdict of its own
+ALIKE = 0.05  # largest relative difference at which time and operations count as one cost
 
 
 class Planned(NamedTuple):
     stage: str
     candidate: Candidate
-    times: float  # its steps, over the candidate's own
+    times: float  # its steps / the candidate's max_iters
     run: Run | None  # None: its learning rate is not known yet
 
 
@@ -33,8 +33,8 @@ class Comparison:
     """Candidates, the first of which is the baseline, and the runs that compare them.
 
     `words` are the candidates', `common` the options of train.py for all of them, `options` compare.py's own settings.
-    `committed` has results that count, by the name of their run, whatever their code and data, and to which none are
-    added; `times` has what a step of each candidate took in these.
+    `committed` maps names of runs to committed results, which are used whatever their code and data; no runs are added
+    to them. `times` holds their step times.
     """
 
     def __init__(self, title, words, common, options, device, committed=None, times=None):
@@ -49,7 +49,7 @@ class Comparison:
             if number > 1:
                 raise UserError(f"two candidates are named {name!r}: name one of them, as in 'NAME: words'")
         if options["best"] and not all(candidate.settings["eval_interval"] for candidate in self.candidates):
-            raise UserError("--best is the lowest loss of several: say how many steps apart, as in --eval_interval=100")
+            raise UserError("--best needs evaluations during training: set, for example, --eval_interval=100")
         if options["cost"] not in ("both", "operations", "time"):
             raise UserError(f"cost = {options['cost']!r} does not work: it must be one of both, operations, time")
         self.seeds = numbers(options, "seeds", int)
@@ -77,11 +77,11 @@ class Comparison:
         return found | {"loss": found["best_loss"]} if lowest else found
 
     def last_result(self, run):
-        """Return the same with the loss at the run's end."""
+        """Return the result of a run with its last loss, or None."""
         if run.folder.name not in self.known:
             found = result_of(run.folder)
             if found and found["code"] != self.code and not self.computes_the_same(run, found["code"]):
-                cure = "remove it, and give the command again"
+                cure = "remove it, and rerun the command"
                 raise UserError(f"{run.folder}: the code or the data were changed before it began: {cure}")
             if not found and self.options["reuse"]:
                 found = next((result | {"earlier": True} for result in self.earlier_results(run)), None)
@@ -91,14 +91,14 @@ class Comparison:
         return self.known[run.folder.name]
 
     def computes_the_same(self, run, code):
-        """Say whether a run of other code is the candidate's, also if files were changed since we began."""
+        """Return whether other `code` computes what the run's candidate does, even if files changed since we began."""
         known = identity_under(code, run.candidate, self.folder)
         if not known and code == code_version()["sha256"]:
             known = identify([run.candidate], self.folder, code, self.vocab_size)[0].identity
         return known == run.candidate.identity
 
     def earlier_results(self, run):
-        """Return the results of such a run by code under which the candidate computed something else."""
+        """Return results of the same run by code with which the candidate computed something else."""
         folders = [folder for folder in self.folder.glob(f"{run.name}-*") if folder != run.folder]
         return [result for result in map(result_of, sorted(folders)) if result]
 
@@ -190,7 +190,7 @@ class Comparison:
         return [cost for fit, cost in costs if fit.verdict(cost) is None]
 
     def distinct(self, costs) -> list[float]:
-        """Return these costs, but of those that are as good as the same only the first, and none of the ladder's."""
+        """Return `costs` without near duplicates of one another or of the ladder's lengths."""
         max_iters, taken = self.baseline.settings["max_iters"], [1.0, *self.lengths()]
         for cost in sorted(costs):
             if not any(is_same_cost(one, max(1, round(cost * max_iters)) / max_iters) for one in taken):
@@ -247,9 +247,9 @@ def check_alike(all_settings, best):
 
 
 def vertex(rates, losses, best):
-    """Return the rate at the vertex of the parabola through the best and its neighbours, over log rate, to two digits.
+    """Return the rate at the vertex of the parabola through the best and its neighbors, over log rate, to two digits.
 
-    It lies nearer to the best than to its neighbours. Where one of them is missing or has diverged it is the best.
+    It is nearer to the best than to its neighbors. If a neighbor is missing or has diverged, it is the best.
     """
     if not 0 < best < len(rates) - 1 or not math.isfinite(losses[best - 1] + losses[best + 1]):
         return rates[best]
@@ -269,5 +269,5 @@ def numbers(options, name, kind):
         values = []
     least = 0 if kind is int else 1e-12
     if not values or len(set(values)) < len(values) or not all(least <= value < math.inf for value in values):
-        raise UserError(f"{name} = {text!r} does not work: it must be different positive numbers, such as 1,2,3")
+        raise UserError(f"{name} = {text!r} does not work: it must be distinct numbers, such as 1,2,3")
     return values

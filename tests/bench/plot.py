@@ -2,7 +2,7 @@
 The losses of runs in one picture: python tests/bench/plot.py out [--x=time]
 
 Folders are searched for runs at any depth. The legend has each run's lowest validation loss and the settings in which
-runs differ. Time is training time, without evaluating and saving. The first quarter, where losses are high, is cut off.
+runs differ. Time is training time, without evaluating and saving. The y axis fits the last three quarters.
 """
 
 import sys

@@ -66,7 +66,7 @@ class Report:
         return f"{ratio:.2f}" + f" ± {spread:.2f}" * (spread >= 0.005)
 
     def verdict(self, name):
-        """Return the verdict, and by which price where prices differ, where it pays, or where it is the time alone."""
+        """Return the verdict, with its price if it is *pays*, if prices disagree, or if only time is priced."""
         fit, costs, prices = self.fits[name], self.costs(name), {}
         for price, cost in costs.items():
             prices.setdefault(fit.verdict(cost) or "undecided", []).append(price)
@@ -93,7 +93,7 @@ class Report:
         return f"{name}: a difference of {found}."
 
     def notes(self):
-        """Return, as lines, what speaks against taking the table as it stands."""
+        """Return the caveats of the table, one per line."""
         comparison, lines = self.comparison, []
         if self.lacking:
             lines.append(f"{self.lacking} of {len(self.planned)} runs are missing")
@@ -107,7 +107,7 @@ class Report:
             lines.append("no learning rates are tried: one that suits a length badly makes the baseline worse there")
         lines += self.notes_on_sizes() + self.notes_on_ends()
         if len(self.others) > 4:
-            chance = "one of forty seems to pay by chance: look again at what does, with other --seeds"
+            chance = "about one in forty seems to pay by chance: rerun those that do with other --seeds"
             lines.append(f"{len(self.others)} candidates: where nothing pays, {chance}")
         means = [mean for _, _, mean, _ in self.lengths()]
         if any(later > earlier for earlier, later in zip(means, means[1:])):

@@ -29,7 +29,7 @@ DEFAULTS = read_settings(TRAIN, [])
 OURS = ("out_dir", "init_from", "overwrite", "eval_only", "seed")  # settings that a comparison makes itself
 QUICK_STEPS = ["--max_iters=6", "--warmup_iters=1", "--eval_tokens=64"]
 METHOD = ("attention", "qk_scale", "sigma", "residual", "keep_input")  # settings that a folder's name starts with
-NO_MATTER = ("device", "tensorboard", "wandb")  # settings that do not make another run of it
+NO_MATTER = ("device", "tensorboard", "wandb")  # settings that do not affect a run's results
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +56,9 @@ class Candidate:
 
 
 def read_words(words, common, quick=False):
-    """Return the name and the settings in such words as "config/m1_shakespeare.py --keep_input", or "name: " and such.
+    """Return the name and settings of an argument such as "config/m1_shakespeare.py --keep_input" or "NAME: ...".
 
-    Config files come first, then the `common` options, then its own, then, if it shall be `quick`, the fewest steps.
+    Config files come first, then the `common` options, then its own, then, if `quick`, QUICK_STEPS.
     """
     name, colon, rest = f"{words} ".partition(": ")
     arguments = shlex.split(rest if colon else words)
@@ -199,7 +199,7 @@ def read_committed(path):
 
 
 def share_a_cpu(number, device):
-    """Say whether so many runs at a time have to take a thread of the CPU each, or get in each other's way."""
+    """Return whether `number` runs share a CPU, so that each must use a single thread."""
     return device.type == "cpu" and number > 1
 
 
@@ -219,7 +219,7 @@ class Stopped(Exception):
 
 
 class Workers:
-    """Processes that train, so many at a time. Several on a CPU have a thread each; GPUs are taken in turn."""
+    """Train up to `number` runs at a time: on a CPU with one thread each, on GPUs round-robin."""
 
     def __init__(self, number, device, keep=False):
         self.places, self.device, self.keep = list(range(number)), device, keep

@@ -65,7 +65,7 @@ def reports(comparison, count, rng, **settings):
 
 
 def simulate(comparison, count, rng, **settings):
-    """Return (the shares of all verdicts, how many intervals cover the truth at equal cost and at equal steps)."""
+    """Return (the shares of all verdicts, the shares of intervals that cover the truth at equal cost and steps)."""
     verdicts, covered = Counter(), {"equal cost": [], "equal steps": []}
     for report in reports(comparison, count, rng, **settings):
         fit = report.fits["candidate"]

@@ -12,7 +12,7 @@ from scipy.stats import t as student
 
 TIE = 0.02  # nats: a candidate whose whole interval is nearer to 0 ties with the baseline
 SAME_COST = 0.02  # costs that differ by no more are one
-NO_LONGER = "the baseline no longer gains: more steps, data or dropout first"
+NO_LONGER = "longer training hurts the baseline: use more data or dropout"
 
 
 class LinearModel:
@@ -45,7 +45,7 @@ class LinearModel:
         return float(self.columns([row])[0] @ self.coefficients)
 
     def estimate(self, row):
-        """Return (the sum that a row stands for, its standard error, half its interval's width, p of its being 0).
+        """Return (a row's prediction, its standard error, half its 95% interval, the p-value of its being 0).
 
         The variances of the noise add up, with the degrees of freedom of Welch and Satterthwaite.
         """
@@ -63,7 +63,7 @@ class LinearModel:
 
 
 def holm(p):
-    """Return p-values with Holm's correction, by name: with 95% none that is below 0.05 is there by chance."""
+    """Return p-values with Holm's correction, by name: with 95% probability none is below 0.05 by chance."""
     by_name, largest = {}, 0.0
     for rank, name in enumerate(sorted(p, key=p.get)):
         largest = max(largest, min(1.0, (len(p) - rank) * p[name]))
@@ -124,9 +124,9 @@ class CostCurve:
     def at(self, cost):
         """Return the row of the baseline's loss at a cost, or None below the shortest rung.
 
-        What little a rung is off the cost is corrected by the parabola over log cost through it and its neighbors.
-        Where there is no rung it is the chord between two. That lies above a convex curve, in the candidate's favor,
-        so *does not pay* is safe there, and nothing else is. Beyond the longest rung it is the longest.
+        A parabola over log cost through a rung and its neighbors corrects for its small distance from the cost.
+        Between rungs, a chord is used. It lies above a convex curve, in the candidate's favor, so there only
+        *does not pay* is safe. Beyond the longest rung, that rung is used.
         """
         if not self.is_measured(cost):
             below, above = self.around(cost, cost)
@@ -145,7 +145,7 @@ class CostCurve:
         return min(rows + [at_cost], key=self.loss) if at_cost else None
 
     def rises(self, cost):
-        """Say whether the baseline's loss grows towards this cost, or the next rung, by a t test (p < 0.05)."""
+        """Return whether the baseline's loss rises toward this cost, or the next rung, by a t test (p < 0.05)."""
         below, above = self.around(cost * (1 + SAME_COST), cost)
         rungs = below if self.is_measured(cost) else below + above[:1]
         lowest = min(rungs, key=lambda rung: self.loss({rung: 1}), default=None)
@@ -163,7 +163,7 @@ class CostCurve:
         return self.loss({1.0: 1}) - self.loss(self.reference(cost))
 
     def verdict(self, cost):
-        """Say whether the candidate pays at a cost, or return None where the baseline must be trained at it to know."""
+        """Return whether the candidate pays at a cost, as text, or None if the baseline must be trained at it first."""
         reference = self.reference(cost)
         if not reference:
             return None
@@ -184,8 +184,8 @@ class CostCurve:
         return half + 0.84 * error
 
     def curve(self, costs):
-        """Return the baseline's loss at costs within the ladder: through its rungs, and from four of them on between
-        them as the power law with a floor that is nearest, L∞ + a C^-b; of fewer, along chords."""
+        """Return the baseline's loss at costs within the ladder: interpolated through its rungs, along the
+        best-fitting power law with a floor, L∞ + a C^-b, if there are four or more, else along chords."""
         rungs, losses = np.array(self.rungs), np.array([self.loss({rung: 1}) for rung in self.rungs])
         law = np.zeros_like
         if len(rungs) >= 4:
@@ -221,7 +221,7 @@ def interpolated(rungs, cost):
 
 
 def seeds_matter(ladder):
-    """Say whether runs of one seed lie off the others' mean at all lengths alike: by an F test, at p < 0.05."""
+    """Return whether seeds shift the loss equally at all lengths, by an F test (p < 0.05)."""
     losses = [result["loss"] for result in ladder]
     lengths = [{result["flops"]: 1} for result in ladder]
     seeds = [{f"seed {result['seed']}": 1} for result in ladder]

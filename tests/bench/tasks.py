@@ -64,7 +64,7 @@ def copies(run, step):
 
 
 def queries(run, step):
-    """Return sequences of MQAR: pairs of key and value, then each key once among random tokens, asking for its value.
+    """Return sequences of MQAR: key-value pairs, then each key once among random tokens, with its value as target.
 
     Keys are from the first half of the vocabulary, values from the second. Most keys are asked soon after the pairs:
     the probability of a position is proportional to its distance to the power of -0.99.
@@ -86,7 +86,7 @@ def queries(run, step):
 
 
 def make_tree(random, most):
-    """Return above (N, N), N at most `most`: whether, of nodes n and c, c is an ancestor of n. Node 0 is the root."""
+    """Return a random tree, `above` (N <= most, N): is c an ancestor of n in above[n, c]? Node 0 is the root."""
     parents, level = [-1], [0]
     for _ in range(6):  # levels, of one to four children a node
         children = [parent for parent in level for _ in range(random.integers(1, 5))]
@@ -161,7 +161,7 @@ def trial(run, device):
 
 
 def answers(model, x, y):
-    """Return logits and loss where a target is asked, and those targets; logits elsewhere would cost far more."""
+    """Return logits, loss and targets of the positions that have a target; all logits would cost far more."""
     asked = y >= 0
     logits = model.head(model.features(x)[asked][None])
     return logits[0], model.loss(logits, y[asked][None]), y[asked]
@@ -225,7 +225,7 @@ class Sweep:
         return {name: [next(results) for _ in seeds] for name in cells}
 
     def tuned(self, cells, rates, seeds, by="loss", tuning_seeds=(0,)):
-        """Return the same at each cell's best learning rate: the grid grows until the best has worse ones around it."""
+        """Return `repeated` at each cell's best learning rate. The grid grows until the best is not at its edge."""
         best_cells = {}
         for name, cell in cells.items():
             scores, grid, sign = {}, list(rates), 1 if by == "loss" else -1
@@ -269,7 +269,7 @@ def published_cells(task, size):
 def print_table(title, results, *columns):
     """Print a row of `results` for each name.
 
-    A column is (its name, name of a result), or these and "difference", with the difference to the first row.
+    A column is (header, result) or (header, result, header of the difference from the first row).
     """
     header, rows = ["", "parameters", "learning rate"], {}
     for name, group in results.items():

@@ -26,7 +26,7 @@ class Timing:
         self.seconds = known or {}  # by candidate, turn and log line
 
     def measure(self, workers):
-        """Measure what has not been measured, with nothing else running. What is done when it is stopped counts."""
+        """Measure the missing step times, with nothing else running. If stopped, finished measurements are kept."""
         for turn in range(self.turns):
             for candidate in self.comparison.candidates:
                 done = self.seconds.setdefault(candidate.name, [])
@@ -64,7 +64,7 @@ class Timing:
         return statistics.median(second for turn in self.seconds[candidate.name] for second in turn)
 
     def ratio(self, candidate, other):
-        """Return the time of a candidate's step over another's, and by how much that differs between turns."""
+        """Return the ratio of two candidates' step times, and half its range over the turns."""
         turns = zip(self.seconds[candidate.name], self.seconds[other.name])
         ratios = [statistics.median(seconds) / statistics.median(others) for seconds, others in turns]
         return self.step(candidate) / self.step(other), (max(ratios) - min(ratios)) / 2
