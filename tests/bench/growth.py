@@ -75,7 +75,7 @@ def growth_table(reports):
             said = [decimal(value, "+") + plus_minus(half) for value, half in cells]
             rows.append([name, price, f"{cost:.2f}", *said])
     lengths = [f"{report.tokens_per_parameter():.2g} tokens per parameter" for report in reports]
-    return as_table(["candidate", "at equal", "cost", *lengths, "per doubling", "mean"], rows)
+    return as_table(["candidate", "at equal", "baseline's steps", *lengths, "per doubling", "mean"], rows)
 
 
 def write_growth_figure(reports, path):
