@@ -1,7 +1,7 @@
 """
-A GPT decoder in one file: Llama's block, and other attentions, residuals and connections to try in it.
+A GPT decoder in one file: Llama's block, with alternative attention kinds, residual methods and connections.
 
-The one idea: an attention kind makes score vectors. Every kind is exactly softmax(q̂ k̂ᵀ) V for some q̂ and k̂:
+The key idea: every attention kind is exactly softmax(q̂ k̂ᵀ) V for some score vectors q̂ and k̂:
 
     kind         q̂ of a query                      k̂ of a key
     standard     q/√d                               k
@@ -92,7 +92,7 @@ class GPTConfig:
     sigma: str = "scalar"  # w2: scalar, diagonal, none
     value_residual: bool = False  # mix the first layer's values into every layer's
     residual: str = "standard"  # standard, m1, m2, m3.1, m3.2, m4.1, m4.2
-    keep_input: bool = False  # m1 to m4: add the sum to the residual instead of replacing it
+    keep_input: bool = False  # m1 to m4.2: add the sum to the usual residual, which it otherwise replaces
     connection: str = "latest"  # what a layer reads: latest, x0, dense, attnres
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
@@ -160,7 +160,7 @@ def multiply_adds(module, without=()):
             if isinstance(part, nn.Linear):
                 total += p.numel() if name == "weight" else 0
             elif p.dim() > 1 and p.numel() > max(p.shape):
-                raise NotImplementedError(f"{type(part).__name__}.{name} is in no nn.Linear: override `operations`")
+                raise NotImplementedError(f"{type(part).__name__}.{name} is not in an nn.Linear: override `operations`")
     return total
 
 
@@ -209,7 +209,7 @@ class Attention(nn.Module):
 
     options = {}  # the fields of GPTConfig that only this kind reads, and the choices of each, or None
     scoring = ("q_proj", "k_proj")  # its modules that make score vectors: recomputing does not run them again
-    reads_earlier = False  # are score vectors or values made of what `earlier` layers have kept?
+    reads_earlier = False  # whether score vectors or values use what `earlier` layers have kept
 
     def __init__(self, config, layer):
         super().__init__()
@@ -303,7 +303,7 @@ class W2Attention(Attention):
         scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1)
 
         # A key's bias is large compared with the differences between keys, so rounding it to bfloat16 would dominate
-        # the error. It is split into its first 8 bits and the rest, arithmetically: compilers drop a cast and back.
+        # the error. It is split into its first 8 bits and the rest, arithmetically: compilers drop round-trip casts.
         exact = torch.promote_types(keys[0].dtype, torch.float32)
         bias = -sum(part.to(exact).square().sum(-1, keepdim=True) for part in keys) / 2
         step = torch.exp2(bias.detach().abs().clamp_min(1e-30).log2().floor() - 7)
@@ -361,7 +361,7 @@ class SummedQKAttention(Attention):
 
 
 class CosineAttention(Attention):
-    """softmax(s_h cos(q, k)) V with a learned s_h per head: QK-norm (the paper: one s, from log₂(T² - T))."""
+    """softmax(s_h cos(q, k)) V with a learned s_h per head: QK-norm (paper: one s, initially log₂(T² - T))."""
 
     def __init__(self, config, layer):
         super().__init__(config, layer)
@@ -370,7 +370,7 @@ class CosineAttention(Attention):
 
     def score_vectors(self, x, rope, earlier):
         q, k = self.project(x, rope)
-        # one factor per vector: F.normalize would pass over q and k several times, under autocast in float32
+        # one factor per vector: F.normalize would make several passes over q and k, in float32 under autocast
         q_norm, k_norm = (vector.square().sum(-1, keepdim=True).clamp_min(1e-6).sqrt() for vector in (q, k))
         s = self.log_scale.exp().view(-1, 1, 1)
         return q * (s / q_norm).type_as(q), k * (1 / k_norm).type_as(k), None
@@ -603,7 +603,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        # 1/√fan-in keeps the size of what a matrix multiplies; at the usual 0.02, Methods 1-4 hardly start to learn
+        # a std of 1/√fan-in preserves the scale of activations; at the usual 0.02, Methods 1 to 4 hardly learn
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
@@ -653,7 +653,7 @@ class GPT(nn.Module):
         return logits[..., : self.config.vocab_size], loss
 
     def loss(self, logits, targets):
-        # compiled alone: a compiled function that also returned the logits would make zeros as their gradient
+        # compiled separately: if compiled code also returned the logits, it would materialize a zero gradient for them
         logits = logits[..., : self.config.vocab_size]
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten().long(), ignore_index=-1)
 
@@ -673,7 +673,7 @@ class GPT(nn.Module):
         """
         if temperature < 0 or top_k is not None and top_k < 1 or top_p is not None and not 0 < top_p <= 1:
             given = f"temperature = {temperature}, top_k = {top_k}, top_p = {top_p}"
-            raise ValueError(f"{given}: needed: temperature >= 0, top_k None or >= 1, top_p None or in (0, 1]")
+            raise ValueError(f"{given}: temperature must be >= 0, top_k None or >= 1, top_p None or in (0, 1]")
 
         block_size = self.config.block_size
         window = idx[:, -block_size:]  # the context; the cache holds all of it but what `unread` has

@@ -31,7 +31,7 @@ install_excepthook()  # users' mistakes end in one line and exit code 2
 # run
 out_dir = ""  # folder of the run; empty: out/ and the names of the config files, or of the dataset
 init_from = "scratch"  # scratch, hf:NAME (a Llama), run:FOLDER (another run), resume, or auto: resume or scratch
-overwrite = False  # replace the run that is in the folder, once this one has saved for the first time
+overwrite = False  # replace an existing run in the folder once this one first saves a checkpoint
 seed = 1337  # the same seed on the same machine gives the same run
 # data
 dataset = "shakespeare_char"  # folder in data/; prepared when first used
@@ -52,12 +52,12 @@ qk_scale = "5.1"  # summed_qk: divisor of layer i's scores in layer l; d: width 
 sigma = "scalar"  # w2: scalar, diagonal, none (L2 attention)
 value_residual = False  # mix the first layer's values into every layer's
 residual = "standard"  # standard, m1, m2, m3.1, m3.2, m4.1, m4.2
-keep_input = False  # m1 to m4: add the sum to the usual residual instead of replacing it
+keep_input = False  # m1 to m4.2: add the sum to the usual residual, which it otherwise replaces
 connection = "latest"  # what a layer reads: latest, x0, dense, attnres
 rope_theta = 10000.0  # base of RoPE's wavelengths
 norm_eps = 1e-5  # epsilon of RMSNorm
 tie_weights = False  # share one matrix between the embedding and the head
-activation_checkpointing = False  # save memory: the backward pass runs every block once more
+activation_checkpointing = False  # save memory: the backward pass recomputes each block's activations
 # optimizer
 optimizer = "adamw"  # adamw, or muon: Muon for the matrices of the layers, AdamW for the rest
 max_iters = 800  # total steps
@@ -72,7 +72,7 @@ grad_clip = 1.0  # maximum norm of the gradient; 0: no limit
 # checkpoints and logs
 checkpoint_interval = 200  # steps between checkpoints
 eval_interval = 0  # steps between evaluations; 0: a tenth of max_iters, but at least 50
-eval_tokens = 131072  # validation tokens per evaluation, at most; and a quarter as many training tokens
+eval_tokens = 131072  # at most this many validation tokens per evaluation, and a quarter as many training tokens
 eval_only = False  # print the loss over the whole validation split and exit
 log_interval = 10  # steps between log lines
 tensorboard = False  # log to TensorBoard too, in the run's folder
@@ -188,7 +188,7 @@ def describe_loss(val_loss):
 
 
 def save(path):
-    """Write a checkpoint. Return False if there is no room for it; then the previous one stays."""
+    """Write a checkpoint. Return False if that failed, as on a full disk; the previous one is then kept."""
     facts = about | {"iter_num": iter_num, "val_loss": val_loss, "tokenizer": data.tokenizer.state()}
     facts["data"] = {"source": data.meta["source"], "sha256": data.meta["sha256"]}
     facts |= distributed.training_state(raw_model, optimizers, scaler)
@@ -333,6 +333,6 @@ seconds, speed = time.time() - began, (logged_iter - first_iter) * tokens_per_it
 log.log("end", iter_num, seconds=seconds, tokens_per_second=speed, best_loss=best_val_loss)
 print0(f"{clock(seconds)} for {iter_num - first_iter:,} steps, {speed:,.0f} tokens/s while training")
 print0(f"lowest validation loss {best_val_loss:.4f}: {best}; latest: {latest}")
-print0(f"to resume: {resume} --max_iters={2 * max_iters}")
+print0(f"to train longer: {resume} --max_iters={2 * max_iters}")
 print0(f"to sample from it: python sample.py --out_dir={shlex.quote(str(out))}")
 distributed.leave()

@@ -1,4 +1,4 @@
-"""Method 5.5: softmax(Σ_{i≤l} Q_i K_iᵀ / (a_i √d_k)), a_i > 0 learned per layer and layer summed."""
+"""Method 5.5: softmax(Σ_{i≤l} Q_i K_iᵀ / (a_i √d_k)), with a_i > 0 learned for each l and i."""
 
 attention = "summed_qk"
 qk_scale = "5.5"

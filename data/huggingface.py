@@ -19,7 +19,7 @@ from config.runtime.common import UserError, check_weights
 from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer, first_tokens, import_transformers, reason
 from model import GPT, GPTConfig
 
-# all that a Llama has, by its names here: of the model, and of a layer
+# our module names -> Llama's, for the whole model and for each layer
 LLAMA_MODEL = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 LLAMA_LAYER = {
     "attn_norm": "input_layernorm",
@@ -217,7 +217,7 @@ def describe_export(model, folder, tokenizer) -> str:
 def to_transformers(tokenizer):
     """Return any of our tokenizers as one of transformers that gives the same tokens and the same text.
 
-    The token that separates documents becomes its first token, and <|endoftext|> its last one too.
+    The token that separates documents becomes its BOS token and, if it is <|endoftext|>, also its EOS token.
     """
     options = {"clean_up_tokenization_spaces": False}
     if isinstance(tokenizer, HFTokenizer):

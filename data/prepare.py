@@ -96,7 +96,7 @@ def read_documents(path, field="text"):
 def read_dataset(name, field="text", limit=""):
     """Return the texts in the train split of a dataset, NAME or NAME:CONFIGURATION: of the hub, or of a folder.
 
-    All of them stay in the files of the package `datasets`. With a `limit`, so much is streamed into a list.
+    Without a `limit`, they stay on disk, in the cache of `datasets`. With one, that much text is streamed into a list.
     """
     match = re.fullmatch(r"([1-9]\d*)([KMG])B", limit)
     if limit and not match:
@@ -143,7 +143,7 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
     if not 0 < val_fraction < 1:
         raise UserError(f"val_fraction={val_fraction} is not between 0 and 1")
     if vocab_size and tokenizer != "bpe":
-        raise UserError(f"vocab_size={vocab_size} goes with tokenizer 'bpe', not with {tokenizer!r}")
+        raise UserError(f"vocab_size={vocab_size} works only with tokenizer 'bpe', not with {tokenizer!r}")
     coder = None if tokenizer in ("char", "bpe") else find_tokenizer(tokenizer)
     # if a tokenizer has no token that begins a document, a newline separates them
     pieces = partial(in_pieces, text, "" if coder and coder.document_start else "\n")

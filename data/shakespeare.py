@@ -23,7 +23,7 @@ def tiny_shakespeare(folder) -> tuple[str, str]:
         except (OSError, http.client.HTTPException) as error:
             return fallback_text(path, f"could not be downloaded ({error})")
         if sha256(content) != SHAKESPEARE_SHA256:
-            return fallback_text(path, "came over the network damaged")
+            return fallback_text(path, "was damaged in the download")
         with atomic_write(path) as file:
             file.write(content)
     text = read_text(path)

@@ -169,8 +169,8 @@ def hf_tokenizer(name) -> HFTokenizer:
     try:
         return HFTokenizer(transformers.AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str())
     except Exception as error:  # transformers and the hub raise many types
-        where = "" if Path(name).is_dir() else "no folder here, and on the hub: "
-        raise TokenizerError(f"{name}: has no tokenizer that can be read: {where}{reason(error)}") from None
+        where = "" if Path(name).is_dir() else "not a local folder; from the hub: "
+        raise TokenizerError(f"{name} has no readable tokenizer: {where}{reason(error)}") from None
 
 
 def import_transformers():

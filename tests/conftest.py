@@ -51,7 +51,7 @@ def copy_repository(folder):
 
 
 def run_program(program, *arguments):
-    """Run a program as a process of its own would, in this one. Raise SystemExit if it ends in an error."""
+    """Run a program in this process as if it ran in a separate one. Raise SystemExit if it fails."""
     locked, file_lock = [], log.file_lock
     with pytest.MonkeyPatch.context() as patch, kept_handlers():  # what is set here is as before at the end
         patch.setattr(sys, "argv", [program, *arguments])
@@ -157,12 +157,12 @@ def log_of(folder, event=None):
 
 
 def differences(path, expected):
-    """Return the names of all that is not, to the last bit, the same in two checkpoints. Settings may differ."""
+    """Return the names of everything that differs between two checkpoints, except settings and code version."""
     return sorted(differing(*(load(file) | {"settings": None, "code": None} for file in (path, expected))))
 
 
 def differing(a, b, name="checkpoint"):
-    """Return the same for parts of checkpoints, under a name of yours."""
+    """Return the same for parts of two checkpoints, with `name` as a prefix."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return [found for key in a for found in differing(a[key], b[key], f"{name}[{key!r}]")]
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):

@@ -1,10 +1,10 @@
 """
-Kills training runs, and makes their writes fail, and compares them with undisturbed ones: python tests/faults.py
+Kill training runs or make their writes fail, and compare them with undisturbed runs: python tests/faults.py
 
-The evidence for a promise: a run that is killed at any moment, or short of room on its disk, and resumed, is bit for
-bit the run that an undisturbed machine would have given. Every process is a real one, and killed by SIGKILL. (What a
-power cut does to data that have not reached the disk cannot be seen this way.) At the first broken promise it ends
-with exit code 1 and leaves all files as they are. Linux only; ten minutes or so; test_faults.py does it in small.
+This tests a promise: a run that is killed at any moment, or whose disk is full, and that is then resumed, equals the
+undisturbed run bit for bit. Every process is a real one, and is killed by SIGKILL. (This cannot show what a power cut
+does to data that have not reached the disk.) At the first broken promise it exits with code 1 and keeps all files.
+Linux only; takes about ten minutes; test_faults.py is a short version.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def step_of(folder):
 
 
 def look(folder):
-    """Keep every checkpoint, however briefly it has its name, for check_seen. Once there is one, there always is."""
+    """Link every checkpoint, however short-lived, for check_seen. Once one exists, it must never be missing."""
     for path in (folder / "ckpt.pt", folder / "best.pt"):
         try:
             found = os.stat(path)
@@ -118,7 +118,7 @@ def check_killed(folder, lowest):
 
 
 def compare(folder, whole, what, shown=""):
-    """Check that the run in `folder` has come to the undisturbed end, except for a best.pt `shown` as not saved."""
+    """Check that the run in `folder` equals the undisturbed one, except for a best.pt `shown` as not saved."""
     expect(not list(folder.glob("*.tmp")), f"{folder}: files are left over")
     expect(losses(folder) == losses(whole), f"{folder}/log.jsonl: not the losses of {whole}")
     expect_same(folder / "ckpt.pt", whole / "ckpt.pt")
@@ -174,7 +174,7 @@ def wait(process, folder, seconds, happened=lambda: False):
 
 
 def kill(process, folder, log_before, moment):
-    """Kill the process at such a moment, unless it ends before. The first thing that it writes is the log."""
+    """Kill the process at `moment`, unless it ends first. The first thing that it writes is the log."""
     seconds = random.uniform(0, 4) if moment == "start-up" else 60
     wait(process, folder, seconds, lambda: log_bytes(folder) != log_before)
     if moment != "start-up":
@@ -200,7 +200,7 @@ def count_kill(process, folder, log_before):
 
 
 def live(repository, settings, folder, kills):
-    """Lead a run from its first step to its last, killed so many times at most. Return how many times it was."""
+    """Train a run to its last step, killing it at most `kills` times. Return the number of kills."""
     killed, lowest = 0, math.inf
     while killed < kills and step_of(folder) < STEPS:
         log_before = log_bytes(folder)
@@ -267,7 +267,7 @@ def train_undisturbed(repository, settings, folder):
 
 
 def try_kills(repository, settings, whole, kills):
-    """Lead one life after another, until there have been so many kills."""
+    """Train one run after another until `kills` kills have been made."""
     number = 0
     while kills:
         number += 1
@@ -279,8 +279,8 @@ def try_kills(repository, settings, whole, kills):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[1])
-    parser.add_argument("--kills", type=int, default=100, help="in all (default: 100)")
-    parser.add_argument("--seed", type=int, default=1, help="of the moments and the sizes (default: 1)")
+    parser.add_argument("--kills", type=int, default=100, help="number of kills (default: 100)")
+    parser.add_argument("--seed", type=int, default=1, help="random seed of the moments and the sizes (default: 1)")
     options = parser.parse_args()
     random.seed(options.seed)
     work = Path(tempfile.mkdtemp(prefix="faults-"))

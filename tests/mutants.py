@@ -310,7 +310,7 @@ def main(files):
         needed = sorted({tests for *_, tests in mutants})
         for tests, failure in zip(needed, pool.map(first_failure, needed)):
             if failure:
-                raise SystemExit(f"{failure} fails without any mistake, of tests/{tests}")
+                raise SystemExit(f"tests/{tests}: {failure} fails even without a mistake")
         trials = pool.map(lambda mutant: first_failure(mutant[3], *mutant[:3]), mutants)
         for (file, old, new, _), failure in zip(mutants, trials):
             print(f"{file}: {old.strip()!r} -> {new.strip()!r}: {failure or 'SURVIVED'}", flush=True)
@@ -322,5 +322,5 @@ def main(files):
 if __name__ == "__main__":
     unknown = [file for file in sys.argv[1:] if file not in MUTANTS]
     if unknown:
-        raise SystemExit(f"no mistakes for {unknown[0]}: there are some for {', '.join(MUTANTS)}")
+        raise SystemExit(f"{unknown[0]} has no mistakes to try; files that have some: {', '.join(MUTANTS)}")
     sys.exit(main(sys.argv[1:] or list(MUTANTS)) > 0)

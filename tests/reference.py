@@ -408,7 +408,7 @@ for residual in RESIDUALS:
 
 GRID = [(kind, method) for kind in KINDS for method in METHODS]
 
-# values of the fields of GPTConfig that are numbers, and those fields that each test gives
+# values to try for numeric fields of GPTConfig, and the fields that each test sets itself
 NUMBERS = {"n_kv_head": [None, 2, 1], "rope_theta": [10000.0, 500.0], "norm_eps": [1e-5, 1e-2]}
 SHAPES = {"block_size", "vocab_size", "n_layer", "n_head", "n_embd", "n_inner", "dropout"}
 
@@ -425,12 +425,12 @@ def columns(config=GPTConfig):
         elif field.name in NUMBERS:
             found[field.name] = [{field.name: value} for value in NUMBERS[field.name]]
         elif field.name not in SHAPES | options | {"attention"}:
-            raise ValueError(f"{field.name} is varied by no test: give its values in NUMBERS of tests/reference.py")
+            raise ValueError(f"{field.name} is not varied by any test: add its values to NUMBERS in tests/reference.py")
     return found
 
 
 def covering(columns):
-    """Settings, a dict each, in which every two values of two columns meet."""
+    """Return dicts of settings in which every pair of values from two columns occurs."""
     cells = [[(name, i) for i in range(len(values))] for name, values in columns.items()]
     left = {pair for a, b in combinations(cells, 2) for pair in product(a, b)}
     first, second = sorted(cells, key=len)[-2:]
@@ -449,7 +449,7 @@ COVER = covering(columns())
 
 
 def each(columns):
-    """A few settings in which every value of every column is there."""
+    """Return a few dicts of settings that together contain every value of every column."""
     return [
         {key: value for values in columns.values() for key, value in values[i % len(values)].items()}
         for i in range(max(map(len, columns.values())))

@@ -89,7 +89,7 @@ def test_no_number_is_negative(repo, capsys):
 def test_train_beside_a_run(trained, capsys):
     written = "out/run: no such config file .settings are written as .* as in --out_dir=FOLDER"
     check(trained, f"{TRAIN} out/run", written, capsys)
-    check(trained, f"{RESUME} --max_iters=4", "max_iters = 4, but out/run/ckpt.pt is at step 4: give more", capsys)
+    check(trained, f"{RESUME} --max_iters=4", "max_iters = 4, but out/run/ckpt.pt is at step 4: raise it", capsys)
 
 
 # -- sample.py's ---------------------------------------------------------------------------------------------
@@ -183,12 +183,12 @@ DAMAGES = {
     "torch.save(GPT(GPTConfig(8, 9, 1, 1, n_embd=4)).state_dict(), LATEST)": NO_CHECKPOINT,
     "torch.save(GPT(GPTConfig(8, 9, 1, 1, n_embd=4)), LATEST)": NO_CHECKPOINT,
     "torch.save(Call(os.system, 'touch marker'), LATEST)": NO_CHECKPOINT,
-    "rewrite('version = 4')": "ckpt.pt: of version 4; this program reads ",
+    "rewrite('version = 4')": "ckpt.pt: checkpoint version 4; this program reads version ",
     # a part that is missing, or is something else
     **{f"rewrite('del {name}')": NO_CHECKPOINT for name in FORM},
     "rewrite('settings = []')": NO_CHECKPOINT,
     "rewrite('config[\"n_experts\"] = 8')": "ckpt.pt: its model has n_experts, which model.py lacks",
-    "rewrite('model.popitem()')": "ckpt.pt does not fit this model.py, where head.weight is .*, not missing",
+    "rewrite('model.popitem()')": "ckpt.pt does not fit this model.py: head.weight: expected .*, found nothing",
 }
 
 

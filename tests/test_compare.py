@@ -237,7 +237,7 @@ def test_a_run_counts_while_its_candidate_computes_the_same(study):
     said = study(*arguments, "--reuse")
     assert study.done == before and "| good (earlier code) |" in said and "| base |" in said
     said = study(*arguments)
-    assert "good has changed since 3 of its runs were done: they are done again" in said  # the rates' come first
+    assert "good has changed since 3 of its runs were done: they will be rerun" in said  # the rates' come first
     assert study.done == before + [label for label in before if label.startswith("good")]
     study.code, study.computes["good"] = "d" * 64, ""
     study(*arguments)  # the change is taken back
@@ -365,14 +365,14 @@ def test_checkpoints_that_were_kept_stay(study):
     (["config/m1_shakespeare.py"], "config/m1_shakespeare.py: a baseline and a candidate are needed"),
     (["dept"], "depth, example, growth, methods"),
     ([], "a baseline and a candidate"),
-    (["a: --residual=m1", "a: --residual=m2"], "two candidates are named 'a'"),
+    (["a: --residual=m1", "a: --residual=m2"], "two variants are named 'a'"),
     (["--residual=m1", "a: --dataset=text", "b: --dataset=shakespeare_char"], "dataset differs"),
     (["a:", "b: --block_size=256"], "block_size differs, 128 and 256"),
     (["a:", "b: --eval_tokens=256"], "eval_tokens differs"),
     (["a: --eval_interval=400", "b: --eval_interval=50", "--best"], "eval_interval differs"),
     (["a:", "b: --residual=m1", "--cost=money"], "cost = 'money'"),
     (["a:", "b: --residual=m1", "--cost=time", "--plan"], "--cost=operations"),
-    (["a: --residual=m1", "b: --seed=3"], "seed is for the comparison"),
+    (["a: --residual=m1", "b: --seed=3"], "seed is set by the comparison"),
     (["a: --residual=m1", "b:", "--seeds=1,1"], "seeds = '1,1'"),
     (["a: --residul=m1", "b:"], "did you mean residual"),
     (["a: --residual=m1", "b:", "--rates=0"], "rates = '0'"),

@@ -70,7 +70,7 @@ def test_what_is_wrong_is_named(monkeypatch, kind, named):
 def test_a_loss_of_ones_own_does_not_compare(monkeypatch):
     loss = GPT.loss
     monkeypatch.setattr(GPT, "loss", lambda model, logits, targets: loss(model, logits, targets) / 2)
-    with pytest.raises(ValueError, match="does not compare with others"):
+    with pytest.raises(ValueError, match="is not comparable with others"):
         examine.examine("mine", SETTINGS, vocab_size=19)
 
 
@@ -105,6 +105,6 @@ def test_a_fingerprint_is_that_of_what_is_computed(tmp_path, monkeypatch):
 def test_train_py_that_fails_is_told_with_its_traceback(tmp_path, capsys):
     (tmp_path / "train.py").write_text("raise TypeError('mine')")
     candidate = runs.make_candidate("mine", SETTINGS, vocab_size=19)
-    with pytest.raises(ValueError, match="mine: train.py does not get .*: TypeError: mine"):
+    with pytest.raises(ValueError, match="mine: train.py cannot finish .*: TypeError: mine"):
         examine.fingerprint(candidate, tmp_path / "train.py")
     assert "Traceback" in capsys.readouterr().err

@@ -199,8 +199,8 @@ def test_a_run_starts_where_another_is(repo, source):
 
 
 @pytest.mark.parametrize("name, words", [
-    ("blocks.0.mlp.down.weight", "blocks.0.mlp.down.weight is nothing: it has torch"),  # renamed
-    (None, "blocks.0.mlp.down_proj.weight is torch.Size([16, 64]): it has nothing"),  # gone
+    ("blocks.0.mlp.down.weight", "blocks.0.mlp.down.weight: expected nothing, found torch"),  # renamed
+    (None, "blocks.0.mlp.down_proj.weight: expected torch.Size([16, 64]), found nothing"),  # gone
 ])  # fmt: skip
 def test_weights_of_another_model_py_are_refused(repo, capsys, name, words):
     repo(f"train.py {SOURCE}")
@@ -208,7 +208,7 @@ def test_weights_of_another_model_py_are_refused(repo, capsys, name, words):
     tensor = weights.pop("blocks.0.mlp.down_proj.weight")
     change_checkpoint("out/source/best.pt", model=weights | ({name: tensor} if name else {}))
     for command in (f"train.py {NEXT}", "sample.py"):
-        assert f"out/source/best.pt does not fit this model.py, where {words}" in refused(repo, command, capsys)
+        assert f"out/source/best.pt does not fit this model.py: {words}" in refused(repo, command, capsys)
 
 
 def test_what_makes_the_model_comes_from_the_other_run(repo):
@@ -342,8 +342,8 @@ def test_bad_starts(repo, llama, monkeypatch, capsys):
     repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
     error = train(f"hf:{llama}")
     assert f"data/shakespeare_bpe is not in the tokens of {llama}: " in error and f" --tokenizer=hf:{llama}, " in error
-    assert "nowhere: has no tokenizer that can be read: no folder here, and on the hub: " in train("hf:nowhere")
+    assert "nowhere has no readable tokenizer: not a local folder; from the hub: " in train("hf:nowhere")
     (Path(repo.folder) / "empty").mkdir()
-    assert "empty: has no tokenizer that can be read: " in train("hf:empty")
+    assert "empty has no readable tokenizer: " in train("hf:empty")
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "models of Hugging Face need transformers: pip install 'transformers>=5.17'" in train(f"hf:{llama}")

@@ -380,7 +380,7 @@ def test_operations_are_counted_as_pytorch_counts_them(row):
 def test_operations_that_cannot_be_counted_are_refused(part, residual):
     model = build(residual=residual)
     model.blocks[1].attn.own = part
-    with pytest.raises(NotImplementedError, match=f"{type(part).__name__}.weight is in no nn.Linear"):
+    with pytest.raises(NotImplementedError, match=f"{type(part).__name__}.weight is not in an nn.Linear"):
         model.flops_per_token()
 
 
@@ -678,7 +678,7 @@ def test_bad_inputs():
         model(tokens(model, 1, 17))
     with pytest.raises(ValueError, match=r"targets have shape \(1, 4\), idx has \(1, 3\)"):
         model(tokens(model, 1, 3), tokens(model, 1, 4))
-    with pytest.raises(ValueError, match="T = 0"):
+    with pytest.raises(ValueError, match="the context has 0 tokens"):
         model(torch.zeros(1, 0, dtype=torch.long))
     with pytest.raises(ValueError, match="block_size = 17 .* 1 to 16"):
         model.crop_block_size(17)

@@ -80,7 +80,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
     (TEXT, {"val_fraction": 0.9999}, "train part has fewer than two tokens"),
     (TEXT, {"tokenizer": "words"}, "'words'"),
     (TEXT, {"tokenizer": "bpe", "vocab_size": 255}, "vocab_size=255"),
-    (TEXT, {"tokenizer": "gpt2", "vocab_size": 300}, "vocab_size=300 goes with tokenizer 'bpe', not with 'gpt2'"),
+    (TEXT, {"tokenizer": "gpt2", "vocab_size": 300}, "vocab_size=300 works only with tokenizer 'bpe', not with 'gpt2'"),
     (TEXT + "\udc80", {}, "surrogates not allowed"),
 ])  # fmt: skip
 def test_bad_input_changes_nothing(folder, text, options, message):
@@ -205,7 +205,7 @@ def test_texts_with_names_lie_side_by_side(repo):
     ("shakespeare_char good.txt", "good.txt"),
     ("shakespeare_bpe --vocab_size=8", "vocab_size=8"),
     ("text good.txt --tokenizer=run:out/nowhere", "out/nowhere/best.pt: No such file"),
-    ("shakespeare_bpe --tokenizer=hf:nowhere", "nowhere: has no tokenizer that can be read"),
+    ("shakespeare_bpe --tokenizer=hf:nowhere", "nowhere has no readable tokenizer"),
 ])  # fmt: skip
 def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, named):
     Path("good.txt").write_text(TEXT, encoding="utf-8")

@@ -136,7 +136,7 @@ def test_a_resumed_run_needs_no_settings(run):
 
 def test_a_finished_run_says_how_to_go_on(run):
     shown = run(f"{RUN} --lr_decay=none --out_dir={RESUMED}")
-    (command,) = re.findall("^to resume: python (.*)", shown, re.MULTILINE)
+    (command,) = re.findall("^to train longer: python (.*)", shown, re.MULTILINE)
     assert command == f"train.py --init_from=resume --out_dir={RESUMED} --max_iters=12"
     run(command)
     run(f"{RUN} --lr_decay=none --max_iters=12 --out_dir={WHOLE}")
@@ -235,7 +235,7 @@ def test_other_data_are_refused(run, capsys):
         prepare("data/shakespeare_char", text, "another text")
         capsys.readouterr()
         error = refused(run, RESUME, capsys)
-        cure = "prepare test again, with --tokenizer=run:out/resumed if it has one to choose\n"
+        cure = "prepare test again, with --tokenizer=run:out/resumed if it has that option\n"
         assert f"data/shakespeare_char is not what out/resumed/ckpt.pt was trained on: {cure}" in error
     Path("data/shakespeare_char/input.txt").unlink()
     prepare("data/shakespeare_char", TEXT, "the same text from another file")

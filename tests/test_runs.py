@@ -29,7 +29,7 @@ class Printing:
 def test_the_last_line_of_a_run_that_fails_is_told(tmp_path):
     workers = Workers(1, pick_device("cpu"))
     workers.offer(Printing(tmp_path, "Traceback ...\nTypeError: no"))
-    with pytest.raises(ValueError, match=r"a run: TypeError: no \(all that it printed: .*output.txt\)"):
+    with pytest.raises(ValueError, match=r"a run: TypeError: no \(full output: .*output.txt\)"):
         workers.wait()
 
 

@@ -160,7 +160,7 @@ def test_any_command_line(program, argv):
 # -- errors --------------------------------------------------------------------------------------------------
 
 
-MEMORY = "more memory is needed than the GPU has: use smaller sizes (CUDA out of memory)"
+MEMORY = "the GPU ran out of memory: use smaller sizes (CUDA out of memory)"
 
 
 @pytest.mark.parametrize("error, line, code", [

@@ -196,7 +196,7 @@ def test_eager_where_nothing_can_be_compiled(repo, monkeypatch):
         return fail
 
     monkeypatch.setattr(torch, "compile", broken)
-    assert "not compiled, eager from here: RuntimeError: no compiler here\n" in repo(f"{RUN} --compile=true")
+    assert "compiling failed, continuing in eager mode: RuntimeError: no compiler here\n" in repo(f"{RUN} --compile=true")
     assert log_of(OUT)[-1]["event"] == "end"
 
 

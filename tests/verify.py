@@ -39,7 +39,7 @@ def one_layer(kind):
 
 
 def rope_shapes():
-    """cos, sin (T, D); a rotation keeps shapes, and is that of the explicit form."""
+    """Check that cos and sin are (T, D), and that apply_rope keeps shapes and equals the explicit form."""
     D = HIDDEN // HEADS
     x = torch.randn(B, HEADS, T, D, dtype=torch.float64)
     cos, sin = rope_table(0, T, D, 10000.0, x)
@@ -75,7 +75,7 @@ def gradients():
         for name, p in model.named_parameters():
             idle = row.get("qk_scale") == "5.4" and name == "blocks.0.attn.b"
             good = p.grad is not None and p.grad.isfinite().all() and (idle or p.grad.abs().max() > 0)
-            assert good, f"{row}: {name} has no gradient, or zeros, or no finite one"
+            assert good, f"{row}: {name} has a missing, zero or non-finite gradient"
 
 
 def causality():

@@ -23,7 +23,7 @@ NOT_INHERITED = {"block_size", "vocab_size", "dropout", "activation_checkpointin
 
 
 def save_checkpoint(path, facts, before_renaming) -> bool:
-    """Write plain values and tensors, on the first of several processes. Return whether there was room for them."""
+    """Write `facts` on the first of several processes. Return False if that failed, as on a full disk."""
     if rank() == 0:
         try:
             with atomic_write(path) as file:
@@ -143,7 +143,7 @@ def reopen(folder, given, defaults):
         if (defaults | given)["init_from"] == "auto":
             print0(f"{path} is at step {step:,} of the run's {max_iters:,}: nothing is left to do")
             raise SystemExit(0)
-        raise UserError(f"max_iters = {max_iters}, but {path} is at step {step}: give more to continue")
+        raise UserError(f"max_iters = {max_iters}, but {path} is at step {step}: raise it to continue")
     return checkpoint, settings
 
 
@@ -161,7 +161,7 @@ def resumed_settings(checkpoint, given, defaults):
     ]
     if changed:
         path = checkpoint["path"]
-        raise UserError(f"{', '.join(changed)}: {path} was trained with other settings: resume with those")
+        raise UserError(f"{', '.join(changed)}: {path} was trained with other settings: leave these out")
     per_call = {name: defaults[name] for name in ("out_dir", "overwrite", "eval_only")}
     return trained | per_call | requested | {"init_from": trained["init_from"]}
 
@@ -173,7 +173,7 @@ def resumed_model(checkpoint, settings, data) -> GPT:
     if settings["eval_only"]:
         check_tokens(data, checkpoint["tokenizer"], path, tokenizer)
     elif other_tokens or checkpoint["data"].get("sha256") != data.meta["sha256"]:
-        cure = f"prepare {checkpoint['data'].get('source')} again, with --tokenizer={tokenizer} if it has one to choose"
+        cure = f"prepare {checkpoint['data'].get('source')} again, with --tokenizer={tokenizer} if it has that option"
         raise UserError(f"data/{name} is not what {path} was trained on: {cure}")
     return build_model(checkpoint)
 

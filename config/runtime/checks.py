@@ -88,7 +88,7 @@ def ineffective_settings(settings, given, defaults):
         if name == "keep_input" and settings["residual"] == "standard":
             needed = ["a residual other than standard"]
         if needed and value != defaults[name]:
-            lines.append(f"{name} = {value!r} has no effect: it goes with {' or '.join(needed)}")
+            lines.append(f"{name} = {value!r} has no effect: it needs {' or '.join(needed)}")
         if name in SHAPE and value != settings[name]:
             lines.append(f"{name} = {value!r} has no effect: {settings['init_from']} has {settings[name]!r}")
     if settings["max_iters"] <= settings["warmup_iters"] and not settings["eval_only"]:

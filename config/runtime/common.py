@@ -70,7 +70,7 @@ def report_error(kind, error, traceback):
     elif issubclass(kind, (UserError, ConfigError, TokenizerError)):  # the last two: from files that people copy
         code, line = getattr(error, "exit_code", 2), " ".join(str(error).splitlines())
     elif issubclass(kind, torch.OutOfMemoryError):
-        code, line = 2, f"more memory is needed than the GPU has: use smaller sizes ({str(error).partition('. ')[0]})"
+        code, line = 2, f"the GPU ran out of memory: use smaller sizes ({str(error).partition('. ')[0]})"
     else:
         sys.__excepthook__(kind, error, traceback)
     if line:
@@ -176,7 +176,7 @@ def load_checkpoint(path) -> dict:
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     version = checkpoint.get("version") if isinstance(checkpoint, dict) else None
     if version is not None and version != CHECKPOINT_VERSION:
-        raise UserError(f"{path}: of version {version!r}; this program reads {CHECKPOINT_VERSION}")
+        raise UserError(f"{path}: checkpoint version {version!r}; this program reads version {CHECKPOINT_VERSION}")
     if version is None or not all(isinstance(checkpoint.get(name), kind) for name, kind in FORM.items()):
         other = path.with_name("best.pt" if path.name == "ckpt.pt" else "ckpt.pt")
         cure = f"; move it away to use {other}" if other.exists() else ""
@@ -193,8 +193,8 @@ def check_weights(found, expected, problem):
     here, there = shapes_of(expected), shapes_of(found)
     for name in sorted(here.keys() | there.keys()):
         if here.get(name) != there.get(name):
-            sizes = f"{here.get(name, 'missing')}, not {there.get(name, 'missing')}"
-            raise UserError(f"{problem}, where {name} is {sizes}")
+            sizes = f"expected {here.get(name, 'nothing')}, found {there.get(name, 'nothing')}"
+            raise UserError(f"{problem}: {name}: {sizes}")
 
 
 def file_lock(file, wait=False) -> bool:
@@ -228,7 +228,7 @@ def folder_lock(folder):
 def read_text(path) -> str:
     """Return the text of a UTF-8 file, with its own line ends: the same text on every system."""
     try:
-        return Path(path).read_bytes().decode("utf-8").removeprefix("\ufeff")  # the mark some editors put in front
+        return Path(path).read_bytes().decode("utf-8").removeprefix("\ufeff")  # the byte-order mark of some editors
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text at byte {error.start}") from None
 

@@ -94,7 +94,7 @@ def compile_model(model, compile, device, ctx, flops) -> str:
     except Exception as error:
         reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
     if all_max(bool(reason)):
-        print0(f"not compiled, eager from here: {reason or 'another process could not'}")
+        print0(f"compiling failed, continuing in eager mode: {reason or 'it failed in another process'}")
     else:
         model.compile_blocks()
     return "true"

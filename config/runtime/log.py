@@ -82,7 +82,7 @@ class Log:
                 print0(f"NOT TRACKED from step {iter_num} on: {name}: {error}; training continues")
 
     def note_slowness(self, device, speed, seconds, resume):
-        """Say once if steps on a CPU have become three times as slow (config/runtime/waiting.py)."""
+        """Print a note, once, if steps on a CPU have become three times as slow (config/runtime/waiting.py)."""
         self.fastest = max(self.fastest, speed)
         loops = device.type == "cpu" and os.environ.get("OMP_WAIT_POLICY") != "PASSIVE"
         if loops and not self.slowness_noted and speed < self.fastest / 3 and seconds > 2:  # for seconds: not by chance

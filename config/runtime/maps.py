@@ -38,7 +38,7 @@ def draw_maps(model, tokens, tokenizer, path):
     if path.exists():
         raise UserError(f"{path} already exists: name a new file")
     if len(tokens) < 2:
-        raise UserError("a map needs two tokens or more: give a text by --start")
+        raise UserError("a map needs two tokens or more: give a text with --start")
     if not find_spec("matplotlib"):
         raise UserError("a map needs matplotlib: pip install matplotlib")
     from matplotlib.colors import PowerNorm

@@ -18,7 +18,7 @@ from data.prepare import prepare, read_dataset
 
 # -----------------------------------------------------------------------------
 dataset = "Skylion007/openwebtext"  # name on the hub, or folder
-limit = ""  # of text, such as 500MB or 1GB; empty: all of it
+limit = ""  # amount of text, such as 500MB or 1GB; empty: all of it
 field = "text"  # column with the text
 tokenizer = "gpt2"  # char, bpe, gpt2, hf:NAME or run:FOLDER
 vocab_size = 0  # number of bpe tokens to learn; 0: 1024

@@ -33,13 +33,13 @@ from runs import Stopped, Workers, read_committed, runs_at_a_time, share_a_cpu, 
 out = ""  # folder of table.md, runs.csv, figure.png and the runs; empty: out/compare, or out/<the study's name>
 rates = ""  # learning rates to start from, as 1e-3,2e-3; empty: 0.5, 1 and 2 times the variant's; none: no search
 seeds = "1,2,3"  # of the main runs and the ladder
-ladder = ""  # baseline's lengths / its max_iters: 0.5,2,4; empty: powers of 2 up to the highest cost; none: no ladder
-ladder_seeds = ""  # empty: those of the main runs
+ladder = ""  # multiples of baseline's max_iters, as 0.5,2,4; empty: powers of 2 up to the highest cost; none: no ladder
+ladder_seeds = ""  # seeds of the ladder; empty: those of the main runs
 cost = "both"  # operations, time or both: what "equal cost" means
 workers = 0  # runs at a time; 0: one for each thread of the CPU, or each GPU
 device = "auto"  # auto, cpu, cuda, mps
 plan = False  # print the commands that can run now, one per line; run nothing
-show = False  # show what has been run, and run nothing
+show = False  # print the results so far; run nothing
 best = False  # use each run's lowest validation loss (set --eval_interval), not its last
 reuse = False  # use old runs of variants that have changed
 keep = False  # keep the checkpoints of runs that have ended
@@ -48,7 +48,7 @@ quick = False  # tiny runs, to see that it works: the results are meaningless
 
 
 def read_arguments(argv):
-    """Return compare.py's own settings, the candidates' words, and the options of train.py for all of them."""
+    """Return compare.py's own settings, the variants' arguments, and the train.py options for all of them."""
     own = read_settings(__file__, [])
     mine = [word for word in argv if word in ("-h", "--help") or word.partition("=")[0].removeprefix("--") in own]
     rest = [word for word in argv if word not in mine]
@@ -130,7 +130,7 @@ def do(comparison, again):
             print(comparison.title or "comparison", flush=True)
             timing.measure(workers)
             for line in comparison.what_changed():
-                print(f"{line}: they are done again (--reuse takes them)")
+                print(f"{line}: they will be rerun (--reuse keeps the old ones)")
             print(f"{number} at a time on {comparison.device}: {progress(comparison, number)}; more runs may follow")
         while (todo := comparison.missing()) or workers.running:
             for run in todo:

@@ -38,7 +38,7 @@ def small(settings) -> dict:
 
 
 def examine(name, settings, vocab_size):
-    """Raise a UserError for a model that sees the future, miscounts its operations or has a part that never learns."""
+    """Raise a UserError if a model sees the future, misreports loss or operations, or has a part that never learns."""
     plain = small(settings) | {"dropout": 0.0, "activation_checkpointing": False}
     torch.manual_seed(0)
     model = GPT(GPTConfig(**of_model(plain), vocab_size=vocab_size))
@@ -80,11 +80,11 @@ def check_loss(name, model, idx):
     expected = F.cross_entropy(logits.flatten(0, 1), idx.flatten())
     if not math.isclose(loss, expected, rel_tol=1e-4):
         told = f"its loss is {loss:.4f} where the cross-entropy of its logits is {expected:.4f}"
-        raise UserError(f"{name}: {told}, so it does not compare with others")
+        raise UserError(f"{name}: {told}, so it is not comparable with others")
 
 
 def check_operations(name, model, idx):
-    """Raise a UserError if PyTorch counts other operations, in a forward and backward pass, than flops_per_token."""
+    """Raise a UserError if flops_per_token differs from PyTorch's count for a forward and backward pass."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # whose products are not padded
         model(idx, idx)[1].backward()
     counted, said = counter.get_total_flops() / idx.numel(), model.flops_per_token()
@@ -118,7 +118,7 @@ def identify(candidates, folder, code, vocab_size):
 
 
 def identity_under(code, candidate, folder):
-    """Return the name of what a candidate computed under some code, or None if that was not found out."""
+    """Return a variant's identity under `code`, or None if it has not been fingerprinted."""
     return find(folder, key=key_of(candidate), code=code)
 
 
@@ -143,8 +143,8 @@ def fingerprint(candidate, program=None) -> str:
         lines = [line for line in read_log(Path(folder)) if line["event"] in ("step", "eval")]
         if not lines:
             print(done.stderr, end="", file=sys.stderr)
-            said = (done.stderr.strip() or "it ended without a word").splitlines()[-1]
-            raise UserError(f"{candidate.name}: train.py does not get through a step of a small model: {said}")
+            said = (done.stderr.strip() or "it ended without any output").splitlines()[-1]
+            raise UserError(f"{candidate.name}: train.py cannot finish a step of a small model: {said}")
         numbers = [[line.get(name) for name in ("loss", "grad_norm", "train_loss", "val_loss")] for line in lines]
         content = json.dumps(numbers).encode()
         checkpoint = Path(folder) / "ckpt.pt"

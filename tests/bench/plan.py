@@ -18,7 +18,7 @@ from stats import CostCurve, has_diverged, is_same_cost
 from timing import Timing
 
 QUICK_SHAPE = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=2"]
-MOST_RATES = 10  # that are tried for one candidate
+MOST_RATES = 10  # learning rates tried per variant
 ALIKE = 0.05  # largest relative difference at which time and operations count as one cost
 
 
@@ -30,9 +30,9 @@ class Planned(NamedTuple):
 
 
 class Comparison:
-    """Candidates, the first of which is the baseline, and the runs that compare them.
+    """The variants, the first of which is the baseline, and the runs that compare them.
 
-    `words` are the candidates', `common` the options of train.py for all of them, `options` compare.py's own settings.
+`words` are the variants' arguments, `common` train.py's options for all of them, `options` compare.py's settings.
     `committed` maps names of runs to committed results, which are used whatever their code and data; no runs are added
     to them. `times` holds their step times.
     """
@@ -47,7 +47,7 @@ class Comparison:
         self.candidates = [make_candidate(name, settings, self.vocab_size) for name, settings in read]
         for name, number in Counter(name for name, _ in read).items():
             if number > 1:
-                raise UserError(f"two candidates are named {name!r}: name one of them, as in 'NAME: words'")
+                raise UserError(f"two variants are named {name!r}: rename one of them, as in 'NAME: words'")
         if options["best"] and not all(candidate.settings["eval_interval"] for candidate in self.candidates):
             raise UserError("--best needs evaluations during training: set, for example, --eval_interval=100")
         if options["cost"] not in ("both", "operations", "time"):
@@ -137,13 +137,13 @@ class Comparison:
         return Planned(stage, candidate, times, run)
 
     def plan_rung(self, times):
-        """Return the runs of the baseline at a length: of the search for its rate there, and one for each seed."""
+        """Return the baseline's runs at a length: the search for its learning rate, then one run per seed."""
         runs = self.tuning(self.baseline, times)[1]
         plan = [Planned("ladder's rate", self.baseline, times, run) for run in runs]
         return plan + [self.plan_run("ladder", self.baseline, times, seed) for seed in self.ladder_seeds]
 
     def lengths(self) -> list[float]:
-        """Return the lengths of the ladder, over the baseline's own: by default powers of two, without 1."""
+        """Return the ladder's lengths in units of the baseline's own, by default powers of two without 1."""
         if self.options["ladder"] == "none":
             return []
         given = numbers(self.options, "ladder", float)
@@ -238,11 +238,11 @@ class Comparison:
 
 
 def check_alike(all_settings, best):
-    """Raise a UserError for settings in which candidates may not differ: their losses would not compare."""
+    """Raise a UserError if the variants differ in a setting that makes their losses incomparable."""
     for name in ("dataset", "block_size", "eval_tokens", *["eval_interval"] * best):
         values = sorted({str(settings[name]) for settings in all_settings})
         if len(values) > 1:
-            why = "only losses over the same windows of the same text, evaluated as often, compare"
+            why = "losses are comparable only on the same windows of the same text, evaluated equally often"
             raise UserError(f"{name} differs, {' and '.join(values)}: {why}")
 
 

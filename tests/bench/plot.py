@@ -18,7 +18,7 @@ from config.runtime.common import UserError, file_errors, install_excepthook
 from runs import read_log
 
 # -----------------------------------------------------------------------------
-x = "tokens"  # what the losses are drawn over: tokens, flops or time
+x = "tokens"  # x axis: tokens, flops or time
 train = False  # draw the training losses too, thin
 out = "runs.png"  # the picture; its suffix chooses the format
 # -----------------------------------------------------------------------------

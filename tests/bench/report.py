@@ -48,7 +48,7 @@ class Report:
         return cells + ["; ".join(by_price), self.verdict(name), self.worth(name)]
 
     def measured_gain(self, name):
-        """Return by how much the loss is lower than the baseline's after its steps: ± half of a 95% interval."""
+        """Return the gain over the baseline's main runs ± the half-width of its 95% interval."""
         gain, _, half, _ = self.fits[name].gain({1.0: 1})
         word = "" if not self.p[name] < 0.05 else " better" if gain > 0 else " worse"
         return decimal(gain, "+") + plus_minus(half) + word
@@ -66,7 +66,7 @@ class Report:
         return f"{ratio:.2f}" + f" ± {spread:.2f}" * (spread >= 0.005)
 
     def verdict(self, name):
-        """Return the verdict, with its price if it is *pays*, if prices disagree, or if only time is priced."""
+        """Return the verdict. Name the cost if it is *pays*, if the costs disagree, or if only time counts."""
         fit, costs, prices = self.fits[name], self.costs(name), {}
         for price, cost in costs.items():
             prices.setdefault(fit.verdict(cost) or "undecided", []).append(price)
@@ -97,21 +97,21 @@ class Report:
         comparison, lines = self.comparison, []
         if self.lacking:
             lines.append(f"{self.lacking} of {len(self.planned)} runs are missing")
-            lines += [line + ": --reuse takes them" for line in comparison.what_changed()]
+            lines += [line + ": --reuse keeps the old ones" for line in comparison.what_changed()]
         if comparison.quick:
             lines.append("quick: the results are meaningless")
         for plan in self.done:
             if comparison.result(plan.run)["loss"] is None and plan.stage in ("main", "ladder"):
                 lines.append(f"diverged: {plan.run.label()}")
         if not comparison.is_searching() and comparison.lengths() and not comparison.committed:
-            lines.append("no learning rates are tried: one that suits a length badly makes the baseline worse there")
+            lines.append("no learning rates are tried: a rate unsuited to a length makes the baseline worse there")
         lines += self.notes_on_sizes() + self.notes_on_ends()
         if len(self.others) > 4:
             chance = "about one in forty seems to pay by chance: rerun those that do with other --seeds"
             lines.append(f"{len(self.others)} candidates: where nothing pays, {chance}")
         means = [mean for _, _, mean, _ in self.lengths()]
         if any(later > earlier for earlier, later in zip(means, means[1:])):
-            lines.append("the baseline's loss rises with its length somewhere: a shorter training counts there")
+            lines.append("the baseline's loss rises with its length somewhere: a shorter run is used there")
         for fact in ("machine", "commit"):
             values = sorted({str(comparison.result(plan.run)[fact]) for plan in self.done})
             if len(values) > 1:
@@ -128,7 +128,7 @@ class Report:
             return []
         lines, parameters, tokens = [], self.main[self.base][0]["parameters"], self.tokens_per_parameter()
         if tokens < 20:
-            early = "so early, more training lowers the loss much, and a costly method must gain as much"
+            early = "this early, more training lowers the loss a lot, so a costly candidate must gain as much"
             lines.append(f"{tokens:.2g} tokens for each parameter of the baseline: {early}")
         for name in self.others:
             times = self.main[name][0]["parameters"] / parameters if self.main[name] else 1
@@ -148,7 +148,7 @@ class Report:
             at = statistics.median(result["best_step"] for result in results)
             rise = statistics.fmean(result["loss"] - result["best_loss"] for result in results)
             if at < 0.8 * steps and (self.comparison.options["best"] or rise > TIE):
-                early = "before its learning rate has decayed: a shorter training may reach a lower one"
+                early = "before its learning rate has decayed: a shorter run may reach a lower loss"
                 lines.append(f"{name}: of {steps:,} steps its loss is lowest after {at:,.0f}, {early}")
         return lines
 
@@ -193,7 +193,7 @@ class Report:
         for name, content in (("table.md", f"    {command}\n\n{text}"), ("runs.csv", self.csv())):
             with atomic_write(folder / name) as file:
                 file.write(content.encode())
-        print(f"the same, and all runs: {folder / 'table.md'}, {folder / 'runs.csv'}")
+        print(f"saved: {folder / 'table.md'}, {folder / 'runs.csv'}")
 
 
 def plus_minus(half):

@@ -1,4 +1,4 @@
-"""Runs of train.py: from a candidate's words to the command, from the folder to its result, and many at a time."""
+"""Runs of train.py: parse a variant's arguments, build its commands, read its results, and run several at a time."""
 
 import csv
 import json
@@ -34,13 +34,13 @@ NO_MATTER = ("device", "tensorboard", "wandb")  # settings that do not affect a 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A way to train: its name, its settings in train.py's words, and what it costs."""
+    """A variant: its name, its train.py settings, and its cost."""
 
     name: str
     settings: dict  # all of them
     parameters: int
     flops_per_token: float
-    identity: str = ""  # the name of what it computes, of examine.py; results that are committed have none
+    identity: str = ""  # names what it computes (see examine.py); empty for committed results
 
     @property
     def flops(self):
@@ -71,7 +71,7 @@ def read_words(words, common, quick=False):
         given |= split_settings(TRAIN, part)[1]
     taken = [setting for setting in OURS if setting in given]
     if taken:
-        raise UserError(f"{name}: {taken[0]} is for the comparison to set: leave it out")
+        raise UserError(f"{name}: {taken[0]} is set by the comparison: leave it out")
     settings = DEFAULTS | given
     check_settings(settings, world_size=1)
     for note in ineffective_settings(settings, given, DEFAULTS):
@@ -114,7 +114,7 @@ class Run:
         return changed(settings)
 
     def command(self, device="auto"):
-        """Return the words that train it. Rerun, they resume it."""
+        """Return the command that trains it or, if rerun, resumes it."""
         settings = self.settings() | ({} if device == "auto" else {"device": device})
         return [sys.executable, str(TRAIN), *options_of(settings), f"--out_dir={self.folder}", "--init_from=auto"]
 
@@ -173,7 +173,7 @@ def result_of(folder) -> dict | None:
 
 
 def tidy(folder, keep):
-    """Remove the checkpoints of a run that has ended, unless it is, or once was, one to `keep`."""
+    """Remove the checkpoints of a run that has ended, unless `keep` is set now or was set before."""
     mark = folder / "keep"
     if keep:
         mark.touch()
@@ -210,12 +210,12 @@ def runs_at_a_time(workers, device):
     if device.type != "cpu":
         return max(1, torch.cuda.device_count())
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
-    # one thread may be what somebody has exported for runs side by side
+    # OMP_NUM_THREADS=1 may have been exported for parallel runs
     return torch.get_num_threads() if torch.get_num_threads() > 1 else len(cores)
 
 
 class Stopped(Exception):
-    """A signal, whose number it holds, has requested the end."""
+    """Raised after a stop signal; holds the signal's number."""
 
 
 class Workers:
@@ -229,7 +229,7 @@ class Workers:
         self.signal = StopSignal()
 
     def offer(self, run):
-        """Start to train `run`, if there is a free place for it. What it prints goes to a file of its folder."""
+        """Start `run` if a place is free. Its output goes to output.txt in its folder."""
         if not self.places or run in self.running:
             return
         place = self.places.pop(0)
@@ -263,8 +263,8 @@ class Workers:
             self.places.append(self.running.pop(run)[1])
             if not result_of(run.folder):
                 said = (run.folder / "output.txt").read_text(errors="replace").strip()
-                last = said.splitlines()[-1] if said else "it has failed without a word"
-                raise UserError(f"{run.label()}: {last} (all that it printed: {run.folder / 'output.txt'})")
+                last = said.splitlines()[-1] if said else "it failed without any output"
+                raise UserError(f"{run.label()}: {last} (full output: {run.folder / 'output.txt'})")
             tidy(run.folder, self.keep)
         return ended
 

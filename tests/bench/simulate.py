@@ -58,7 +58,7 @@ def comparison_of(cost, seeds=3, *options):
 
 
 def reports(comparison, count, rng, **settings):
-    """Yield what compare.py says of so many simulated comparisons."""
+    """Yield the reports of `count` simulated comparisons."""
     for _ in range(count):
         comparison.last_result = made_up(comparison.baseline, rng, **settings)
         yield Report(comparison)

@@ -2,7 +2,7 @@
 What a training step and a generated token cost: python tests/bench/speed.py [VARIANT ...]
 
 Models are timed in pairs, in one process: a step of one, a step of the other, and so on. The speed of a shared machine
-drifts. The median ratio of such pairs hardly does. The tables are Markdown; `out` gets all figures after each section.
+drifts. The median ratio of such pairs hardly does. The tables are Markdown; all numbers go to `out` after each section.
 
 Any variants can be measured against the standard model, written as for compare.py:
 

@@ -11,14 +11,14 @@ from scipy.stats import f as f_distribution
 from scipy.stats import t as student
 
 TIE = 0.02  # nats: a candidate whose whole interval is nearer to 0 ties with the baseline
-SAME_COST = 0.02  # costs that differ by no more are one
+SAME_COST = 0.02  # relative difference up to which costs count as equal
 NO_LONGER = "longer training hurts the baseline: use more data or dropout"
 
 
 class LinearModel:
-    """Least squares of y on rows of named numbers; what a row does not name is 0 there.
+    """Least squares of y on rows of named numbers; names missing from a row count as 0.
 
-    The rows in `apart` and the others have noise of a variance each, as in Welch's test.
+The rows in `apart` and the others have separate noise variances, as in Welch's test.
     """
 
     def __init__(self, rows, y, apart=None):
@@ -97,7 +97,7 @@ class CostCurve:
 
     Every rung has its mean, and so has the candidate. Runs of one seed share an offset if an F test finds one in the
     ladder, and if a candidate's steps have the same tokens as the baseline's (`same_batches`). The candidate and the
-    baseline have a variance each, as in Welch's test.
+    baseline have separate variances, as in Welch's test.
     """
 
     def __init__(self, ladder, runs, same_batches=True):

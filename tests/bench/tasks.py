@@ -5,7 +5,7 @@ The tasks of the W2 document: python tests/bench/tasks.py {recall,entailment} [-
     entailment   is one node of a tree an ancestor of another?
 
 Each compares W2 with standard attention: at the document's widths and rates, then at equal widths. Rerun an interrupted
-experiment to continue. --show prints the tables of what is in --out or, if nothing is, of the committed results.
+experiment to continue. --show prints tables of the results in --out or, if there are none, of the committed ones.
 """
 
 import json
@@ -44,7 +44,7 @@ W2 = {
     "entailment": ({"n_embd": 88, "n_head": 4, "n_inner": 352} | W2_KINDS["W2, diagonal σ"], 5e-4),
 }
 
-# -- data: x and y (B, T) for a step, y being -1 where nothing is asked --------------------------------------
+# -- data: x and y (B, T) for a step, y is -1 where there is no target --------------------------------------
 
 UNSEEN = 2**40  # a stream of random numbers that no training step uses
 TREE, SEEN, HELD_OUT = 2**40, 2**40 + 1, 2**40 + 2  # streams of entailment
@@ -56,7 +56,7 @@ def random_numbers(seed, step):
 
 
 def copies(run, step):
-    """Return random tokens followed by the same tokens. All positions are asked; the first half cannot be predicted."""
+    """Return random tokens followed by the same tokens. All positions have targets; the first half is unpredictable."""
     half = (run["model"]["block_size"] + 1) // 2
     first = random_numbers(run["seed"], step).integers(run["model"]["vocab_size"], size=(run["batch_size"], half))
     tokens = torch.from_numpy(np.concatenate((first, first), axis=1))
@@ -86,7 +86,7 @@ def queries(run, step):
 
 
 def make_tree(random, most):
-    """Return a random tree, `above` (N <= most, N): is c an ancestor of n in above[n, c]? Node 0 is the root."""
+    """Return a random tree of N <= most nodes, `above` (N, N): above[n, c] if n descends from c. Node 0 is the root."""
     parents, level = [-1], [0]
     for _ in range(6):  # levels, of one to four children a node
         children = [parent for parent in level for _ in range(random.integers(1, 5))]
@@ -168,7 +168,7 @@ def answers(model, x, y):
 
 
 def fit(run, model, data):
-    """Train a model by the recipe "fair", which is train.py's, or "published": AdamW as PyTorch makes it."""
+    """Train a model by the recipe "fair", which is train.py's, or "published": AdamW with PyTorch's defaults."""
     steps, highest, device = run["steps"], run["learning_rate"], model.embed.weight.device
     dtype = pick_dtype(run.get("dtype", "float32"), device)
     context = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)

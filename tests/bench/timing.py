@@ -1,4 +1,4 @@
-"""What a step of each candidate takes here: some steps of train.py, the candidates alternating."""
+"""Measure each variant's step time on this machine: short runs of train.py, the variants alternating."""
 
 import json
 import statistics
@@ -39,7 +39,7 @@ class Timing:
                     file.write(json.dumps(self.seconds).encode())
 
     def measure_once(self, candidate, turn, workers):
-        """Return the seconds of a step, between log lines, of a run outside of the folder that holds the others."""
+        """Return the seconds per step, one for each log interval, of a run in a temporary folder."""
         with tempfile.TemporaryDirectory(prefix="timing-") as parent:
             run = self.short_run(candidate, turn, Path(parent), workers.threads)
             try:
@@ -55,7 +55,7 @@ class Timing:
             flops = candidate.flops * torch.get_num_threads() / threads
             settings["compile"] = str(pick_compile(self.comparison.device, flops)).lower()
         settings |= {"max_iters": STEPS, "log_interval": LOOK, "eval_tokens": 1, "warmup_iters": 0, "eval_interval": 0}
-        return Run(replace(candidate, settings=settings), 0.0, turn, 1.0, parent)  # at no rate does it diverge
+        return Run(replace(candidate, settings=settings), 0.0, turn, 1.0, parent)  # a rate of 0 cannot diverge
 
     def is_known(self):
         return all(self.seconds.get(candidate.name) for candidate in self.comparison.candidates)
