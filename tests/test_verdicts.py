@@ -137,14 +137,18 @@ def test_how_a_gain_grows_with_training(slope):
     reports = growth.by_length(reports)
     assert [report.comparison.baseline.settings["max_iters"] for report in reports] == [400, 1600, 6400]
     assert [report.tokens_per_parameter() for report in reports] == [4, 16, 64]
-    curves = growth.curves(reports, "candidate")
-    assert growth.prices(reports[0], curves[0], "candidate") == {"steps": 1, "operations": pytest.approx(1.1)}
+    (found,) = growth.all_growths(reports)
+    assert found.costs() == {"steps": 1, "operations": pytest.approx(1.1)}
     for cost in (1.0, 1.1):  # the baseline's loss is a parabola over the log of its length, so it is exact
-        values, halves = growth.gains(curves, cost)
+        values, halves = found.gains(cost)
         for value, doublings in zip(values, (0, 2, 4)):
             more = math.log2(cost)
             longer = -0.3 * more + 0.01 * ((doublings + more) ** 2 - doublings**2)
             assert value == pytest.approx(0.01 + slope * doublings + longer, abs=1e-9)
-        found, half = growth.per_doubling(reports, values, halves)
-        assert found == pytest.approx(slope + 0.02 * math.log2(cost), abs=1e-9) and 0 < half < 0.002
+        per_doubling, half = found.per_doubling(values, halves)
+        assert per_doubling == pytest.approx(slope + 0.02 * math.log2(cost), abs=1e-9) and 0 < half < 0.002
+    del reports[2].main["candidate"]  # it was not trained at the last length
+    reports[2].others = []
+    (shorter,) = growth.all_growths(reports)
+    assert list(shorter.gains(1.0)[0]) == pytest.approx([0.01, 0.01 + 2 * slope], abs=1e-9)
     assert growth.by_length(reports[:1]) == growth.by_length([reports[0], reports[0]]) == []

@@ -19,81 +19,94 @@ def by_length(reports):
 
     whole = [report for report in reports if not report.lacking and report.fits.keys() == set(report.others)]
     lengths = {report.comparison.baseline.settings["max_iters"] for report in whole}
-    first = settings(whole[0]) if whole else {}
-    comparable = all(first.get(name, one) == one for report in whole for name, one in settings(report).items())
+    seen = {}
+    for report in whole:
+        seen = settings(report) | seen
+    comparable = all(seen[name] == one for report in whole for name, one in settings(report).items())
     return sorted(whole, key=Report.tokens_per_parameter) if comparable and 1 < len(lengths) == len(whole) else []
 
 
-def at_all_lengths(reports):
-    return [name for name in reports[0].others if all(name in report.others for report in reports)]
+class Growth:
+    """A candidate's gains at the lengths at which it was trained, some or all of those of the reports."""
+
+    def __init__(self, reports, name):
+        self.reports = [report for report in reports if name in report.others]
+        self.name, self.curves = name, []
+        for report in self.reports:  # the ladder has the baseline's runs of all lengths, those of this length first
+            ordered = [report] + [other for other in reports if other is not report]
+            ladder = [result for one in ordered for result in one.main[one.base]]
+            same_batches = report.candidates[name].batch == report.comparison.baseline.batch
+            self.curves.append(CostCurve(ladder, report.main[name], same_batches))
+
+    def tokens(self):
+        return np.array([report.tokens_per_parameter() for report in self.reports])
+
+    def costs(self):
+        """Return what training costs, relative to the baseline's of as many steps: {price: times}.
+
+        The time of a step does not depend on the length, so it is the mean of what was measured at each.
+        """
+        times = []
+        for report in self.reports:
+            timing, baseline = report.comparison.timing, report.comparison.baseline
+            if timing.is_known():
+                times.append(timing.ratio(report.candidates[self.name], baseline)[0])
+        return {"steps": 1.0, "operations": self.curves[0].cost} | ({"time": np.mean(times)} if times else {})
+
+    def gains(self, cost):
+        """Return the gains, and half their 95% intervals, over the baseline trained `cost` times as long.
+
+        The baseline's loss there is on the parabola through all its lengths, over the log of the length.
+        """
+        estimates = [curve.gain(interpolated(curve.rungs, cost)) for curve in self.curves]
+        return np.transpose([(value, half) for value, _, half, _ in estimates])
+
+    def per_doubling(self, values, halves):
+        """Return the slope of gains over the length of training, per doubling, and half its 95% interval."""
+        x = np.log2(self.tokens())
+        weights = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
+        return weights @ values, math.hypot(*(weights * halves))
 
 
-def curves(reports, name):
-    """Return a candidate's fit at each length. Its ladder has the baseline's runs of all lengths."""
-    found = []
-    for report in reports:
-        ordered = [report] + [other for other in reports if other is not report]
-        ladder = [result for one in ordered for result in one.main[one.base]]
-        same_batches = report.candidates[name].batch == report.comparison.baseline.batch
-        found.append(CostCurve(ladder, report.main[name], same_batches))
-    return found
-
-
-def prices(report, curve, name):
-    """Return what a candidate's training costs, relative to the baseline's of as many steps: {price: times}."""
-    timing, costs = report.comparison.timing, {"steps": 1.0, "operations": curve.cost}
-    if timing.is_known():
-        costs["time"] = timing.ratio(report.candidates[name], report.comparison.baseline)[0]
-    return costs
-
-
-def gains(curves, cost):
-    """Return a candidate's gains, and half their 95% intervals, over the baseline trained `cost` times as long.
-
-    The baseline's loss there is on the parabola through all its lengths, over the log of the length.
-    """
-    estimates = [curve.gain(interpolated(curve.rungs, cost)) for curve in curves]
-    return np.transpose([(value, half) for value, _, half, _ in estimates])
-
-
-def per_doubling(reports, values, halves):
-    """Return the slope of gains over the length of training, per doubling, and half its 95% interval."""
-    x = np.log2([report.tokens_per_parameter() for report in reports])
-    weights = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
-    return weights @ values, math.hypot(*(weights * halves))
+def all_growths(reports):
+    names = dict.fromkeys(name for report in reports for name in report.others)
+    growths = [Growth(reports, name) for name in names]
+    return [growth for growth in growths if len(growth.reports) > 1]
 
 
 def growth_table(reports):
     """Return a table: of each candidate, at each price, the gain at each length, its slope and its mean."""
     rows = []
-    for name in at_all_lengths(reports):
-        of_lengths = curves(reports, name)
-        for price, cost in prices(reports[0], of_lengths[0], name).items():
-            values, halves = gains(of_lengths, cost)
+    for growth in all_growths(reports):
+        for price, cost in growth.costs().items():
+            values, halves = growth.gains(cost)
+            at = dict(zip(growth.tokens(), zip(values, halves)))
             mean = values.mean(), math.hypot(*halves) / len(halves)
-            cells = [*zip(values, halves), per_doubling(reports, values, halves), mean]
-            said = [decimal(value, "+") + plus_minus(half) for value, half in cells]
-            rows.append([name, price, f"{cost:.2f}", *said])
+            cells = [at.get(report.tokens_per_parameter()) for report in reports]
+            cells += [growth.per_doubling(values, halves), mean]
+            said = [decimal(cell[0], "+") + plus_minus(cell[1]) if cell else "" for cell in cells]
+            rows.append([growth.name, price, f"{cost:.2f}", *said])
     lengths = [f"{report.tokens_per_parameter():.2g} tokens per parameter" for report in reports]
     return as_table(["candidate", "at equal", "baseline's steps", *lengths, "per doubling", "mean"], rows)
 
 
 def write_growth_figure(reports, path):
     """Draw the gains at equal steps over the tokens per parameter: a line for each candidate, with what it costs."""
-    figure, names = Figure(figsize=(7.2, 4.3), layout="constrained"), at_all_lengths(reports)
-    axis, tokens = figure.add_subplot(), np.array([report.tokens_per_parameter() for report in reports])
-    for i, name in enumerate(names):
-        of_lengths = curves(reports, name)
-        values, halves = gains(of_lengths, 1.0)
-        priced = prices(reports[0], of_lengths[0], name)
-        costs = [f"{cost:.2f}× {price}" for price, cost in priced.items() if price != "steps"]
-        apart = 1.03 ** (i - len(names) / 2)  # so that intervals do not hide each other
-        axis.errorbar(tokens * apart, values, halves, marker="o", capsize=2.5, label=f"{name} ({', '.join(costs)})")
+    figure, growths = Figure(figsize=(7.2, 4.3), layout="constrained"), all_growths(reports)
+    axis = figure.add_subplot()
+    for i, growth in enumerate(growths):
+        values, halves = growth.gains(1.0)
+        costs = [f"{cost:.2f}× {price}" for price, cost in growth.costs().items() if price != "steps"]
+        apart = 1.03 ** (i - len(growths) / 2)  # so that intervals do not hide each other
+        label = f"{growth.name} ({', '.join(costs)})"
+        axis.errorbar(growth.tokens() * apart, values, halves, marker="o", capsize=2.5, label=label)
     axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)
-    axis.set(xscale="log", xlabel="training tokens per parameter")
-    axis.set_ylabel("reduction of validation loss at equal steps (nats)")
-    axis.set_xticks(tokens, [f"{token:.2g}" for token in tokens])
+    axis.set_xscale("log")
+    tokens = [report.tokens_per_parameter() for report in reports]
+    axis.set_xticks(tokens, [f"{count:.2g}" for count in tokens])
     axis.minorticks_off()
+    axis.set_xlabel("training tokens per parameter")
+    axis.set_ylabel("reduction of validation loss at equal steps (nats)")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
