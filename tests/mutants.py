@@ -243,7 +243,7 @@ MUTANTS = {
     ],
     "tests/bench/stats.py": [
         ("self.sum(row), math.sqrt(total)", "self.sum(row), math.sqrt(total) / 2", VERDICTS),
-        ("[apart, ~apart]", "[apart | ~apart]", VERDICTS),
+        ("else np.array(groups)", "else np.zeros(len(y))", VERDICTS),
         ("self.loss(self.reference(cost))", "self.loss(self.at(1.0))", COMPARE),
         ("return min(rows + [at_cost], key=self.loss)", "return min([at_cost], key=self.loss)", VERDICTS),
         ("if not self.is_measured(cost):\n            return None", "if False:\n            return None", VERDICTS),

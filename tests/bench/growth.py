@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from report import Report, as_table, decimal, plus_minus
-from stats import CostCurve, interpolated
+from stats import LinearModel, interpolated
 
 OF_LENGTH = ("max_iters", "warmup_iters", "learning_rate")  # settings that may differ
 
@@ -27,16 +27,15 @@ def by_length(reports):
 
 
 class Growth:
-    """A candidate's gains at the lengths at which it was trained, some or all of those of the reports."""
+    """A candidate's gains at the lengths at which it was trained, some or all of those of the reports.
+
+    Noise depends on the length, so the baseline's runs of each length have their own variance.
+    """
 
     def __init__(self, reports, name):
-        self.reports = [report for report in reports if name in report.others]
-        self.name, self.curves = name, []
-        for report in self.reports:  # the ladder has the baseline's runs of all lengths, those of this length first
-            ordered = [report] + [other for other in reports if other is not report]
-            ladder = [result for one in ordered for result in one.main[one.base]]
-            same_batches = report.candidates[name].batch == report.comparison.baseline.batch
-            self.curves.append(CostCurve(ladder, report.main[name], same_batches))
+        self.name, self.reports = name, [report for report in reports if name in report.others]
+        self.ladder = [result for report in reports for result in report.main[report.base]]
+        self.lengths = sorted({result["flops"] for result in self.ladder})
 
     def tokens(self):
         return np.array([report.tokens_per_parameter() for report in self.reports])
@@ -51,15 +50,26 @@ class Growth:
             timing, baseline = report.comparison.timing, report.comparison.baseline
             if timing.is_known():
                 times.append(timing.ratio(report.candidates[self.name], baseline)[0])
-        return {"steps": 1.0, "operations": self.curves[0].cost} | ({"time": np.mean(times)} if times else {})
+        operations = self.reports[0].main[self.name][0]["flops"] / self.unit(self.reports[0])
+        return {"steps": 1.0, "operations": operations} | ({"time": np.mean(times)} if times else {})
+
+    def unit(self, report):
+        return report.main[report.base][0]["flops"]
 
     def gains(self, cost):
         """Return the gains, and half their 95% intervals, over the baseline trained `cost` times as long.
 
         The baseline's loss there is on the parabola through all its lengths, over the log of the length.
         """
-        estimates = [curve.gain(interpolated(curve.rungs, cost)) for curve in self.curves]
-        return np.transpose([(value, half) for value, _, half, _ in estimates])
+        found = []
+        for report in self.reports:
+            runs = report.main[self.name]
+            rows = [{result["flops"]: 1} for result in self.ladder] + [{"candidate": 1} for _ in runs]
+            groups = [str(next(iter(row))) for row in rows]
+            model = LinearModel(rows, [result["loss"] for result in self.ladder + runs], groups)
+            gain, _, half, _ = model.estimate(interpolated(self.lengths, cost * self.unit(report)) | {"candidate": -1})
+            found.append((gain, half))
+        return np.transpose(found)
 
     def per_doubling(self, values, halves):
         """Return the slope of gains over the length of training, per doubling, and half its 95% interval."""

@@ -32,7 +32,7 @@ class Planned(NamedTuple):
 class Comparison:
     """The variants, the first of which is the baseline, and the runs that compare them.
 
-`words` are the variants' arguments, `common` train.py's options for all of them, `options` compare.py's settings.
+    `words` are the variants' arguments, `common` train.py's options for all of them, `options` compare.py's settings.
     `committed` maps names of runs to committed results, which are used whatever their code and data; no runs are added
     to them. `times` holds their step times.
     """

@@ -18,18 +18,18 @@ NO_LONGER = "longer training hurts the baseline: use more data or dropout"
 class LinearModel:
     """Least squares of y on rows of named numbers; names missing from a row count as 0.
 
-The rows in `apart` and the others have separate noise variances, as in Welch's test.
+    Each of the `groups`, a label for each row, has its own noise variance, as in Welch's test.
     """
 
-    def __init__(self, rows, y, apart=None):
+    def __init__(self, rows, y, groups=None):
         self.names = list(dict.fromkeys(name for row in rows for name in row))
         self.X, y = self.columns(rows), np.array(y, dtype=float)
         self.inverse = np.linalg.pinv(self.X.T @ self.X)
         self.coefficients = self.inverse @ self.X.T @ y
         self.freedom = len(y) - np.linalg.matrix_rank(self.X)
         self.noise = y - self.X @ self.coefficients
-        groups = [np.full(len(y), True)] if apart is None else [apart, ~apart]
-        self.groups = [(rows, *self.variance(rows)) for rows in groups]
+        labels = np.zeros(len(y)) if groups is None else np.array(groups)
+        self.groups = [(labels == label, *self.variance(labels == label)) for label in np.unique(labels)]
 
     def columns(self, rows):
         return np.array([[row.get(name, 0.0) for name in self.names] for row in rows])
@@ -111,8 +111,8 @@ class CostCurve:
         rows = [{result["flops"] / unit: 1} for result in ladder] + [{"candidate": 1} for _ in runs]
         if self.shared:
             rows = [row | {f"seed {result['seed']}": 1} for row, result in zip(rows, ladder + runs)]
-        apart = np.array(["candidate" in row for row in rows])
-        self.model = LinearModel(rows, [result["loss"] for result in ladder + runs], apart)
+        groups = ["candidate" in row for row in rows]
+        self.model = LinearModel(rows, [result["loss"] for result in ladder + runs], groups)
 
     def loss(self, row):
         """Return the loss that a row stands for, over all seeds."""
