@@ -1,6 +1,7 @@
 """Does a gain grow or fade with training? Comparisons of the same candidates that differ only in their length."""
 
 import math
+from itertools import combinations
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -19,10 +20,8 @@ def by_length(reports):
 
     whole = [report for report in reports if not report.lacking and report.fits.keys() == set(report.others)]
     lengths = {report.comparison.baseline.settings["max_iters"] for report in whole}
-    seen = {}
-    for report in whole:
-        seen = settings(report) | seen
-    comparable = all(seen[name] == one for report in whole for name, one in settings(report).items())
+    pairs = combinations(map(settings, whole), 2)
+    comparable = all(one[name] == other[name] for one, other in pairs for name in one.keys() & other.keys())
     return sorted(whole, key=Report.tokens_per_parameter) if comparable and 1 < len(lengths) == len(whole) else []
 
 
@@ -34,8 +33,14 @@ class Growth:
 
     def __init__(self, reports, name):
         self.name, self.reports = name, [report for report in reports if name in report.others]
-        self.ladder = [result for report in reports for result in report.main[report.base]]
-        self.lengths = sorted({result["flops"] for result in self.ladder})
+        ladder = [result for report in reports for result in report.main[report.base]]
+        self.lengths = sorted({result["flops"] for result in ladder})
+        self.models = []  # of each report: the mean of each length's runs, and of the candidate's
+        for report in self.reports:
+            runs = report.main[name]
+            labels = [result["flops"] for result in ladder] + ["candidate"] * len(runs)
+            losses = [result["loss"] for result in ladder + runs]
+            self.models.append(LinearModel([{label: 1} for label in labels], losses, labels))
 
     def tokens(self):
         return np.array([report.tokens_per_parameter() for report in self.reports])
@@ -62,12 +67,9 @@ class Growth:
         The baseline's loss there is on the parabola through all its lengths, over the log of the length.
         """
         found = []
-        for report in self.reports:
-            runs = report.main[self.name]
-            rows = [{result["flops"]: 1} for result in self.ladder] + [{"candidate": 1} for _ in runs]
-            groups = [str(next(iter(row))) for row in rows]
-            model = LinearModel(rows, [result["loss"] for result in self.ladder + runs], groups)
-            gain, _, half, _ = model.estimate(interpolated(self.lengths, cost * self.unit(report)) | {"candidate": -1})
+        for report, model in zip(self.reports, self.models):
+            row = interpolated(self.lengths, cost * self.unit(report)) | {"candidate": -1}
+            gain, _, half, _ = model.estimate(row)
             found.append((gain, half))
         return np.transpose(found)
 
@@ -90,9 +92,9 @@ def growth_table(reports):
     for growth in all_growths(reports):
         for price, cost in growth.costs().items():
             values, halves = growth.gains(cost)
-            at = dict(zip(growth.tokens(), zip(values, halves)))
+            at = dict(zip(growth.reports, zip(values, halves)))
             mean = values.mean(), math.hypot(*halves) / len(halves)
-            cells = [at.get(report.tokens_per_parameter()) for report in reports]
+            cells = [at.get(report) for report in reports]
             cells += [growth.per_doubling(values, halves), mean]
             said = [decimal(cell[0], "+") + plus_minus(cell[1]) if cell else "" for cell in cells]
             rows.append([growth.name, price, f"{cost:.2f}", *said])

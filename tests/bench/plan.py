@@ -267,7 +267,7 @@ def numbers(options, name, kind):
         values = [kind(part) for part in text.split(",")]
     except ValueError:
         values = []
-    least = 0 if kind is int else 1e-12
+    least, bound = (0, "from 0 up") if kind is int else (1e-12, "above 0")
     if not values or len(set(values)) < len(values) or not all(least <= value < math.inf for value in values):
-        raise UserError(f"{name} = {text!r} does not work: it must be distinct numbers, such as 1,2,3")
+        raise UserError(f"{name} = {text!r} does not work: it must be distinct numbers {bound}, such as 1,2,3")
     return values
