@@ -14,7 +14,7 @@ SETTINGS = ["--dataset=gcide", "--eval_tokens=524288", "--dtype=bfloat16", "--co
 RATES = {400: "3.5e-3,7e-3,1.4e-2", 1600: "2.5e-3,5e-3,1e-2", 6400: "2.5e-3,5e-3,1e-2"}  # to begin with
 COMPARISONS = {
     f"{steps:,} steps": [
-        *(CANDIDATES[:3] if steps == 6400 else CANDIDATES),
+        *CANDIDATES,
         *SETTINGS,
         f"--max_iters={steps}",
         f"--warmup_iters={steps // 10}",
