@@ -1,29 +1,39 @@
-"""Does a method pay where more steps help no more? A text so short that the baseline learns it by heart.
+"""How low does each variant's loss get on a short text, at any length of training?
 
-It is the first 100,000 characters of Tiny Shakespeare, a half of them to train on:
+The text is the first 100,000 characters of Tiny Shakespeare, half of them for training:
 
     head -c 100000 data/shakespeare_char/input.txt > plays.txt
     python data/text/prepare.py plays.txt --name=plays --val_fraction=0.5
 """
 
-RUN = ["--n_layer=8", "--n_embd=64", "--n_head=2", "--dropout=0.1", "--dataset=plays", "--compile=false"]
-RUN += ["--max_iters=600", "--warmup_iters=60", "--eval_interval=50", "--eval_tokens=50000", "--best"]
-RUN += ["--rates=none", "--seeds=1,2,3", "--ladder=0.5,2"]
-# learning rates: those of depth.py for 8 layers of width 64
-COMPARISONS = {
-    "8 layers of width 64, 50,000 characters": [
-        "standard: --learning_rate=0.016",
-        "Method 1, input kept: --residual=m1 --keep_input --learning_rate=0.008",
-        "Method 3.1, input kept: --residual=m3.1 --keep_input --learning_rate=0.008",
-        "Method 1: --residual=m1 --learning_rate=0.004",
-        "Method 3.2, input kept: --residual=m3.2 --keep_input --learning_rate=0.008",
-        "Method 4.2, input kept: --residual=m4.2 --keep_input --learning_rate=0.008",
-        "W2, scalar σ: --attention=w2 --learning_rate=0.016",
-        "W2, diagonal σ: --attention=w2 --sigma=diagonal --learning_rate=0.016",
-        "Method 5.1: --attention=summed_qk --qk_scale=5.1 --learning_rate=0.016",
-        "Method 5.2: --attention=summed_qk --qk_scale=5.2 --learning_rate=0.016",
-        "Method 5.3: --attention=summed_qk --qk_scale=5.3 --learning_rate=0.016",
-        "standard, wider: --n_embd=136 --learning_rate=0.004",
-        *RUN,
-    ],
+CANDIDATES = {  # their learning rates at 600 steps with dropout 0.1
+    "standard: --residual=standard": 0.012,
+    "W2: --attention=w2": 0.014,
+    "cosine: --attention=cosine": 0.019,
+    "dense: --connection=dense": 0.013,
+    "Method 5.1: --attention=summed_qk --qk_scale=5.1": 0.013,
 }
+SETTINGS = ["--n_layer=8", "--n_embd=64", "--n_head=2", "--dataset=plays", "--compile=false", "--dtype=bfloat16"]
+SETTINGS += ["--eval_interval=50", "--eval_tokens=50000", "--best", "--ladder=none", "--cost=operations"]
+
+
+def trained(words, rate, steps, dropout):
+    return f"{words} --learning_rate={rate} --max_iters={steps} --warmup_iters={steps // 10} --dropout={dropout}"
+
+
+# The rates are searched once, then seed 0 is trained at each length with each dropout.
+variants = [trained(words, 0.016, 600, 0.1) for words in CANDIDATES]
+COMPARISONS = {"600 steps, dropout 0.1": [*variants, *SETTINGS, "--seeds=0"]}
+for steps, dropout in [(300, 0.1), (450, 0.1), (900, 0.1), (300, 0.2), (450, 0.2), (600, 0.2), (900, 0.2), (1350, 0.2)]:
+    variants = [trained(words, rate, steps, dropout) for words, rate in CANDIDATES.items()]
+    COMPARISONS[f"{steps} steps, dropout {dropout}"] = [*variants, *SETTINGS, "--seeds=0", "--rates=none"]
+variants = [
+    trained(f"{steps} steps with dropout {dropout}:", 0.012, steps, dropout)
+    for steps, dropout in [(900, 0.3), (1350, 0.1), (1350, 0.4), (2000, 0.2), (2000, 0.3)]
+]
+COMPARISONS["Other lengths of the standard model"] = [*variants, *SETTINGS, "--seeds=0", "--rates=none"]
+
+# Each has another search for its rate here, and three other seeds. These are also trained with the rates above.
+variants = [trained(words, rate, 1350, 0.3) for words, rate in CANDIDATES.items()]
+COMPARISONS["1350 steps, dropout 0.3"] = [*variants, *SETTINGS, "--seeds=2,3,4"]
+COMPARISONS["1350 steps, dropout 0.3, first rates"] = [*variants[:3], *SETTINGS, "--seeds=2,3,4", "--rates=none"]
