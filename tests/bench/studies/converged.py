@@ -33,7 +33,7 @@ variants = [
 ]
 COMPARISONS["Other lengths of the standard model"] = [*variants, *SETTINGS, "--seeds=0", "--rates=none"]
 
-# Each has another search for its rate here, and three other seeds. These are also trained with the rates above.
+# Here each has another search for its rate, and three other seeds. The first three also run with the rates above.
 variants = [trained(words, rate, 1350, 0.3) for words, rate in CANDIDATES.items()]
 COMPARISONS["1350 steps, dropout 0.3"] = [*variants, *SETTINGS, "--seeds=2,3,4"]
 COMPARISONS["1350 steps, dropout 0.3, first rates"] = [*variants[:3], *SETTINGS, "--seeds=2,3,4", "--rates=none"]
