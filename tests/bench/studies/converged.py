@@ -1,4 +1,4 @@
-"""How low does each variant's loss get on a short text, at any length of training?
+"""How low does each variant's loss get on a short text?
 
 The text is the first 100,000 characters of Tiny Shakespeare, half of them for training:
 
