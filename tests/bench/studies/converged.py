@@ -1,4 +1,4 @@
-"""How low does each variant's loss get on a short text?
+"""How low does each variant's loss get on a short text, at any length of training?
 
 The text is the first 100,000 characters of Tiny Shakespeare, half of them for training:
 
@@ -6,12 +6,17 @@ The text is the first 100,000 characters of Tiny Shakespeare, half of them for t
     python data/text/prepare.py plays.txt --name=plays --val_fraction=0.5
 """
 
-CANDIDATES = {  # their learning rates at 600 steps with dropout 0.1
+CHEAP = {  # their learning rates at 600 steps with dropout 0.1
     "standard: --residual=standard": 0.012,
     "W2: --attention=w2": 0.014,
     "cosine: --attention=cosine": 0.019,
     "dense: --connection=dense": 0.013,
     "Method 5.1: --attention=summed_qk --qk_scale=5.1": 0.013,
+}
+COSTLY = {  # where the search for their learning rates begins
+    "Method 1, input kept: --residual=m1 --keep_input": 0.008,
+    "Method 4.2, input kept: --residual=m4.2 --keep_input": 0.008,
+    "Method 3.1, input kept: --residual=m3.1 --keep_input": 0.008,
 }
 SETTINGS = ["--n_layer=8", "--n_embd=64", "--n_head=2", "--dataset=plays", "--compile=false", "--dtype=bfloat16"]
 SETTINGS += ["--eval_interval=50", "--eval_tokens=50000", "--best", "--ladder=none", "--cost=operations"]
@@ -22,10 +27,9 @@ def trained(words, rate, steps, dropout):
 
 
 # The rates are searched once, then seed 0 is trained at each length with each dropout.
-variants = [trained(words, 0.016, 600, 0.1) for words in CANDIDATES]
-COMPARISONS = {"600 steps, dropout 0.1": [*variants, *SETTINGS, "--seeds=0"]}
+COMPARISONS = {"600 steps, dropout 0.1": [trained(words, 0.016, 600, 0.1) for words in CHEAP] + SETTINGS + ["--seeds=0"]}
 for steps, dropout in [(300, 0.1), (450, 0.1), (900, 0.1), (300, 0.2), (450, 0.2), (600, 0.2), (900, 0.2), (1350, 0.2)]:
-    variants = [trained(words, rate, steps, dropout) for words, rate in CANDIDATES.items()]
+    variants = [trained(words, rate, steps, dropout) for words, rate in CHEAP.items()]
     COMPARISONS[f"{steps} steps, dropout {dropout}"] = [*variants, *SETTINGS, "--seeds=0", "--rates=none"]
 variants = [
     trained(f"{steps} steps with dropout {dropout}:", 0.012, steps, dropout)
@@ -33,7 +37,7 @@ variants = [
 ]
 COMPARISONS["Other lengths of the standard model"] = [*variants, *SETTINGS, "--seeds=0", "--rates=none"]
 
-# Here each has another search for its rate, and three other seeds. The first three also run with the rates above.
-variants = [trained(words, rate, 1350, 0.3) for words, rate in CANDIDATES.items()]
+# Each has another search for its rate here, and three other seeds. Three are also trained with the rates above.
+variants = [trained(words, rate, 1350, 0.3) for words, rate in (CHEAP | COSTLY).items()]
 COMPARISONS["1350 steps, dropout 0.3"] = [*variants, *SETTINGS, "--seeds=2,3,4"]
 COMPARISONS["1350 steps, dropout 0.3, first rates"] = [*variants[:3], *SETTINGS, "--seeds=2,3,4", "--rates=none"]
