@@ -4,7 +4,7 @@ Kill training runs or make their writes fail, and compare them with undisturbed 
 This tests a promise: a run that is killed at any moment, or whose disk is full, and that is then resumed, equals the
 undisturbed run bit for bit. Every process is a real one, and is killed by SIGKILL. (This cannot show what a power cut
 does to data that have not reached the disk.) At the first broken promise it exits with code 1 and keeps all files.
-Linux only; takes about fifteen minutes; test_faults.py is a short version.
+Linux only; takes about six minutes; test_faults.py is a short version.
 """
 
 import argparse
