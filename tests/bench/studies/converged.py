@@ -2,6 +2,7 @@
 
 The text is the first 100,000 characters of Tiny Shakespeare, half of them for training:
 
+    python data/shakespeare_char/prepare.py
     head -c 100000 data/shakespeare_char/input.txt > plays.txt
     python data/text/prepare.py plays.txt --name=plays --val_fraction=0.5
 """
