@@ -20,19 +20,18 @@ def by_length(reports):
 
     whole = [report for report in reports if not report.lacking and report.fits.keys() == set(report.others)]
     lengths = {report.comparison.baseline.settings["max_iters"] for report in whole}
-    pairs = combinations(map(settings, whole), 2)
-    comparable = all(one[name] == other[name] for one, other in pairs for name in one.keys() & other.keys())
+    comparable = all(one == other for one, other in combinations(map(settings, whole), 2))
     return sorted(whole, key=Report.tokens_per_parameter) if comparable and 1 < len(lengths) == len(whole) else []
 
 
 class Growth:
-    """A candidate's gains at the lengths at which it was trained, some or all of those of the reports.
+    """A candidate's gains at the lengths of the reports.
 
     Noise depends on the length, so the baseline's runs of each length have their own variance.
     """
 
     def __init__(self, reports, name):
-        self.name, self.reports = name, [report for report in reports if name in report.others]
+        self.name, self.reports = name, reports
         ladder = [result for report in reports for result in report.main[report.base]]
         self.lengths = sorted({result["flops"] for result in ladder})
         self.models = []  # of each report: the mean of each length's runs, and of the candidate's
@@ -81,9 +80,7 @@ class Growth:
 
 
 def all_growths(reports):
-    names = dict.fromkeys(name for report in reports for name in report.others)
-    growths = [Growth(reports, name) for name in names]
-    return [growth for growth in growths if len(growth.reports) > 1]
+    return [Growth(reports, name) for name in reports[0].others]
 
 
 def growth_table(reports):
@@ -92,11 +89,9 @@ def growth_table(reports):
     for growth in all_growths(reports):
         for price, cost in growth.costs().items():
             values, halves = growth.gains(cost)
-            at = dict(zip(growth.reports, zip(values, halves)))
             mean = values.mean(), math.hypot(*halves) / len(halves)
-            cells = [at.get(report) for report in reports]
-            cells += [growth.per_doubling(values, halves), mean]
-            said = [decimal(cell[0], "+") + plus_minus(cell[1]) if cell else "" for cell in cells]
+            cells = [*zip(values, halves), growth.per_doubling(values, halves), mean]
+            said = [decimal(value, "+") + plus_minus(half) for value, half in cells]
             rows.append([growth.name, price, f"{cost:.2f}", *said])
     lengths = [f"{report.tokens_per_parameter():.2g} tokens per parameter" for report in reports]
     return as_table(["candidate", "at equal", "baseline's steps", *lengths, "per doubling", "mean"], rows)
