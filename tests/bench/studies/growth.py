@@ -9,6 +9,8 @@ CANDIDATES = [
     "cosine: --attention=cosine",
     "dense: --connection=dense",
     "Method 3.1, input kept: --residual=m3.1 --keep_input",
+    "x0: --connection=x0",
+    "value residual: --value_residual",
 ]
 SETTINGS = ["--dataset=gcide", "--eval_tokens=524288", "--dtype=bfloat16", "--compile=true", "--seeds=1,2,3,4,5"]
 RATES = {400: "3.5e-3,7e-3,1.4e-2", 1600: "2.5e-3,5e-3,1e-2", 6400: "2.5e-3,5e-3,1e-2"}  # to begin with
