@@ -150,7 +150,7 @@ def test_tables_of_speed_are_those_of_the_results(monkeypatch, capsys):
     assert len(rows) > 20 and [row for row in rows if row not in shown] == []
 
 
-@pytest.mark.parametrize("name, least", [("methods", 22), ("depth", 14), ("converged", 12), ("growth", 12),
+@pytest.mark.parametrize("name, least", [("methods", 22), ("depth", 14), ("converged", 12), ("growth", 14),
                                          ("example", 4)])
 def test_tables_of_studies_are_those_of_the_results(name, least, monkeypatch, capsys, tmp_path):
     monkeypatch.syspath_prepend(BENCH)

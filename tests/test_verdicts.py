@@ -147,7 +147,9 @@ def test_how_a_gain_grows_with_training(slope):
             assert value == pytest.approx(0.01 + slope * doublings + longer, abs=1e-9)
         per_doubling, half = found.per_doubling(values, halves)
         assert per_doubling == pytest.approx(slope + 0.02 * math.log2(cost), abs=1e-9) and 0 < half < 0.002
-    unlike = of_length(1600, slope)
-    unlike.candidates.pop("candidate")  # the same candidates at each length, or no growth
-    assert growth.by_length([reports[0], unlike]) == []
+    fewer, deeper = of_length(6400, slope), of_length(25600, slope)
+    fewer.candidates.pop("candidate")  # more seeds of some of the candidates are no length
+    assert growth.by_length([*reports, fewer]) == reports
+    deeper.comparison.baseline.settings["n_layer"] = 4
+    assert growth.by_length([*reports, deeper]) == []
     assert growth.by_length(reports[:1]) == growth.by_length([reports[0], reports[0]]) == []

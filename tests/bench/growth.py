@@ -1,7 +1,6 @@
 """Does a gain grow or fade with training? Comparisons of the same candidates that differ only in their length."""
 
 import math
-from itertools import combinations
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -13,14 +12,18 @@ OF_LENGTH = ("max_iters", "warmup_iters", "learning_rate")  # settings that may 
 
 
 def by_length(reports):
-    """Return the reports that are whole, shortest training first, or none if they differ in more than their length."""
+    """Return the whole reports of the first one's candidates, shortest training first.
+
+    If these differ in more than their length, there are none.
+    """
 
     def settings(report):
         return {name: candidate.settings | dict.fromkeys(OF_LENGTH) for name, candidate in report.candidates.items()}
 
-    whole = [report for report in reports if not report.lacking and report.fits.keys() == set(report.others)]
+    same = [report for report in reports if report.candidates.keys() == reports[0].candidates.keys()]
+    whole = [report for report in same if not report.lacking and report.fits.keys() == set(report.others)]
     lengths = {report.comparison.baseline.settings["max_iters"] for report in whole}
-    comparable = all(one == other for one, other in combinations(map(settings, whole), 2))
+    comparable = all(settings(report) == settings(whole[0]) for report in whole)
     return sorted(whole, key=Report.tokens_per_parameter) if comparable and 1 < len(lengths) == len(whole) else []
 
 
