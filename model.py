@@ -73,6 +73,8 @@ RESIDUALS = {
 class ConfigError(ValueError):
     """A value of a GPTConfig that cannot work. The message names the field, the value, and what would work."""
 
+    for_user = True
+
 
 @dataclass
 class GPTConfig:

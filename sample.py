@@ -13,8 +13,9 @@ import torch
 from config import read_settings
 from config.runtime.checkpoint import build_model, code_notes, newest_run
 from config.runtime.checks import check_range
-from config.runtime.common import UserError, find_checkpoint, install_excepthook, load_checkpoint
-from config.runtime.common import pick_device, quiet_pipe, read_text
+from config.runtime.devices import pick_device
+from config.runtime.errors import UserError, install_excepthook, quiet_pipe
+from config.runtime.files import find_checkpoint, load_checkpoint, read_text
 from config.runtime.maps import draw_maps
 from data.huggingface import describe_export, save_pretrained
 from data.tokenizer import first_tokens, tokenizer_from_state

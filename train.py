@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 
 from config.runtime import checkpoint, checks, distributed
-from config.runtime.common import StopSignal, UserError, clock, install_excepthook, peak_flops, pick_dtype, print0
+from config.runtime.devices import peak_flops, pick_dtype
+from config.runtime.errors import StopSignal, UserError, clock, install_excepthook, print0
 from config.runtime.log import Log, code_version
 from data.dataset import derive_seed, load_dataset
 from data.prepare import ensure_prepared

@@ -15,7 +15,8 @@ from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 
-from config.runtime.common import UserError, file_errors, quiet_pipe
+import config.runtime.waiting  # before PyTorch, which reads what it decides
+from config.runtime.errors import UserError, file_errors, quiet_pipe
 
 BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 RULE = "# " + "-" * 77 + "\n"

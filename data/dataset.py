@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from config.runtime.common import UserError, file_errors
+from config.runtime.errors import UserError, file_errors
 from data.tokenizer import Tokenizer, TokenizerError, tokenizer_from_state
 
 VERSION = 2  # of the layout of a data folder

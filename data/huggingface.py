@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from config.runtime.common import UserError, check_weights
+from config.runtime.errors import UserError
+from config.runtime.files import check_weights
 from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer, first_tokens, import_transformers, reason
 from model import GPT, GPTConfig
 

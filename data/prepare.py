@@ -20,8 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from config.runtime.common import UserError, atomic_write, file_errors, file_lock, folder_lock, load_checkpoint
-from config.runtime.common import print0, read_text, sha256, source_checkpoint
+from config.runtime.errors import UserError, file_errors, print0
+from config.runtime.files import atomic_write, file_lock, folder_lock, load_checkpoint, read_text, sha256
+from config.runtime.files import source_checkpoint
 from data.dataset import SPLITS, VERSION, token_dtype
 from data.tokenizer import CharTokenizer, TokenizerError, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state
 from data.tokenizer import train_bpe

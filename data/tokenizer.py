@@ -18,6 +18,8 @@ END = "<|endoftext|>"  # by the name that GPT-2 gave it
 class TokenizerError(ValueError):
     """A text that a tokenizer cannot encode, or a tokenizer that cannot be made: what is wrong, and what would work."""
 
+    for_user = True  # programs show it as one line
+
 
 class Tokenizer:
     """The base of all tokenizers. Each also has `vocab_size`, `encode_array`, `decode` and `state`."""

@@ -185,9 +185,13 @@ MUTANTS = {
         ("reduce_dtype=model.embed.weight.dtype", "reduce_dtype=dtype", "test_parallel.py -k gradients"),
         ("    scaler.load_state_dict(", "    dict(", "test_resume.py -k float16"),
     ],
-    "config/runtime/common.py": [
+    "config/runtime/devices.py": [
         ("getattr(torch, dtype)", 'torch.bfloat16 if dtype == "float16" else getattr(torch, dtype)', LOOP),
+    ],
+    "config/runtime/errors.py": [
         ("    exit_code = 3", "    exit_code = 2", "test_resume.py -k second_process"),
+    ],
+    "config/runtime/files.py": [
         ("or not all(", "or False and not all(", "test_bad_input.py -k test_checkpoint"),
     ],
     "config/runtime/waiting.py": [

@@ -21,7 +21,8 @@ import torch
 
 from config import read_settings
 from config.runtime.checkpoint import load_checkpoint
-from config.runtime.common import FORM, UserError
+from config.runtime.errors import UserError
+from config.runtime.files import FORM
 from conftest import ROOT, TINY, contents, refused
 from model import GPT, GPTConfig
 

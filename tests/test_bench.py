@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from config.runtime.common import UserError, use_plain_attention
+from config.runtime.devices import use_plain_attention
+from config.runtime.errors import UserError
 from conftest import ROOT
 from model import GPT, GPTConfig
 from reference import perturb, settings

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from config.runtime.common import UserError, folder_lock
+from config.runtime.errors import UserError
+from config.runtime.files import folder_lock
 from conftest import contents, hear_signals
 from data import prepare as preparing
 from data.dataset import load_dataset

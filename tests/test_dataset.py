@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from config.runtime.common import UserError
+from config.runtime.errors import UserError
 from data.dataset import Dataset, derive_seed, load_dataset, shuffled
 from data.prepare import prepare
 

@@ -11,7 +11,8 @@ import scipy.stats
 import torch
 
 import trainer
-from config.runtime.common import UserError, use_plain_attention
+from config.runtime.devices import use_plain_attention
+from config.runtime.errors import UserError
 from conftest import ROOT
 from model import GPT, GPTConfig
 

@@ -12,7 +12,7 @@ import tiktoken
 
 from conftest import ROOT, TINY
 from data.dataset import load_dataset
-from config.runtime.common import sha256
+from config.runtime.files import sha256
 from data.shakespeare import SHAKESPEARE_SHA256
 from data.tokenizer import gpt2_tokenizer
 

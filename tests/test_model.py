@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import reference
-from config.runtime.common import pick_attention_kernel, use_plain_attention
+from config.runtime.devices import pick_attention_kernel, use_plain_attention
 from conftest import ROOT
 from data.huggingface import from_llama, to_llama
 from model import CHOICES, Attention, Block, ConfigError, GPT, GPTConfig, attention_layout, rope_table

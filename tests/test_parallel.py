@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException
 
 import data.prepare
-from config.runtime.common import exit_program, use_plain_attention
+from config.runtime.devices import use_plain_attention
+from config.runtime.errors import exit_program
 from config.runtime.distributed import full_tensor, parallelize_model
 from conftest import TINY, differences, load, log_of, refused, run_program
 from model import GPT, GPTConfig

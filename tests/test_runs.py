@@ -9,7 +9,7 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 import runs
-from config.runtime.common import pick_device
+from config.runtime.devices import pick_device
 from runs import Workers
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 import config
 from config import convert, read_settings, split_settings
-from config.runtime.common import FolderInUse, UserError, file_errors, report_error
+from config.runtime.errors import FolderInUse, UserError, file_errors, report_error
 from model import ConfigError
 
 PROGRAM = '''"""A program."""

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from config.runtime.common import pick_compile, pick_dtype
+from config.runtime.devices import pick_compile, pick_dtype
 from conftest import ROOT, TEXT, TINY, contents, error_of, load, log_of, refused
 from data.dataset import Dataset, load_dataset
 from data.prepare import prepare
@@ -123,7 +123,7 @@ def slow(monkeypatch):
 
 def test_clock_of_a_run(repo, slow, monkeypatch):
     """Tokens/s and MFU are those of training since the log line before; the end has those of the whole process."""
-    monkeypatch.setattr("config.runtime.common.peak_flops", lambda device: 1e6)
+    monkeypatch.setattr("config.runtime.devices.peak_flops", lambda device: 1e6)
     # without learning, only the first evaluation is the best
     run = f"{RUN} --learning_rate=0 --lr_decay=none --grad_accum_steps=2 --log_interval=2"
     tokens = 2 * 2 * 16  # of a step

@@ -7,7 +7,7 @@ import torch
 
 import trainer
 from config import read_settings
-from config.runtime.common import use_plain_attention
+from config.runtime.devices import use_plain_attention
 from conftest import TINY, load, log_of
 from data.prepare import prepare
 

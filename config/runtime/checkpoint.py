@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from config.runtime.checks import SHAPE, of_model, starts_from_a_model
-from config.runtime.common import CHECKPOINT_VERSION, UserError, atomic_write, check_weights, file_errors
-from config.runtime.common import find_checkpoint, load_checkpoint, print0, rank, shapes_of, source_checkpoint
+from config.runtime.errors import UserError, file_errors, print0, rank
+from config.runtime.files import CHECKPOINT_VERSION, atomic_write, check_weights, find_checkpoint, load_checkpoint
+from config.runtime.files import shapes_of, source_checkpoint
 from config.runtime.log import code_version
 from data.huggingface import from_pretrained
 from data.tokenizer import hf_tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import model
 from config import did_you_mean
-from config.runtime.common import UserError, file_errors
+from config.runtime.errors import UserError, file_errors
 from model import ATTENTIONS, GPTConfig
 
 CHOICES = model.CHOICES | {

@@ -10,8 +10,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from config.runtime.common import UserError, exit_program, install_excepthook, machine_name, pick_attention_kernel
-from config.runtime.common import pick_compile, pick_device, print0, rank
+from config.runtime.devices import machine_name, pick_attention_kernel, pick_compile, pick_device
+from config.runtime.errors import UserError, exit_program, install_excepthook, print0, rank
 
 
 def world_size() -> int:

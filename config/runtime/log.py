@@ -7,7 +7,8 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from config.runtime.common import FolderInUse, file_errors, file_lock, print0, rank, sha256
+from config.runtime.errors import FolderInUse, file_errors, print0, rank
+from config.runtime.files import file_lock, sha256
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from config.runtime.common import UserError, atomic_write, file_errors
+from config.runtime.errors import UserError, file_errors
+from config.runtime.files import atomic_write
 
 LABELED = 32  # tokens, at most, that have room for their text
 

@@ -22,7 +22,8 @@ from pathlib import Path
 BENCH = Path(__file__).resolve().parent
 sys.path.insert(0, str(BENCH.parents[1]))
 from config import read_settings, split_settings
-from config.runtime.common import UserError, clock, install_excepthook, pick_device, quiet_pipe
+from config.runtime.devices import pick_device
+from config.runtime.errors import UserError, clock, install_excepthook, quiet_pipe
 from figure import write_figure
 from growth import by_length, growth_table, write_growth_figure
 from plan import Comparison

@@ -18,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import runs
 from config.runtime.checks import of_model
-from config.runtime.common import UserError, sha256
+from config.runtime.errors import UserError
+from config.runtime.files import sha256
 from model import GPT, GPTConfig
 from runs import options_of, read_log
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from config.runtime.common import UserError, sha256
+from config.runtime.errors import UserError
+from config.runtime.files import sha256
 from config.runtime.log import code_version
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared

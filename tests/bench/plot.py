@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from config import read_settings
-from config.runtime.common import UserError, file_errors, install_excepthook
+from config.runtime.errors import UserError, file_errors, install_excepthook
 from runs import read_log
 
 # -----------------------------------------------------------------------------

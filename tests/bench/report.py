@@ -5,7 +5,8 @@ import io
 import math
 import statistics
 
-from config.runtime.common import atomic_write, file_errors
+from config.runtime.errors import file_errors
+from config.runtime.files import atomic_write
 from runs import DEFAULTS, NO_MATTER
 from stats import TIE, holm
 

@@ -21,7 +21,8 @@ import torch
 
 from config import convert, read_settings, split_settings
 from config.runtime.checks import check_settings, ineffective_settings, of_model
-from config.runtime.common import StopSignal, UserError, file_errors, sha256
+from config.runtime.errors import StopSignal, UserError, file_errors
+from config.runtime.files import sha256
 from config.runtime.log import whole_line
 from model import GPT, GPTConfig
 

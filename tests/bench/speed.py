@@ -24,8 +24,9 @@ import torch
 
 from config import read_settings
 from config.runtime.checks import of_model
-from config.runtime.common import UserError, atomic_write, install_excepthook, machine_name, pick_attention_kernel
-from config.runtime.common import pick_device, pick_dtype
+from config.runtime.devices import machine_name, pick_attention_kernel, pick_device, pick_dtype
+from config.runtime.errors import UserError, install_excepthook
+from config.runtime.files import atomic_write
 from config.runtime.log import code_version
 from model import GPT, GPTConfig
 from report import as_table

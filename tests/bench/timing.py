@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from config.runtime.common import atomic_write, machine_name, pick_compile, sha256
+from config.runtime.devices import machine_name, pick_compile
+from config.runtime.files import atomic_write, sha256
 from runs import Run, read_log
 
 STEPS, LOOK = 24, 8  # steps of a run, and between its log lines

@@ -1,0 +1,70 @@
+"""Devices, dtypes, and when compiling or another attention kernel pays off."""
+
+import math
+
+import torch
+
+from config.runtime.errors import UserError
+
+
+def pick_device(device) -> torch.device:
+    """Return the device of that name, or for "auto" the best one here: cuda, mps or cpu."""
+    mps = ["mps"] if torch.backends.mps.is_available() else []
+    here = [*(f"cuda:{i}" for i in range(torch.cuda.device_count())), *mps, "cpu"]
+    name = {"auto": here[0], "cuda": "cuda:0"}.get(device, device)
+    if name not in here:
+        raise UserError(f"device = {device!r} is not available: this machine has {', '.join(here)}")
+    return torch.device(name)
+
+
+def peak_flops(device) -> float:
+    """Return the dense bfloat16 peak of a GPU in FLOP/s, from its maker's data sheet; nan where unknown."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    peaks = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "L40S": 362e12, "A100": 312e12, "RTX 4090": 165e12}
+    return next((peak for gpu, peak in peaks.items() if gpu in name), math.nan)
+
+
+def pick_dtype(dtype, device) -> torch.dtype:
+    """Return the type of that name, or for "auto" bfloat16 where `device` multiplies it fast, else float32."""
+    if dtype == "auto":
+        if device.type == "cuda":
+            fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            known = device.type == "cpu" and hasattr(torch.cpu, "get_capabilities")
+            fast = known and torch.cpu.get_capabilities().get("avx512_bf16")  # CPUs with AMX have it too
+        dtype = "bfloat16" if fast else "float32"
+    if device.type == "mps" and dtype != "float32":  # reported for PyTorch's causal attention
+        raise UserError(f"dtype = {dtype!r} does not work on mps, where 16-bit types may leak the future: use float32")
+    return getattr(torch, dtype)
+
+
+def pick_compile(device, flops) -> bool:
+    """Return whether compiling pays off for this many operations: on a GPU, and on a CPU from ten minutes up.
+
+    A core computes about 50 GFLOP/s. Compiling takes about 40 seconds there, and makes steps 1.2 to 1.4 times as fast.
+    """
+    return device.type == "cuda" or device.type == "cpu" and flops > 600 * 50e9 * torch.get_num_threads()
+
+
+def pick_attention_kernel(model, device, dtype):
+    """Select the faster of PyTorch's attention kernels for `model`, for this process.
+
+    On a CPU the fused kernel computes in float32. At short contexts plain products in bfloat16 are up to twice as fast,
+    most of all where score vectors are wide. But they hold T x T weights until the backward pass.
+    """
+    wide = model.blocks[-1].attn.score_width() > 3 * model.config.head_dim
+    short = model.config.block_size <= (1024 if wide else 512)
+    use_plain_attention(device.type == "cpu" and dtype == torch.bfloat16 and short)
+
+
+def use_plain_attention(plain):
+    """Switch PyTorch's fused attention off, or on. Both switches work on CPUs too, whatever their names say."""
+    torch.backends.cuda.enable_flash_sdp(not plain)
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(plain)
+
+
+def machine_name(device, world_size=1):
+    """Return a run's hardware and PyTorch, in words: bit-exact resuming requires the same."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    processes = f"{world_size} x " if world_size > 1 else ""
+    return f"{processes}{device} ({name}), torch {torch.__version__}"

@@ -1,0 +1,119 @@
+"""Files: atomic writes, checkpoints, locks, texts."""
+
+import hashlib
+import os
+import zipfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+
+from config.runtime.errors import UserError, file_errors
+
+CHECKPOINT_VERSION = 8  # of the layout of a checkpoint
+
+
+@contextmanager
+def atomic_write(path):
+    """Yield a binary file to write, NAME.tmp until it is whole. If anything fails, `path` stays as it was."""
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # rather than the temporary one
+        raise
+
+
+@file_errors()
+def find_checkpoint(folder, prefer="latest"):
+    """Return the path of ckpt.pt ("latest") or best.pt ("best") of a run, or the other one if only that exists."""
+    latest, best = folder / "ckpt.pt", folder / "best.pt"
+    preferred, other = (best, latest) if prefer == "best" else (latest, best)
+    return other if other.exists() and not preferred.exists() else preferred
+
+
+def source_checkpoint(name):
+    """Return the path of the checkpoint that run:FOLDER names."""
+    return find_checkpoint(Path(os.path.expanduser(name.removeprefix("run:"))), prefer="best")
+
+
+FORM = {"iter_num": int, "val_loss": float, "settings": dict, "config": dict, "data": dict, "tokenizer": dict}
+FORM |= {"machine": str, "code": dict, "model": dict, "optimizer": dict, "scaler": dict}
+
+
+@file_errors()
+def load_checkpoint(path) -> dict:
+    """Return a whole checkpoint, on the CPU, and its "path". No code in it is run."""
+    checkpoint = None
+    with open(path, "rb") as file, suppress(Exception):  # damaged bytes raise all sorts of errors
+        if zipfile.ZipFile(file).testzip() is None:  # torch.load does not look at the checksums in it
+            file.seek(0)
+            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    version = checkpoint.get("version") if isinstance(checkpoint, dict) else None
+    if version is not None and version != CHECKPOINT_VERSION:
+        raise UserError(f"{path}: checkpoint version {version!r}; this program reads version {CHECKPOINT_VERSION}")
+    if version is None or not all(isinstance(checkpoint.get(name), kind) for name, kind in FORM.items()):
+        other = path.with_name("best.pt" if path.name == "ckpt.pt" else "ckpt.pt")
+        cure = f"; move it away to use {other}" if other.exists() else ""
+        raise UserError(f"{path}: damaged, or not a checkpoint of train.py{cure}")
+    return checkpoint | {"path": path}
+
+
+def shapes_of(weights) -> dict:
+    return {name: getattr(tensor, "shape", None) for name, tensor in weights.items()}
+
+
+def check_weights(found, expected, problem):
+    """Raise a UserError, which begins with the `problem`, unless two state dicts have the same names and shapes."""
+    here, there = shapes_of(expected), shapes_of(found)
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            sizes = f"expected {here.get(name, 'nothing')}, found {there.get(name, 'nothing')}"
+            raise UserError(f"{problem}: {name}: {sizes}")
+
+
+def file_lock(file, wait=False) -> bool:
+    """Return whether this process now holds the lock of an open file. Where there are no locks, every process does."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # Windows; a file system without locks
+        pass
+    return True
+
+
+@contextmanager
+def folder_lock(folder):
+    """Yield whether this process holds the lock of a folder."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # Windows opens no folders
+        yield True
+        return
+    try:
+        yield file_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@file_errors()
+def read_text(path) -> str:
+    """Return the text of a UTF-8 file, with its own line ends: the same text on every system."""
+    try:
+        return Path(path).read_bytes().decode("utf-8").removeprefix("\ufeff")  # the byte-order mark of some editors
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text at byte {error.start}") from None
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
