@@ -47,14 +47,12 @@ n_embd = 128  # width
 n_inner = 0  # width of the MLP; 0: 8/3 n_embd, rounded up to a multiple of 64
 dropout = 0.0  # dropout rate, of the attention weights and of the output of attention and MLP
 bias = False  # biases in the linear layers
-attention = "standard"  # standard, w2, summed_qk, cosine
+attention = "standard"  # standard, w2, summed_qk
 qk_scale = "5.1"  # summed_qk: divisor of layer i's scores in layer l; d: width of a head, m = l + 1; a and b learned:
 #   5.1 √d   5.2 √d √m   5.3 √d m   5.4 d^a m^b   5.5 a_i √d   5.6 a_i d^b_i   5.7 a_i
 sigma = "scalar"  # w2: scalar, diagonal, none (L2 attention)
-value_residual = False  # mix the first layer's values into every layer's
 residual = "standard"  # standard, m1, m2, m3.1, m3.2, m4.1, m4.2
 keep_input = False  # m1 to m4.2: add the sum to the usual residual, which it otherwise replaces
-connection = "latest"  # what a layer reads: latest, x0, dense, attnres
 rope_theta = 10000.0  # base of RoPE's wavelengths
 norm_eps = 1e-5  # epsilon of RMSNorm
 tie_weights = False  # share one matrix between the embedding and the head
@@ -215,7 +213,7 @@ size = f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, 
 counts = f"{tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on"
 epochs = max_iters * tokens_per_iter / tokens["train"]
 origin = f"step {iter_num:,} of {out}" if resuming else init_from
-print0(f"model   {config.label}: {size}, from {origin}")
+print0(f"model   {attention} attention, {residual} residual: {size}, from {origin}")
 print0(f"data    {data.meta['source']} (data/{dataset}): {counts}")
 print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs, {optimizer}")
 print0(f"device  {machine}, {settings['dtype']}; run in {out}")

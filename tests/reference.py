@@ -8,7 +8,7 @@ It works on a plain dict of tensors, `state`, under the names of a Hugging Face 
 
     model.embed_tokens.weight, model.layers.{l}.self_attn.q_proj.weight, ..., lm_head.weight
 
-and, for what Llama lacks, under model.py's own, such as `blocks.{l}.mix`, `blocks.{l}.attn.log_a`, `connection.w`.
+and, for what Llama lacks, under model.py's own, such as `blocks.{l}.mix`, `blocks.{l}.attn.log_a`.
 
 Shapes: T positions, C = n_embd, d = head_dim. There is no batch axis: one row at a time.
 """
@@ -20,7 +20,7 @@ from itertools import combinations, permutations, product
 import torch
 
 from data.huggingface import llama_names, to_llama
-from model import ATTENTIONS, CHOICES, RESIDUALS, GPTConfig    # their names alone, so that every entry is tested
+from model import CHOICES, GPTConfig    # their names alone, so that every entry is tested
 
 
 # ----------------------------------------------------------------------------------------------
@@ -144,13 +144,7 @@ def weights_summed(q, qk, extras, config, **_):
     return causal_softmax(summed_scores(qk, q.shape[-1], config.qk_scale, extras))
 
 
-def weights_cosine(q, k, h, extras, **_):
-    """softmax(s_h cos(q, k)), s_h = exp(log_scale_h)"""
-    cosines = torch.stack([torch.stack([q_m @ k_n / (q_m.norm() * k_n.norm()) for k_n in k]) for q_m in q])
-    return causal_softmax(torch.exp(extras["log_scale"][h]) * cosines)
-
-
-WEIGHTS = {"standard": weights_standard, "w2": weights_w2, "summed_qk": weights_summed, "cosine": weights_cosine}
+WEIGHTS = {"standard": weights_standard, "w2": weights_w2, "summed_qk": weights_summed}
 
 # Functions of a layer's mixed heads y (T, C) before W_O, by kind. Kinds not listed leave y unchanged.
 OUTPUTS = {}
@@ -193,16 +187,7 @@ def attention_weights(config, state, layer, normed, qk):
 # ----------------------------------------------------------------------------------------------
 # a layer's two outputs on any input, with the attention weights of its first run kept
 
-def layer_values(config, state, i, normed, first_values):
-    """W_V x, or a W_V x + b v_0 (value residual), v_0 the values of layer 0 in its first run. (T, n_kv_head d)"""
-    values = linear(state, f"model.layers.{i}.self_attn.v_proj", normed)
-    if not config.value_residual or i == 0:
-        return values
-    a, b = state[f"blocks.{i}.attn.value_mix"]
-    return a * values + b * first_values
-
-
-def attention_output(config, state, i, weights, x, first_values=None):
+def attention_output(config, state, i, weights, x):
     """
     attn_i(x): "X → input norm of layer i → attention with the kept weights, W^V, W^O → that output,
     without a residual."
@@ -211,7 +196,7 @@ def attention_output(config, state, i, weights, x, first_values=None):
     n_head, n_kv_head = config.n_head, config.n_kv_head or config.n_head
     d = config.n_embd // n_head
     normed = rms_norm(x, state[name + "input_layernorm.weight"], config.norm_eps)
-    values = layer_values(config, state, i, normed, first_values)
+    values = linear(state, name + "self_attn.v_proj", normed)
     heads = []
     for head in range(n_head):
         kv = head // (n_head // n_kv_head)
@@ -290,71 +275,28 @@ BLOCKS = {"standard": (standard_block, one, all_so_far),
 
 
 # ----------------------------------------------------------------------------------------------
-# connections: what layer l reads, and, with l = n_layer, the head. outputs: x_0, the embedding, and x_1 to x_l, the
-# layers' outputs; inputs: what they have read; mine: the connection's own parameters
-
-def reads_latest(l, outputs, inputs, mine):
-    """x_l"""
-    return outputs[l]
-
-
-def reads_x0(l, outputs, inputs, mine):
-    """a_l x_l + b_l x_0; the head reads x_l"""
-    return outputs[l] if l == len(mine["a"]) else mine["a"][l] * outputs[l] + mine["b"][l] * outputs[0]
-
-
-def reads_dense(l, outputs, inputs, mine):
-    """Σ_{i≤l} w_li x_i; layer 0 reads x_0"""
-    return sum(mine[f"w.{l - 1}"][i] * outputs[i] for i in range(l + 1)) if l else outputs[0]
-
-
-def reads_attnres(l, outputs, inputs, mine):
-    """For each token Σ_{i≤l} p_li f_i, p_l = softmax_i(w_l · f_i / rms(f_i)); f_0 = x_0, f_i added by layer i-1"""
-    added = [outputs[0]] + [outputs[i + 1] - inputs[i] for i in range(l)]
-    rows = []
-    for t in range(len(outputs[0])):
-        eps = torch.finfo(torch.float64).eps
-        scores = [mine["w"][l - 1] @ rms_norm(f[t], 1.0, eps) if l else torch.zeros(()).double() for f in added]
-        p = torch.softmax(torch.stack(scores), dim=0)
-        rows.append(sum(p[i] * added[i][t] for i in range(l + 1)))
-    return torch.stack(rows)
-
-
-READS = {"latest": reads_latest, "x0": reads_x0, "dense": reads_dense, "attnres": reads_attnres}
-
-
-# ----------------------------------------------------------------------------------------------
 # the whole model
 
 def row_logits(config, state, tokens):
     """Logits (T, V) of one row of tokens."""
     block, weigh, summed = BLOCKS[config.residual]
-    reads = READS[config.connection]
-    mine = {name.removeprefix("connection."): p for name, p in state.items() if name.startswith("connection.")}
     qk, weights = [], []                            # of each layer, kept from its first run
-    outputs, inputs = [state["model.embed_tokens.weight"][tokens]], []
-
-    def norm(l, x):
-        return rms_norm(x, state[f"model.layers.{l}.input_layernorm.weight"], config.norm_eps)
+    x = state["model.embed_tokens.weight"][tokens]
 
     def attn(i, x):
-        first_values = layer_values(config, state, 0, norm(0, inputs[0]), None)
-        return attention_output(config, state, i, weights[i], x, first_values)
+        return attention_output(config, state, i, weights[i], x)
 
     def mlp(i, h):
         return mlp_output(config, state, i, h)
 
     for l in range(config.n_layer):
-        x = reads(l, outputs, inputs, mine)
-        inputs.append(x)
-        weights.append(attention_weights(config, state, l, norm(l, x), qk))
+        normed = rms_norm(x, state[f"model.layers.{l}.input_layernorm.weight"], config.norm_eps)
+        weights.append(attention_weights(config, state, l, normed, qk))
         layers = summed(l)
         if l == 0:
             x = standard_block(layers, x, attn, mlp)
         else:
             x = block(layers, x, attn, mlp, weigh(len(layers), state.get(f"blocks.{l}.mix")), config.keep_input)
-        outputs.append(x)
-    x = reads(config.n_layer, outputs, inputs, mine)
     x = rms_norm(x, state["model.norm.weight"], config.norm_eps)
     head = state.get("lm_head.weight", state["model.embed_tokens.weight"])
     return x @ head.T
@@ -393,15 +335,17 @@ def uncached_greedy(model, idx, max_new_tokens):
 # ----------------------------------------------------------------------------------------------
 # every kind x method, for the tests
 
+OPTIONS = {"w2": "sigma", "summed_qk": "qk_scale"}    # kinds with a setting that only they read
+
 KINDS = {}    # a kind's name here, with the value of its option: its settings
-for kind, attention in ATTENTIONS.items():
-    for setting, values in attention.options.items():
-        KINDS |= {f"{kind.removesuffix('_qk')}-{value}": {"attention": kind, setting: value} for value in values or ()}
-    if not attention.options:
-        KINDS[kind] = {"attention": kind}
+for kind in CHOICES["attention"]:
+    option = OPTIONS.get(kind)
+    for value in CHOICES.get(option, [None]):
+        name = f"{kind.removesuffix('_qk')}-{value}" if option else kind
+        KINDS[name] = {"attention": kind} | ({option: value} if option else {})
 
 METHODS = {}
-for residual in RESIDUALS:
+for residual in CHOICES["residual"]:
     METHODS[residual] = {"residual": residual}
     if residual != "standard":
         METHODS[residual + "+input"] = {"residual": residual, "keep_input": True}
@@ -415,7 +359,7 @@ SHAPES = {"block_size", "vocab_size", "n_layer", "n_head", "n_embd", "n_inner", 
 
 def columns(config=GPTConfig):
     """What the tests vary: {name: [settings]} of kinds, and of every other bool, choice and number of the config."""
-    options = {name for attention in ATTENTIONS.values() for name in attention.options}
+    options = set(OPTIONS.values())
     found = {"attention": list(KINDS.values())}
     for field in fields(config):
         if isinstance(field.default, bool):

@@ -15,15 +15,13 @@ import pytest
 import torch
 import torch._dynamo
 from hypothesis import given, settings as hypothesis_settings, strategies as st
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 import reference
 from config.runtime.devices import pick_attention_kernel, use_plain_attention
 from conftest import ROOT
 from data.huggingface import from_llama, to_llama
-from model import CHOICES, Attention, Block, ConfigError, GPT, GPTConfig, attention_layout, rope_table
+from model import ATTENTIONS, CHOICES, Attention, Block, ConfigError, GPT, GPTConfig, causal_attention, rope_table
 from reference import COVER, KINDS, columns, perturb, settings, uncached_greedy
 
 
@@ -163,7 +161,7 @@ def kept_for_backward(**changes):
 
 
 @pytest.mark.parametrize("row", [{}, dict(residual="m1"), dict(residual="m4.2"), dict(attention="w2"),
-                                 dict(connection="attnres", value_residual=True)])
+                                 dict(attention="summed_qk")])
 def test_activation_checkpointing_keeps_a_third_of_a_standard_model(row):
     assert kept_for_backward(**row, activation_checkpointing=True) < kept_for_backward() / 3
 
@@ -331,30 +329,6 @@ def test_matrices_start_at_the_size_of_what_they_multiply(tied):
             assert (p == 1).all()
 
 
-@pytest.mark.parametrize("connection", ["x0", "dense"])
-def test_a_connection_starts_as_the_standard_one(connection):
-    model, other = (build(connection=name, moved=False) for name in ("latest", connection))
-    idx = tokens(model, 2, 9)
-    close(other(idx)[0], model(idx)[0], 1e-12)
-
-
-def test_attention_residuals_start_at_the_mean():
-    model = build(connection="attnres", moved=False)
-    outputs, inputs = torch.randn(3, 2, 5, 32).double(), torch.randn(2, 2, 5, 32).double()
-    mean = (outputs[0] + (outputs[1] - inputs[0]) + (outputs[2] - inputs[1])) / 3
-    close(model.connection(tuple(outputs), tuple(inputs)), mean)
-
-
-def test_cosine_attention_starts_with_standard_scores_of_unit_vectors():
-    """Where all |q| and |k| are √d_k, q·k/√d_k = √d_k cos(q, k)."""
-    model = build("cosine", moved=False)
-    attn, x = model.blocks[0].attn, torch.randn(2, 9, 32).double()
-    q, k = attn.project(x, rope_table(0, 9, 8, 1e4, x))
-    q, k = (v * 8**0.5 / v.norm(dim=-1, keepdim=True) for v in (q, k))
-    q_hat, k_hat, _ = attn.score_vectors(x, rope_table(0, 9, 8, 1e4, x), ())
-    close(q_hat @ k_hat.mT, q @ k.mT / 8**0.5, 1e-6)
-
-
 def test_inner_width_by_default():
     for n_embd, inner in ((32, 128), (96, 256), (384, 1024), (768, 2048)):
         config = GPTConfig(**settings("standard", "standard", n_embd=n_embd, n_inner=None, n_layer=1))
@@ -364,24 +338,33 @@ def test_inner_width_by_default():
 # ----------------------------------------------------------------------------------------------
 # the operations counted
 
-@over(COVER)
-def test_operations_are_counted_as_pytorch_counts_them(row):
-    """Its counter sees every product of attention in its unfused form. A backward pass takes twice a forward one's."""
-    model = build(**row, dtype=torch.float32, moved=False)
-    idx = tokens(model, 1, model.config.block_size)
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model(idx)
-    counted = counter.get_total_flops() / model.config.block_size
-    assert model.flops_per_token() == pytest.approx(3 * counted, rel=1e-9)
+@pytest.mark.parametrize("residual", CHOICES["residual"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_operations_are_those_of_the_formulas(kind, residual):
+    """Multiply-adds per token: of every matrix, and of T scores and T values mixed in each of a layer's runs."""
+    L, C, inner, T, H, G, V = 3, 32, 24, 16, 4, 2, 19
+    D = C // H
+    model = build(kind, residual, moved=False, n_kv_head=G)
+    total = C * V
+    for l in range(L):
+        spread = {"w2-scalar": 1, "w2-diagonal": D}.get(kind, 0)
+        width = (l + 1) * D if kind.startswith("summed") else D + spread + 2 if kind.startswith("w2") else D
+        scoring = C * C + C * G * D + C * (H + G) * spread
+        attn = C * G * D + C * C + T * H * (width + D)
+        mlp = 3 * C * inner
+        total += scoring + attn + mlp
+        later = L - 1 - l                           # layers that run this one again
+        branch = model.blocks[-1].summed
+        total += later * {None: 0, "attention": attn, "mlp": attn + mlp}[branch]
+    assert model.flops_per_token() == 6 * total     # two a multiply-add, and twice that backward
 
 
-@pytest.mark.parametrize("residual", ["standard", "m1"])
-@pytest.mark.parametrize("part", [torch.nn.Conv1d(32, 32, 3), torch.nn.Bilinear(4, 4, 4)])
-def test_operations_that_cannot_be_counted_are_refused(part, residual):
-    model = build(residual=residual)
-    model.blocks[1].attn.own = part
-    with pytest.raises(NotImplementedError, match=f"{type(part).__name__}.weight is not in an nn.Linear"):
-        model.flops_per_token()
+def test_operations_follow_the_context_and_draw_no_random_number():
+    model = build("w2-scalar", "m1")
+    before, state = model.flops_per_token(), torch.get_rng_state()
+    model.crop_block_size(8)
+    assert model.flops_per_token() == build("w2-scalar", "m1", block_size=8).flops_per_token() < before
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 # ----------------------------------------------------------------------------------------------
@@ -390,43 +373,38 @@ def test_operations_that_cannot_be_counted_are_refused(part, residual):
 half, single = torch.bfloat16, torch.float32
 
 
-@pytest.mark.parametrize("device, dtype, T, S, group, fused, expected", [  # v is 64 wide
-    ("cpu", single, 128, 67, 1, True, (67, 1)),
-    ("cpu", half, 128, 67, 1, False, (64, 1)),
-    ("cpu", single, 1, 67, 1, True, (64, 1)),           # a token that is generated
+class Called(torch.Tensor):
+    """A tensor of a CPU that passes for another device's, and so does what is computed from it."""
 
-    ("cuda", half, 128, 72, 1, True, (72, 1)),          # flash, cuDNN
-    ("cuda", torch.float16, 128, 256, 3, True, (256, 1)),
-    ("cuda", half, 128, 320, 3, True, (64, 3)),         # memory-efficient
-    ("cuda", single, 128, 72, 3, True, (64, 3)),
-    ("mps", single, 1, 72, 1, True, (72, 1)),           # wrong where v is narrower, at any T
+
+@pytest.mark.parametrize("device, dtype, T, S, plain, expected", [  # v is 64 wide; 6 heads of q, 2 of k̂ and v
+    ("cpu", single, 128, 67, False, (67, 2)),
+    ("cpu", half, 128, 67, True, (64, 2)),
+    ("cpu", single, 1, 67, False, (64, 2)),             # a token that is generated
+    ("cpu", single, 128, 16, False, (64, 2)),           # nothing is cut off where scores are narrower
+
+    ("cuda", half, 128, 72, False, (72, 2)),            # flash, cuDNN
+    ("cuda", torch.float16, 128, 256, False, (256, 2)),
+    ("cuda", half, 128, 320, False, (64, 6)),           # memory-efficient
+    ("cuda", single, 128, 72, False, (64, 6)),
+    ("mps", single, 1, 72, False, (72, 2)),             # wrong where v is narrower, at any T
 ])  # fmt: skip
-def test_the_layout_of_attention(device, dtype, T, S, group, fused, expected):
-    assert attention_layout(device, dtype, T, S, 64, group, fused) == expected
+def test_the_layout_of_attention(device, dtype, T, S, plain, expected, monkeypatch):
+    """How wide v is padded, and to how many heads k̂ and v are repeated."""
+    seen = {}
 
+    def attend(q, k, v, **options):
+        assert k.size(1) == v.size(1) and options["enable_gqa"] == (k.size(1) != 6) and options["is_causal"] == (T > 1)
+        seen["layout"] = v.size(3), v.size(1)
+        return v.new_zeros(1, 6, T, v.size(3))
 
-class CalledCuda(torch.Tensor):
-    """A tensor of a CPU that passes for a GPU's, and so does what is computed from it."""
-    device = torch.device("cuda")
-
-
-def test_logits_of_a_padded_vocabulary(monkeypatch):
-    """A GPU's head is padded to a multiple of 64; the logits, the loss and their gradients are those without."""
-    model = build(vocab_size=50)
-    idx, targets = tokens(model, 2, 7), tokens(model, 2, 7, seed=1)
-    targets[0, 2] = -1
-    results = []
-    for kind_of_tensor in (torch.Tensor, CalledCuda):
-        x = model.features(idx)
-        monkeypatch.setattr(model, "features", lambda idx: x.as_subclass(kind_of_tensor))
-        logits, loss = model(idx, targets)
-        monkeypatch.undo()
-        assert logits.shape == (2, 7, 50) and loss.shape == ()
-        gradients = torch.autograd.grad(logits.square().mean() + loss, [x, model.head.weight])
-        results.append([t.as_subclass(torch.Tensor) for t in (logits, loss, *gradients)])
-        assert logits.stride(1) == (50 if kind_of_tensor is torch.Tensor else 64)
-    for found, expected in zip(*results):
-        close(found, expected, 1e-12)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    monkeypatch.setattr(Called, "device", torch.device(device), raising=False)
+    use_plain_attention(plain)
+    q, k, v = (torch.zeros(1, heads, T, width, dtype=dtype) for heads, width in ((6, S), (2, S), (2, 64)))
+    y = causal_attention(q, k, v.as_subclass(Called))
+    use_plain_attention(False)
+    assert seen["layout"] == expected and y.shape == (1, 6, T, 64)
 
 
 # ----------------------------------------------------------------------------------------------
@@ -464,7 +442,7 @@ def test_a_loss_of_one_s_own_on_the_logits(compile_with):
 def test_training_and_evaluating_recompile_within_the_limit(compile_with):
     """That holds for summed scores as wide as ten layers, and for Method 3.1's ten weights 1/m."""
     compile_with("eager")
-    model = build("summed-5.1", "m3.1", torch.float32, n_layer=10, dropout=0.1, value_residual=True)
+    model = build("summed-5.1", "m3.1", torch.float32, n_layer=10, dropout=0.1)
     idx = tokens(model, 2, 12)
     model.compile_blocks()
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
@@ -513,7 +491,8 @@ def attention_error(kind, seed, key_scale=1, compiled=False):
     with torch.no_grad():
         exact = copy.deepcopy(model).double()(idx)[0]
         if compiled:
-            model.blocks[0].vectors = torch.compile(model.blocks[0].vectors)
+            attn = model.blocks[0].attn
+            attn.score_vectors = torch.compile(attn.score_vectors)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             rough = model(idx)[0].double()
     return ((rough - exact).norm() / exact.norm()).item()
@@ -662,14 +641,19 @@ def test_bad_settings_are_named(field, value):
     assert all(str(word) in str(error.value) for word in (field, value, *CHOICES.get(field, ())))
 
 
-def test_a_block_alone_says_what_it_needs():
+def test_a_block_alone():
     x = torch.zeros(1, 4, 32)
-    for row in (dict(residual="m1"), dict(attention="summed_qk"), dict(value_residual=True)):
+    for row in (dict(residual="m1"), dict(attention="summed_qk")):
         config = GPTConfig(**settings("standard", "standard", **row))
         rope = rope_table(0, 4, config.head_dim, config.rope_theta, x)
-        assert Block(config, layer=0)(x, rope)[0].shape == x.shape
-        with pytest.raises(ValueError, match="layer 1 needs `earlier`"):
+        out, kept = Block(config, layer=0)(x, rope)
+        assert out.shape == Block(config, layer=1)(x, rope, (kept,))[0].shape == x.shape
+        with pytest.raises(AssertionError, match="it needs what each layer before it has kept"):
             Block(config, layer=1)(x, rope)
+
+
+def test_every_kind_is_a_choice():
+    assert tuple(ATTENTIONS) == CHOICES["attention"]
 
 
 def test_bad_inputs():

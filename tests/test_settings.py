@@ -210,9 +210,6 @@ METHODS = {
     "standard": {"attention": "standard", "residual": "standard"},
     "w2": {"attention": "w2"},
     "l2": {"attention": "w2", "sigma": "none"},
-    "cosine": {"attention": "cosine"},
-    "value_residual": {"value_residual": True},
-    **{name: {"connection": name} for name in ("x0", "dense", "attnres")},
     **{f"m5_{i}": {"attention": "summed_qk", "qk_scale": f"5.{i}"} for i in range(1, 8)},
     **{f"m{name}".replace(".", "_"): {"residual": f"m{name}"} for name in ("1", "2", "3.1", "3.2", "4.1", "4.2")},
 }

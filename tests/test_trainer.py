@@ -29,7 +29,7 @@ CASES = {
     "no warm-up": "--warmup_iters=0",
     "nothing but warm-up": "--warmup_iters=9",
     "other betas": "--beta1=0.5 --beta2=0.6",
-    "weight decay of matrices only": "--weight_decay=1 --bias --attention=summed_qk --qk_scale=5.4 --connection=x0",
+    "weight decay of matrices only": "--weight_decay=1 --bias --attention=summed_qk --qk_scale=5.4",
     "muon": "--optimizer=muon --weight_decay=1 --grad_accum_steps=4",
     "dropout": "--dropout=0.3 --grad_accum_steps=4",
     "dropout of what is recomputed": "--dropout=0.3 --residual=m1",

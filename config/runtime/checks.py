@@ -9,7 +9,7 @@ from pathlib import Path
 import model
 from config import did_you_mean
 from config.runtime.errors import UserError, file_errors
-from model import ATTENTIONS, GPTConfig
+from model import GPTConfig
 
 CHOICES = model.CHOICES | {
     "init_from": ("scratch", "resume", "auto", "hf:NAME", "run:FOLDER"),
@@ -83,12 +83,12 @@ def ineffective_settings(settings, given, defaults):
     """Return a line for each given setting that has no effect, and for a warm-up that is the whole run."""
     lines = []
     for name, value in given.items():
-        kinds = [kind for kind, attention in ATTENTIONS.items() if name in attention.options]
-        needed = [f"attention={kind}" for kind in kinds if settings["attention"] not in kinds]
+        kind = {"sigma": "w2", "qk_scale": "summed_qk"}.get(name, settings["attention"])
+        needed = "" if settings["attention"] == kind else f"attention={kind}"
         if name == "keep_input" and settings["residual"] == "standard":
-            needed = ["a residual other than standard"]
+            needed = "a residual other than standard"
         if needed and value != defaults[name]:
-            lines.append(f"{name} = {value!r} has no effect: it needs {' or '.join(needed)}")
+            lines.append(f"{name} = {value!r} has no effect: it needs {needed}")
         if name in SHAPE and value != settings[name]:
             lines.append(f"{name} = {value!r} has no effect: {settings['init_from']} has {settings[name]!r}")
     if settings["max_iters"] <= settings["warmup_iters"] and not settings["eval_only"]:

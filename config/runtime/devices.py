@@ -52,7 +52,7 @@ def pick_attention_kernel(model, device, dtype):
     On a CPU the fused kernel computes in float32. At short contexts plain products in bfloat16 are up to twice as fast,
     most of all where score vectors are wide. But they hold T x T weights until the backward pass.
     """
-    wide = model.blocks[-1].attn.score_width() > 3 * model.config.head_dim
+    wide = model.config.attention == "summed_qk" and model.config.n_layer > 3
     short = model.config.block_size <= (1024 if wide else 512)
     use_plain_attention(device.type == "cpu" and dtype == torch.bfloat16 and short)
 

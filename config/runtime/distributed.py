@@ -57,7 +57,7 @@ def parallelize_model(model, parallel, device, dtype=None):
     policy = MixedPrecisionPolicy(dtype, reduce_dtype=model.embed.weight.dtype, cast_forward_inputs=False)
     for block in model.blocks:
         # A layer that later ones recompute stays gathered until the end of its backward pass, for all of them.
-        reshard, others = block.residual is None, set(block.parameters()) - matrices
+        reshard, others = model.config.residual == "standard", set(block.parameters()) - matrices
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard, ignored_params=others, mp_policy=policy)
     return model
 
