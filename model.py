@@ -126,10 +126,13 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def project(self, x, rope):
-        """Project the normed input x (B, T, C) to q (B, H, T, D) and k (B, G, T, D), and rotate both."""
+        """Return q (B, H, T, D), k and v (B, G, T, D) of the normed input x (B, T, C); q and k are rotated."""
         q = rearrange(self.q_proj(x), "B T (H D) -> B H T D", D=self.D)
         k = rearrange(self.k_proj(x), "B T (G D) -> B G T D", D=self.D)
-        return apply_rope(q, rope), apply_rope(k, rope)
+        return apply_rope(q, rope), apply_rope(k, rope), self.values(x)
+
+    def values(self, x):
+        return rearrange(self.v_proj(x), "B T (G D) -> B G T D", D=self.D)
 
     def score_vectors(self, q, k, x, earlier):
         """Return q̂ (B, H, T, S) and k̂ (B, G, T, S). Each vector depends on its own token only.
@@ -137,10 +140,6 @@ class Attention(nn.Module):
         q, k and the normed input x are this layer's. `earlier` has what each layer before it has Kept.
         """
         return q * self.D**-0.5, k
-
-    def values(self, x):
-        """Return the values (B, G, T, D) of the normed input x."""
-        return rearrange(self.v_proj(x), "B T (G D) -> B G T D", D=self.D)
 
     def mix_values(self, q_hat, k_hat, v):
         """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D). k̂ and v have all tokens read, q̂ the latest T of them."""
@@ -150,9 +149,9 @@ class Attention(nn.Module):
         """Return (B, T, C) for the mixed values y (B, T, H D) and the normed input x."""
         return self.o_proj(y)
 
-    def forward(self, x, q_hat, k_hat, cache):
-        """Return W_O softmax(q̂ k̂ᵀ) W_V x, (B, T, C), for the normed input x."""
-        y = self.mix_values(q_hat, k_hat, cache(self.values(x)))
+    def forward(self, x, q_hat, k_hat, v):
+        """Return W_O softmax(q̂ k̂ᵀ) v, (B, T, C), for the normed input x."""
+        y = self.mix_values(q_hat, k_hat, v)
         return self.dropout(self.output(rearrange(y, "B H T D -> B T (H D)"), x))
 
 
@@ -272,7 +271,7 @@ class Kept(NamedTuple):
     block: nn.Module  # itself, to run it again
     q: torch.Tensor  # rotated, of the tokens that it has just read, which summed_qk adds up
     k: torch.Tensor
-    q_hat: torch.Tensor  # its attention weights, as score vectors
+    q_hat: torch.Tensor  # its score vectors, which stand for its attention weights
     k_hat: torch.Tensor
 
 
@@ -301,19 +300,21 @@ class Block(nn.Module):
         """Return x' (B, T, C) for x (B, T, C), and what this layer keeps. `earlier` has what those before it kept."""
         assert not self.reads_earlier or len(earlier) == self.m - 1, "it needs what each layer before it has kept"
         normed = self.attn_norm(x)
-        q, k = self.attn.project(normed, rope)
+        q, k, v = self.attn.project(normed, rope)
         q_hat, k_hat = self.attn.score_vectors(q, k, normed, earlier)
         own = Kept(self, q, k, q_hat, cache(k_hat))
+        attn = self.attn(normed, q_hat, own.k_hat, cache(v))  # attn_l(x)
 
-        attn = self.attn(normed, own.q_hat, own.k_hat, cache)
         if self.summed == "attention":  # h = Σ_i w_i attn_i(x)
-            h = self.sum_layers([i.block.attn_again(x, i.q_hat, i.k_hat, cache) for i in earlier] + [attn], x)
+            recomputed = [layer.block.recompute_attn(x, layer.q_hat, layer.k_hat, cache) for layer in earlier]
+            h = self.sum_layers([*recomputed, attn], residual=x)
         else:
             h = x + attn
 
         mlp = self.mlp_branch(h)
         if self.summed == "mlp":  # x' = Σ_i w_i mlp_i(x + attn_i(x))
-            out = self.sum_layers([i.block.mlp_again(x, i.q_hat, i.k_hat, cache) for i in earlier] + [mlp], h)
+            recomputed = [layer.block.recompute_mlp(x, layer.q_hat, layer.k_hat, cache) for layer in earlier]
+            out = self.sum_layers([*recomputed, mlp], residual=h)
         else:
             out = h + mlp
         return out, own if self.reads_earlier else None
@@ -321,13 +322,14 @@ class Block(nn.Module):
     def mlp_branch(self, h):
         return self.mlp(self.mlp_norm(h))
 
-    def attn_again(self, x, q_hat, k_hat, cache):
+    def recompute_attn(self, x, q_hat, k_hat, cache):
         """Return attn_i(x) of this layer i for a later layer's x, with the attention weights of its own run."""
-        return self.attn(self.attn_norm(x), q_hat, k_hat, cache)
+        normed = self.attn_norm(x)
+        return self.attn(normed, q_hat, k_hat, cache(self.attn.values(normed)))
 
-    def mlp_again(self, x, q_hat, k_hat, cache):
+    def recompute_mlp(self, x, q_hat, k_hat, cache):
         """Return mlp_i(x + attn_i(x)), in the same way."""
-        return self.mlp_branch(x + self.attn_again(x, q_hat, k_hat, cache))
+        return self.mlp_branch(x + self.recompute_attn(x, q_hat, k_hat, cache))
 
     def sum_layers(self, outputs, residual):
         """Return Σ_i w_i outputs_i, which replaces the residual or, with keep_input, is added to it."""
@@ -456,7 +458,7 @@ class GPT(nn.Module):
         for block in self.blocks:
             if block.reads_earlier:
                 parts = [(block.attn_norm, "forward"), (block.attn, "project"), (block.attn, "forward")]
-                parts += [(block, "mlp_branch"), (block, "attn_again"), (block, "mlp_again")]
+                parts += [(block, "mlp_branch"), (block, "recompute_attn"), (block, "recompute_mlp")]
                 if not block.attn.reads_earlier:  # else the vectors' widths differ from layer to layer
                     parts.append((block.attn, "score_vectors"))
             else:

@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import torch
 
 import reference
-from model import GPT, GPTConfig, apply_rope, no_cache, rope_table
+from model import GPT, GPTConfig, apply_rope, rope_table
 from reference import COVER, KINDS, TINY, perturb, reference_logits, uncached_greedy
 
 B, T, HIDDEN, HEADS, INNER = 2, 64, 512, 8, 2048
@@ -53,8 +53,8 @@ def attention_forward():
     for kind in KINDS:
         block, x, rope = one_layer(kind)
         normed = block.attn_norm(x)
-        q_hat, k_hat = block.attn.score_vectors(*block.attn.project(normed, rope), normed, ())
-        out = block.attn(normed, q_hat, k_hat, no_cache)
+        q, k, v = block.attn.project(normed, rope)
+        out = block.attn(normed, *block.attn.score_vectors(q, k, normed, ()), v)
         assert out.shape == x.shape and out.isfinite().all(), f"{kind}: {tuple(out.shape)}, or not finite"
 
 
