@@ -306,14 +306,14 @@ class Block(nn.Module):
         attn = self.attn(normed, q_hat, own.k_hat, cache(v))  # attn_l(x)
 
         if self.summed == "attention":  # h = Σ_i w_i attn_i(x)
-            recomputed = [layer.block.recompute_attn(x, layer.q_hat, layer.k_hat, cache) for layer in earlier]
+            recomputed = [kept.block.recompute_attn(x, kept, cache) for kept in earlier]
             h = self.sum_layers([*recomputed, attn], residual=x)
         else:
             h = x + attn
 
         mlp = self.mlp_branch(h)
         if self.summed == "mlp":  # x' = Σ_i w_i mlp_i(x + attn_i(x))
-            recomputed = [layer.block.recompute_mlp(x, layer.q_hat, layer.k_hat, cache) for layer in earlier]
+            recomputed = [kept.block.recompute_mlp(x, kept, cache) for kept in earlier]
             out = self.sum_layers([*recomputed, mlp], residual=h)
         else:
             out = h + mlp
@@ -322,14 +322,14 @@ class Block(nn.Module):
     def mlp_branch(self, h):
         return self.mlp(self.mlp_norm(h))
 
-    def recompute_attn(self, x, q_hat, k_hat, cache):
+    def recompute_attn(self, x, kept, cache):
         """Return attn_i(x) of this layer i for a later layer's x, with the attention weights of its own run."""
         normed = self.attn_norm(x)
-        return self.attn(normed, q_hat, k_hat, cache(self.attn.values(normed)))
+        return self.attn(normed, kept.q_hat, kept.k_hat, cache(self.attn.values(normed)))
 
-    def recompute_mlp(self, x, q_hat, k_hat, cache):
+    def recompute_mlp(self, x, kept, cache):
         """Return mlp_i(x + attn_i(x)), in the same way."""
-        return self.mlp_branch(x + self.recompute_attn(x, q_hat, k_hat, cache))
+        return self.mlp_branch(x + self.recompute_attn(x, kept, cache))
 
     def sum_layers(self, outputs, residual):
         """Return Σ_i w_i outputs_i, which replaces the residual or, with keep_input, is added to it."""
