@@ -168,6 +168,7 @@ def attention_weights(config, state, layer, normed, qk):
     name, extras = f"model.layers.{layer}.self_attn.", extras_of(state, layer)
     n_head, n_kv_head = config.n_head, config.n_kv_head or config.n_head
     d = config.n_embd // n_head
+    assert config.attention in WEIGHTS, f"add the formula of attention = {config.attention!r} to WEIGHTS"
     queries = linear(state, name + "q_proj", normed)
     keys = linear(state, name + "k_proj", normed)
 
@@ -214,37 +215,35 @@ def mlp_output(config, state, i, h):
 
 
 # ----------------------------------------------------------------------------------------------
-# the residual methods at layer l >= 1; attn(i, x) and mlp(i, h) recompute layer i; layers: those summed, l itself last;
-# w: a weight for each
+# the residual methods at layer l >= 1; attn(i, x) and mlp(i, h) recompute layer i; w: a weight for each layer up to l
 
-def standard_block(layers, x, attn, mlp, w=None, keep_input=None):
+def standard_block(l, x, attn, mlp, w=None, keep_input=None):
     """h = x + attn_l(x);  x' = h + mlp_l(h)"""
-    l = layers[-1]
     h = x + attn(l, x)
     return h + mlp(l, h)
 
 
-def methods_1_and_3(layers, x, attn, mlp, w, keep_input):
+def methods_1_and_3(l, x, attn, mlp, w, keep_input):
     """
     "The attention residual is as in the original model. The MLP residual becomes the sum of the
     earlier layers' recomputed MLP outputs":  x' = Σ_{i≤l} w_i · mlp_i(x + attn_i(x))  [+ h]
     """
-    h = x + attn(layers[-1], x)
+    h = x + attn(l, x)
     out = h if keep_input else torch.zeros_like(h)
-    for w_i, i in zip(w, layers, strict=True):
+    for w_i, i in zip(w, range(l + 1), strict=True):
         out = out + w_i * mlp(i, x + attn(i, x))
     return out
 
 
-def methods_2_and_4(layers, x, attn, mlp, w, keep_input):
+def methods_2_and_4(l, x, attn, mlp, w, keep_input):
     """
     "The MLP residual is as in the original model. The attention residual becomes the sum of the
     earlier layers' recomputed attention outputs":  h = Σ_{i≤l} w_i · attn_i(x)  [+ x]
     """
     h = x if keep_input else torch.zeros_like(x)
-    for w_i, i in zip(w, layers, strict=True):
+    for w_i, i in zip(w, range(l + 1), strict=True):
         h = h + w_i * attn(i, x)
-    return h + mlp(layers[-1], h)
+    return h + mlp(l, h)
 
 
 def one(m, mix):
@@ -259,19 +258,15 @@ def learned_distribution(m, mix):
     return torch.softmax(mix, dim=0)
 
 
-def all_so_far(l):
-    return range(l + 1)
-
-
-# A layer, the weights of m summands, and which layers l sums up.
+# A layer, and the weights of m summands.
 # w = 1 (Methods 1, 2); "each layer's weight is 1/m (3.1) or a learned distribution (3.2)"
-BLOCKS = {"standard": (standard_block, one, all_so_far),
-          "m1": (methods_1_and_3, one, all_so_far),
-          "m2": (methods_2_and_4, one, all_so_far),
-          "m3.1": (methods_1_and_3, one_over_m, all_so_far),
-          "m3.2": (methods_1_and_3, learned_distribution, all_so_far),
-          "m4.1": (methods_2_and_4, one_over_m, all_so_far),
-          "m4.2": (methods_2_and_4, learned_distribution, all_so_far)}
+BLOCKS = {"standard": (standard_block, one),
+          "m1": (methods_1_and_3, one),
+          "m2": (methods_2_and_4, one),
+          "m3.1": (methods_1_and_3, one_over_m),
+          "m3.2": (methods_1_and_3, learned_distribution),
+          "m4.1": (methods_2_and_4, one_over_m),
+          "m4.2": (methods_2_and_4, learned_distribution)}
 
 
 # ----------------------------------------------------------------------------------------------
@@ -279,7 +274,7 @@ BLOCKS = {"standard": (standard_block, one, all_so_far),
 
 def row_logits(config, state, tokens):
     """Logits (T, V) of one row of tokens."""
-    block, weigh, summed = BLOCKS[config.residual]
+    block, weigh = BLOCKS[config.residual]
     qk, weights = [], []                            # of each layer, kept from its first run
     x = state["model.embed_tokens.weight"][tokens]
 
@@ -292,11 +287,10 @@ def row_logits(config, state, tokens):
     for l in range(config.n_layer):
         normed = rms_norm(x, state[f"model.layers.{l}.input_layernorm.weight"], config.norm_eps)
         weights.append(attention_weights(config, state, l, normed, qk))
-        layers = summed(l)
         if l == 0:
-            x = standard_block(layers, x, attn, mlp)
+            x = standard_block(l, x, attn, mlp)
         else:
-            x = block(layers, x, attn, mlp, weigh(len(layers), state.get(f"blocks.{l}.mix")), config.keep_input)
+            x = block(l, x, attn, mlp, weigh(l + 1, state.get(f"blocks.{l}.mix")), config.keep_input)
     x = rms_norm(x, state["model.norm.weight"], config.norm_eps)
     head = state.get("lm_head.weight", state["model.embed_tokens.weight"])
     return x @ head.T
