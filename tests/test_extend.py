@@ -49,7 +49,7 @@ def test_every_two_values_meet():
     found = columns()
     pairs = [(a, b) for x in found for y in found if x < y for a in found[x] for b in found[y]]
     missed = [(a, b) for a, b in pairs if not any({**a, **b}.items() <= row.items() for row in reference.COVER)]
-    assert len(pairs) > 500 and not missed
+    assert len(pairs) > 400 and not missed
 
 
 # -- the examples of tests/EXTENDING.md ----------------------------------------------------------------------

@@ -11,10 +11,10 @@ from test_extend import hold
 
 IDEAS = sorted(path.stem for path in (ROOT / "tests" / "bench" / "ideas").glob("*.diff"))
 ROWS = [
-    dict(activation_checkpointing=True),
+    dict(attention="standard", activation_checkpointing=True),
     dict(attention="w2", residual="m1", n_kv_head=2),
     dict(attention="summed_qk", qk_scale="5.5", residual="m4.2", keep_input=True, bias=True),
-    dict(residual="m3.1", tie_weights=True),
+    dict(attention="standard", residual="m3.1", tie_weights=True),
 ]
 
 
@@ -33,7 +33,8 @@ def apply(patch, folder):
 @pytest.mark.parametrize("idea", IDEAS)
 def test_an_idea_keeps_every_promise(idea, tmp_path):
     apply(ROOT / "tests" / "bench" / "ideas" / f"{idea}.diff", tmp_path)
-    done = subprocess.run([sys.executable, "-c", "import test_ideas; test_ideas.hold_all()"], cwd=tmp_path / "tests", capture_output=True, text=True)
+    command = [sys.executable, "-c", "import test_ideas; test_ideas.hold_all()"]
+    done = subprocess.run(command, cwd=tmp_path / "tests", capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -45,7 +46,11 @@ def hold_all():
 
 @pytest.mark.parametrize("idea", IDEAS)
 def test_the_head_of_an_idea_has_its_formula_and_its_source(idea):
-    head, _, diff = (ROOT / "tests" / "bench" / "ideas" / f"{idea}.diff").read_text(encoding="utf-8").partition("\ndiff --git")
+    head, _, diff = (
+        (ROOT / "tests" / "bench" / "ideas" / f"{idea}.diff").read_text(encoding="utf-8").partition("\ndiff --git")
+    )
     assert "\n    " in head and "Source: " in head
-    added = [line for line in diff.partition("\ndiff --git")[0].splitlines() if line.startswith("+") and line[1:2] != "+"]
+    added = [
+        line for line in diff.partition("\ndiff --git")[0].splitlines() if line.startswith("+") and line[1:2] != "+"
+    ]
     assert len(added) <= 45
