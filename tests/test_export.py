@@ -130,12 +130,12 @@ OWN = '''
 class Doubled(Attention):
     """softmax(2 q kᵀ/√d_k) V."""
 
-    def score_vectors(self, x, rope, earlier):
-        q, k, _ = super().score_vectors(x, rope, earlier)
-        return 2 * q, k, None
+    def score_vectors(self, q, k, x, earlier):
+        return super().score_vectors(2 * q, k, x, earlier)
 
 
 ATTENTIONS["doubled"] = Doubled
+CHOICES["attention"] += ("doubled",)
 '''
 ALONE = """
 import importlib.util, json, sys
@@ -167,7 +167,7 @@ def edited(tmp_path, monkeypatch):
 
 
 EDITS = [
-    ("return q * self.D**-0.5, k, None", "return 2 * q * self.D**-0.5, k, None"),  # what it computes
+    ("return q * self.D**-0.5, k", "return 2 * q * self.D**-0.5, k"),  # what it computes
     ("self.dropout = ", "self.q_norm = RMSNorm(self.D)\n        self.dropout = "),  # what it has
 ]
 
