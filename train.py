@@ -22,6 +22,7 @@ from config.runtime import checkpoint, checks, distributed
 from config.runtime.devices import peak_flops, pick_dtype
 from config.runtime.errors import StopSignal, UserError, clock, install_excepthook, print0
 from config.runtime.log import Log, code_version
+from config.runtime.muon import make_muon
 from data.dataset import derive_seed, load_dataset
 from data.prepare import ensure_prepared
 from model import GPT, GPTConfig
@@ -139,8 +140,7 @@ model = distributed.parallelize_model(raw_model, parallel, device, ptdtype)
 optimizers = [raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device.type)]
 if optimizer == "muon":  # Muon trains the first group, the matrices of the layers, and AdamW the rest
     matrices = optimizers[0].param_groups.pop(0)["params"]
-    # adjust_lr_fn gives Muon's updates the size of AdamW's, so one learning rate serves both
-    optimizers.insert(0, torch.optim.Muon(matrices, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw"))
+    optimizers.insert(0, make_muon(matrices, learning_rate, weight_decay, device))
 scaler = torch.amp.GradScaler(device.type, enabled=ptdtype == torch.float16)
 if resuming and not eval_only:
     distributed.restore_optimizers(saved, raw_model, optimizers, scaler)

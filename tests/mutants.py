@@ -188,6 +188,15 @@ MUTANTS = {
     "config/runtime/devices.py": [
         ("getattr(torch, dtype)", 'torch.bfloat16 if dtype == "float16" else getattr(torch, dtype)', LOOP),
     ],
+    "config/runtime/muon.py": [
+        ('pick_dtype("auto", device) == torch.bfloat16', "True", "test_muon.py -k slow"),
+        ('pick_dtype("auto", device) == torch.bfloat16', "False", "test_muon.py -k fast"),
+        ('lerp_(p.grad, 1 - group["momentum"])', 'lerp_(p.grad, group["momentum"])', "test_muon.py"),
+        ('p.grad.lerp(momentum, group["momentum"])', "momentum", "test_muon.py"),
+        ('(1 - group["lr"] * group["weight_decay"])', '(1 - group["weight_decay"])', "test_muon.py"),
+        ("max(p.shape) ** 0.5", "min(p.shape) ** 0.5", "test_muon.py"),
+        ("x = x / x.norm().clamp(min=eps)", "x = x / 9", "test_muon.py"),
+    ],
     "config/runtime/errors.py": [
         ("    exit_code = 3", "    exit_code = 2", "test_resume.py -k second_process"),
     ],
