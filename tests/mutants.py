@@ -63,7 +63,7 @@ MUTANTS = {
         ("    model.eval()\n", "", LOOP),
         ("        with ctx:\n            loss =", "        if True:\n            loss =", LOOP),
         ("torch.tensor([loss.item() * counted, counted])", "torch.tensor([loss.item(), 1])", LOOP),
-        ("max(1, eval_tokens // 4)", "eval_tokens", LOOP),
+        ("max(1, eval_tokens // 16)", "eval_tokens", LOOP),
         ('["tokens"]["val"] / data.meta["bytes"]["val"]', '["tokens"]["train"] / data.meta["bytes"]["train"]', LOOP),
         ("val_loss / math.log(2)", "val_loss * math.log(2)", LOOP),
         ("iter_num % eval_interval == 0 or iter_num == max_iters", "iter_num % eval_interval == 0", "test_train.py"),

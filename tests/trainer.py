@@ -141,10 +141,10 @@ def near_one(s):
 
 @torch.no_grad()
 def evaluate(s, model, data):
-    """Return mean losses per token, without dropout: of at most eval_tokens to validate on, a quarter to train on."""
+    """Return mean losses per token, without dropout: of at most eval_tokens to validate on, 1/16 to train on."""
     model.eval()
     losses = {}
-    for split, tokens in (("train", s.eval_tokens // 4), ("val", s.eval_tokens)):
+    for split, tokens in (("train", s.eval_tokens // 16), ("val", s.eval_tokens)):
         windows = data.windows(split, 1, s.block_size, tokens)
         losses[split] = torch.cat([token_losses(s, model, x, y) for x, y in windows]).mean().item()
     model.train()
