@@ -41,7 +41,6 @@ MUTANTS = {
         # the optimizers
         ("(beta1, beta2), device.type", "(beta2, beta1), device.type", LOOP),
         ("configure_optimizers(weight_decay,", "configure_optimizers(0.0,", LOOP),
-        (', adjust_lr_fn="match_rms_adamw"', "", LOOP),
         # the gradient
         ("grad_clip or math.inf", "math.inf", LOOP),
         ("grad_clip or math.inf", "grad_clip or 1.0", LOOP),
@@ -191,6 +190,7 @@ MUTANTS = {
     "config/runtime/muon.py": [
         ('pick_dtype("auto", device) == torch.bfloat16', "True", "test_muon.py -k slow"),
         ('pick_dtype("auto", device) == torch.bfloat16', "False", "test_muon.py -k fast"),
+        (', adjust_lr_fn="match_rms_adamw"', "", "test_muon.py"),
         ('lerp_(p.grad, 1 - group["momentum"])', 'lerp_(p.grad, group["momentum"])', "test_muon.py"),
         ('p.grad.lerp(momentum, group["momentum"])', "momentum", "test_muon.py"),
         ('(1 - group["lr"] * group["weight_decay"])', '(1 - group["weight_decay"])', "test_muon.py"),
