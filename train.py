@@ -22,6 +22,7 @@ from config.runtime import checkpoint, checks, distributed
 from config.runtime.devices import peak_flops, pick_dtype
 from config.runtime.errors import StopSignal, UserError, clock, install_excepthook, print0
 from config.runtime.log import Log, code_version
+from config.runtime.muon import make_muon
 from data.dataset import derive_seed, load_dataset
 from data.prepare import ensure_prepared
 from model import GPT, GPTConfig
@@ -70,8 +71,8 @@ beta2 = 0.99  # AdamW; 0.95 for large batches
 grad_clip = 1.0  # maximum norm of the gradient; 0: no limit
 # checkpoints and logs
 checkpoint_interval = 200  # steps between checkpoints
-eval_interval = 0  # steps between evaluations; 0: a tenth of max_iters, but at least 50
-eval_tokens = 131072  # at most this many validation tokens per evaluation, and a quarter as many training tokens
+eval_interval = 0  # steps between evaluations; 0: a quarter of max_iters, but at least 50
+eval_tokens = 131072  # at most this many validation tokens per evaluation, and 1/16 as many training tokens
 eval_only = False  # print the loss over the whole validation split and exit
 log_interval = 10  # steps between log lines
 tensorboard = False  # log to TensorBoard too, in the run's folder
@@ -114,7 +115,7 @@ data = load_dataset(ensure_prepared(dataset))
 if not eval_only:
     data.check_block_size(block_size)
 tokens, tokens_per_iter = data.meta["tokens"], batch_size * grad_accum_steps * block_size
-eval_interval = eval_interval or max(50, math.ceil(max_iters / 10))
+eval_interval = eval_interval or max(50, math.ceil(max_iters / 4))
 
 # model
 torch.manual_seed(seed)
@@ -137,8 +138,7 @@ model = distributed.parallelize_model(raw_model, parallel, device, ptdtype)
 optimizers = [raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device.type)]
 if optimizer == "muon":  # Muon trains the first group, the matrices of the layers, and AdamW the rest
     matrices = optimizers[0].param_groups.pop(0)["params"]
-    # adjust_lr_fn gives Muon's updates the size of AdamW's, so one learning rate serves both
-    optimizers.insert(0, torch.optim.Muon(matrices, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw"))
+    optimizers.insert(0, make_muon(matrices, learning_rate, weight_decay, device))
 scaler = torch.amp.GradScaler(device.type, enabled=ptdtype == torch.float16)
 if resuming and not eval_only:
     distributed.restore_optimizers(saved, raw_model, optimizers, scaler)
@@ -308,7 +308,7 @@ while iter_num < max_iters and not stopped_by:
 
     paused = time.time()
     if evaluating:
-        train_loss, val_loss = estimate_loss("train", max(1, eval_tokens // 4)), estimate_loss("val", eval_tokens)
+        train_loss, val_loss = estimate_loss("train", max(1, eval_tokens // 16)), estimate_loss("val", eval_tokens)
         if not math.isfinite(val_loss):
             end_diverged(f"the validation loss is {val_loss}")
         numbers, line = describe_loss(val_loss)

@@ -7,3 +7,4 @@ max_iters = 250
 optimizer = "muon"
 learning_rate = 2e-2
 warmup_iters = 10
+eval_interval = 250  # only at the end: an evaluation takes as long as 30 steps

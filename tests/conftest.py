@@ -116,6 +116,12 @@ def repo(original, tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.fixture
+def slow_bfloat16(monkeypatch):
+    """Let this be a CPU without fast bfloat16."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+
+
 def error_of(run, command, capsys, code=2):
     """Return the one line of error that `command` ends with."""
     with pytest.raises(SystemExit) as end:

@@ -41,7 +41,6 @@ MUTANTS = {
         # the optimizers
         ("(beta1, beta2), device.type", "(beta2, beta1), device.type", LOOP),
         ("configure_optimizers(weight_decay,", "configure_optimizers(0.0,", LOOP),
-        (', adjust_lr_fn="match_rms_adamw"', "", LOOP),
         # the gradient
         ("grad_clip or math.inf", "math.inf", LOOP),
         ("grad_clip or math.inf", "grad_clip or 1.0", LOOP),
@@ -63,7 +62,7 @@ MUTANTS = {
         ("    model.eval()\n", "", LOOP),
         ("        with ctx:\n            loss =", "        if True:\n            loss =", LOOP),
         ("torch.tensor([loss.item() * counted, counted])", "torch.tensor([loss.item(), 1])", LOOP),
-        ("max(1, eval_tokens // 4)", "eval_tokens", LOOP),
+        ("max(1, eval_tokens // 16)", "eval_tokens", LOOP),
         ('["tokens"]["val"] / data.meta["bytes"]["val"]', '["tokens"]["train"] / data.meta["bytes"]["train"]', LOOP),
         ("val_loss / math.log(2)", "val_loss * math.log(2)", LOOP),
         ("iter_num % eval_interval == 0 or iter_num == max_iters", "iter_num % eval_interval == 0", "test_train.py"),
@@ -183,6 +182,16 @@ MUTANTS = {
     ],
     "config/runtime/devices.py": [
         ("getattr(torch, dtype)", 'torch.bfloat16 if dtype == "float16" else getattr(torch, dtype)', LOOP),
+    ],
+    "config/runtime/muon.py": [
+        ('pick_dtype("auto", device) == torch.bfloat16', "True", "test_muon.py -k slow"),
+        ('pick_dtype("auto", device) == torch.bfloat16', "False", "test_muon.py -k fast"),
+        (', adjust_lr_fn="match_rms_adamw"', "", "test_muon.py"),
+        ('lerp_(p.grad, 1 - group["momentum"])', 'lerp_(p.grad, group["momentum"])', "test_muon.py"),
+        ('p.grad.lerp(momentum, group["momentum"])', "momentum", "test_muon.py"),
+        ('(1 - group["lr"] * group["weight_decay"])', '(1 - group["weight_decay"])', "test_muon.py"),
+        ("max(p.shape) ** 0.5", "min(p.shape) ** 0.5", "test_muon.py"),
+        ("x = x / x.norm().clamp(min=eps)", "x = x / 9", "test_muon.py"),
     ],
     "config/runtime/errors.py": [
         ("    exit_code = 3", "    exit_code = 2", "test_resume.py -k second_process"),

@@ -20,6 +20,7 @@ import data.prepare
 from config.runtime.devices import use_plain_attention
 from config.runtime.errors import exit_program
 from config.runtime.distributed import full_tensor, parallelize_model
+from config.runtime.muon import Float32Muon
 from conftest import TINY, differences, load, log_of, refused, run_program
 from model import GPT, GPTConfig
 from reference import GRID, perturb, settings
@@ -59,7 +60,11 @@ def compare(rank, folder):
     """Be one of two processes, and write down what is found wrong."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    wrong = compare_gradients(rank) + compare_types(rank)
+    wrong = [
+        *compare_gradients(rank),
+        *compare_types(rank),
+        *compare_muon(rank),
+    ]
     (folder / f"wrong{rank}.json").write_text(json.dumps(wrong))
     dist.barrier()
     exit_program()  # as train.py ends: the interpreter's clearing up could abort a thread of gloo's
@@ -136,7 +141,36 @@ def compare_types(rank):
     return wrong
 
 
-def test_gradients_of_every_method(tmp_path):
+def compare_muon(rank):
+    """Return which matrices Float32Muon moves differently where FSDP has sharded them."""
+    one = GPT(GPTConfig(**settings("standard", "m1", n_layer=3)))
+    model = copy.deepcopy(one)
+    together = parallelize_model(model, "fsdp", torch.device("cpu"))
+    idx = torch.randint(19, (2, 12), generator=torch.Generator().manual_seed(0))
+    move_by_muon(one, one, idx)
+    move_by_muon(model, together, idx[rank : rank + 1])
+    wrong = []
+    for (name, p), q in zip(model.named_parameters(), one.parameters()):
+        if not torch.allclose(full_tensor(p), q, rtol=1e-4, atol=1e-4):
+            wrong.append(f"Muon: {name}")
+    return wrong
+
+
+def move_by_muon(model, forward, idx):
+    """Update the matrices of the model's blocks twice."""
+    matrices = model.param_groups(weight_decay=0.0)[0]["params"]
+    optimizer = Float32Muon(
+        matrices,
+        lr=0.1,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for _ in range(2):
+        forward(idx, idx)[1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_gradients_of_every_method_and_updates_of_muon(tmp_path):
     two_processes(compare, (tmp_path,))
     assert [json.loads((tmp_path / f"wrong{rank}.json").read_text()) for rank in range(2)] == [[], []]
 
@@ -168,7 +202,7 @@ def test_two_processes_are_one_and_a_kill_changes_nothing(repo):
     run += " --optimizer=muon --max_iters=8 --checkpoint_interval=2 --eval_interval=4 --init_from=auto"
     repo(f"train.py {run} --max_iters=4 --out_dir=one")
     train_together(repo.folder, f"{run} --out_dir=whole")
-    # Muon computes in bfloat16
+    # Muon computes in bfloat16 where that is fast
     assert numbers("whole", "step", "loss")[:4] == pytest.approx(numbers("one", "step", "loss"), abs=5e-3)
     assert numbers("whole", "step", "grad_norm")[:4] == pytest.approx(numbers("one", "step", "grad_norm"), rel=0.1)
 
