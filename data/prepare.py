@@ -211,8 +211,9 @@ def write_dataset(folder, coder, encoded, length, source):
             "tokenizer": coder.state(),
         }
         files["meta.json"].write(json.dumps(meta, indent=1).encode())
-        for file in files.values():  # a full disk shows here
+        for file in files.values():  # which takes long for large ones, and shows a full disk
             file.flush()
+            os.fsync(file.fileno())
         # from here on the folder is incomplete, until it has a meta.json again
         (folder / "meta.json").unlink(missing_ok=True)
 

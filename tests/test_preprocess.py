@@ -106,6 +106,14 @@ def test_on_a_full_disk_what_was_there_stays(folder, monkeypatch, name):
     assert contents(folder) == before
 
 
+def test_new_files_are_on_the_disk_before_the_old_ones_go(folder, monkeypatch):
+    """A large file takes long to reach the disk, so a kill is most likely to come then."""
+    complete = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: complete.append((folder / "meta.json").exists()))
+    prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
+    assert complete[:3] == [True, True, True]
+
+
 def test_half_replaced_folder_is_not_taken_for_whole(folder, monkeypatch):
     def killed(old, new):
         if new.name == "train.bin":
