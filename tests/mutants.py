@@ -134,7 +134,7 @@ MUTANTS = {
     ],
     "data/dataset.py": [
         ("rows[:, 1:].contiguous()", "rows[:, :-1].contiguous()", "test_dataset.py"),
-        ('self.splits["train"], seed', 'self.splits["val"], seed', "test_dataset.py"),
+        ('self.read("train", places)', 'self.read("val", places)', "test_dataset.py"),
         ("derive_seed(seed, epoch) %", "derive_seed(seed, 0) %", "test_dataset.py"),
         ("version != VERSION", "version is None", "test_dataset.py -k damaged"),
         ("path.stat().st_size != size", "False", "test_dataset.py -k damaged"),

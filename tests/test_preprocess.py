@@ -124,7 +124,7 @@ def test_half_replaced_folder_is_not_taken_for_whole(folder, monkeypatch):
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
-    with pytest.raises(UserError, match="meta.json.*prepare data/words again"):
+    with pytest.raises(UserError, match="meta.json: No such file"):
         load_dataset(folder)
 
 
