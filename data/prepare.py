@@ -64,10 +64,17 @@ def text_files(path):
     """Return `path` itself or, if it is a folder, all texts below it, in the order of their names."""
     if not Path(path).is_dir():
         return [Path(path)]
-    suffixes = (".txt", ".md", ".jsonl")
-    files = sorted(file for file in Path(path).rglob("*") if file.suffix.lower() in suffixes and file.is_file())
+    files, folders = [], set()
+    for folder, subfolders, names in os.walk(path, followlinks=True):
+        if os.path.realpath(folder) in folders:
+            subfolders.clear()  # links may lead in a circle
+            continue
+        subfolders.sort()
+        folders.add(os.path.realpath(folder))
+        files += [Path(folder, name) for name in names if Path(name).suffix.lower() in (".txt", ".md", ".jsonl")]
+    files = sorted(filter(Path.is_file, files))
     if not files:
-        raise UserError(f"{path}: no {', '.join(suffixes)} files below this folder")
+        raise UserError(f"{path}: no .txt, .md or .jsonl files below this folder")
     return files
 
 

@@ -128,6 +128,16 @@ def test_files_and_folders_may_be_mixed_and_given_twice(tmp_path):
     assert found == [f"in {name}" for name in ("z", "a.txt", "b.jsonl", "sub/E.MD", "b.jsonl")]  # an empty file is none
 
 
+def test_linked_folders_are_read_also_if_links_lead_in_a_circle(tmp_path):
+    for folder in ("here", "elsewhere"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{folder}.txt").write_text(folder)
+    (tmp_path / "here" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "here")
+    here = tmp_path / "here"
+    assert text_files(here) == [here / "here.txt", here / "link" / "elsewhere.txt"]
+
+
 def test_what_is_null_is_no_document(tmp_path):
     assert read_documents(jsonl(tmp_path / "a.jsonl", [None, "one", None, "", "two"])) == ["one", "", "two"]
 

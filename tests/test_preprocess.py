@@ -202,7 +202,7 @@ def test_texts_with_names_lie_side_by_side(repo):
     ("text", "give the files or folders to prepare"),
     ("text good.txt missing.txt", "missing.txt: No such file"),
     ("text latin.txt", "latin.txt: not UTF-8 text at byte 3"),
-    ("text config/runtime", "config/runtime: no .txt, .md, .jsonl files below this folder"),
+    ("text config/runtime", "config/runtime: no .txt, .md or .jsonl files below this folder"),
     ("text book.txt.gz", "book.txt.gz: only plain text and .jsonl are read here"),
     (f"text {'x' * 300}", "x: File name too long"),
     (f"text good.txt --name={'x' * 300}", "name = 'x{98} does not work: use up to 100 letters"),
