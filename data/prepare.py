@@ -20,10 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
+from config import read_settings
 from config.runtime.errors import UserError, file_errors, print0
 from config.runtime.files import atomic_write, file_lock, folder_lock, load_checkpoint, read_text, sha256
 from config.runtime.files import source_checkpoint
-from data.dataset import SPLITS, VERSION, token_dtype
+from data.dataset import SPLITS, VERSION, read_meta, token_dtype
 from data.tokenizer import CharTokenizer, TokenizerError, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state
 from data.tokenizer import train_bpe
 
@@ -44,18 +45,23 @@ def ensure_prepared(name) -> Path:
             raise UserError(f"dataset = {name!r} is a text: {command} prepares it for --dataset={short}")
         raise UserError(f"dataset = {name!r} does not work: it must be one of {', '.join(names)}")
     folder = DATA / name
-    script, meta, text = folder / "prepare.py", folder / "meta.json", folder / "input.txt"
+    script, text = folder / "prepare.py", folder / "input.txt"
     if not script.exists():  # prepared by data/text/prepare.py
         return folder
     with open(script, "rb") as file:
         file_lock(file, wait=True)  # of runs that start together one prepares, and the others wait for it
-        why = "" if meta.is_file() else "it has not been prepared"
-        if not why and text.exists() and sha256(read_text(text).encode()).encode() not in meta.read_bytes():
+        meta = read_meta(folder) if (folder / "meta.json").is_file() else {}
+        if not meta:
+            why = "it has not been prepared"
+        elif text.exists() and sha256(read_text(text).encode()) != meta["text_sha256"]:
             why = "its input.txt is not the text that was prepared"
-        if why:
-            print0(f"data/{name}: {why}, running data/{name}/prepare.py")
-            if subprocess.run([sys.executable, script]).returncode:
-                raise SystemExit(2)  # prepare.py has printed the reason
+        else:
+            return folder
+        known = read_settings(script, [])
+        options = [f"--{key}={value}" for key, value in meta.get("settings", {}).items() if key in known]
+        print0(" ".join([f"data/{name}: {why}, running data/{name}/prepare.py", *options]))
+        if subprocess.run([sys.executable, script, *options]).returncode:
+            raise SystemExit(2)  # prepare.py has printed the reason
     return folder
 
 
@@ -152,6 +158,7 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
         raise UserError(f"val_fraction={val_fraction} is not between 0 and 1")
     if vocab_size and tokenizer != "bpe":
         raise UserError(f"vocab_size={vocab_size} works only with tokenizer 'bpe', not with {tokenizer!r}")
+    settings = {"tokenizer": tokenizer, "vocab_size": vocab_size, "val_fraction": val_fraction}
     coder = None if tokenizer in ("char", "bpe") else find_tokenizer(tokenizer)
     # if a tokenizer has no token that begins a document, a newline separates them
     pieces = partial(in_pieces, text, "" if coder and coder.document_start else "\n")
@@ -164,7 +171,7 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
             raise UserError(f"{source}: fewer than two distinct characters, so nothing to learn; give a longer text")
         coder = CharTokenizer(known) if tokenizer == "char" else train_bpe(known, vocab_size or 1024)
     try:
-        write_dataset(Path(folder), coder, encode_all(coder, in_chunks(pieces(), cut)), length, source)
+        write_dataset(Path(folder), coder, encode_all(coder, in_chunks(pieces(), cut)), length, source, settings)
     except TokenizerError as error:  # of a tokenizer that was not made for this text
         raise UserError(f"{source}: {error}") from None
 
@@ -179,7 +186,7 @@ def find_tokenizer(name):
     raise UserError(f"unknown tokenizer {name!r}; choose from 'char', 'bpe', 'gpt2', 'hf:NAME', 'run:FOLDER'")
 
 
-def write_dataset(folder, coder, encoded, length, source):
+def write_dataset(folder, coder, encoded, length, source, settings):
     """Write what `encode_all` yields, `length` characters in all. The new files take their places together or not."""
     tokens, sizes = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
     hashes, text_hash = {split: hashlib.sha256() for split in SPLITS}, hashlib.sha256()
@@ -211,6 +218,7 @@ def write_dataset(folder, coder, encoded, length, source):
             "vocab_size": coder.vocab_size,
             "dtype": dtype.name,
             "source": source,
+            "settings": settings,  # with which a new input.txt is prepared
             "text_sha256": text_hash.hexdigest(),
             "tokens": tokens,
             "bytes": sizes,  # of text

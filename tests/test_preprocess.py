@@ -236,12 +236,16 @@ def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, na
 
 @pytest.fixture
 def datasets(tmp_path, monkeypatch):
-    """Return a data folder of one dataset, whose prepare.py notes the SHA-256 of its input.txt in meta.json."""
+    """Return a data folder of one dataset, whose prepare.py writes a meta.json with the SHA-256 of its input.txt."""
     monkeypatch.setattr(data.prepare, "DATA", tmp_path)
     (tmp_path / "words").mkdir()
     (tmp_path / "words" / "input.txt").write_text("one")
-    note = "(folder / 'meta.json').write_text(sha256((folder / 'input.txt').read_bytes()).hexdigest())"
-    script = f"from hashlib import sha256\nfrom pathlib import Path\nfolder = Path(__file__).parent\n{note}\n"
+    script = """
+import hashlib, json, pathlib
+folder = pathlib.Path(__file__).parent
+text_sha256 = hashlib.sha256((folder / "input.txt").read_bytes()).hexdigest()
+(folder / "meta.json").write_text(json.dumps({"version": 2, "text_sha256": text_sha256}))
+"""
     (tmp_path / "words" / "prepare.py").write_text(script)
     return tmp_path
 
@@ -249,16 +253,27 @@ def datasets(tmp_path, monkeypatch):
 def test_a_dataset_is_prepared_at_first_use_and_when_its_text_is_new(datasets, capsys):
     """Times of files say nothing: a text that is moved there keeps its own, and copying a folder gives new ones."""
     text, meta = datasets / "words" / "input.txt", datasets / "words" / "meta.json"
-    assert ensure_prepared("words") == datasets / "words" and meta.read_text() == sha256(b"one")
+    assert ensure_prepared("words") == datasets / "words" and sha256(b"one") in meta.read_text()
     assert capsys.readouterr().out == "data/words: it has not been prepared, running data/words/prepare.py\n"
     os.utime(text, (2**32, 2**32))
     assert ensure_prepared("words") == datasets / "words"
     assert capsys.readouterr().out == ""
     text.write_text("two")
     os.utime(text, (1, 1))
-    assert ensure_prepared("words") == datasets / "words" and meta.read_text() == sha256(b"two")
+    assert ensure_prepared("words") == datasets / "words" and sha256(b"two") in meta.read_text()
     new = "data/words: its input.txt is not the text that was prepared, running data/words/prepare.py\n"
     assert capsys.readouterr().out == new
+
+
+def test_a_new_text_is_prepared_with_the_settings_of_the_old_one(repo, capsys):
+    """A prepare.py that has no settings gets none."""
+    repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
+    for name, options in (("shakespeare_bpe", " --tokenizer=bpe --vocab_size=300"), ("shakespeare_char", "")):
+        Path(f"data/{name}/input.txt").write_text(TEXT, encoding="utf-8")
+        ensure_prepared(name)
+        assert capsys.readouterr().out.endswith(f"running data/{name}/prepare.py{options}\n")
+        assert load_dataset(f"data/{name}").meta["text_sha256"] == sha256(TEXT.encode())
+    assert load_dataset("data/shakespeare_bpe").meta["vocab_size"] == 300
 
 
 def test_a_text_is_no_dataset_but_can_be_one(datasets, monkeypatch):
