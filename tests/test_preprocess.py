@@ -73,7 +73,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("text, options, message", [
-    ("", {}, "fewer than two distinct"),
+    ("", {}, "too short"),
     ("abcdefghij", {}, "too short"),
     (TEXT, {"val_fraction": 0}, "val_fraction=0"),
     (TEXT, {"val_fraction": float("nan")}, "val_fraction=nan"),
@@ -279,7 +279,7 @@ def test_a_new_text_is_prepared_with_the_settings_of_the_old_one(repo, capsys):
 def test_a_text_is_no_dataset_but_can_be_one(datasets, monkeypatch):
     monkeypatch.chdir(datasets.parent)
     Path("my plays.txt").touch()
-    command = "python data/text/prepare.py 'my plays.txt' --name=my_plays prepares it for --dataset=my_plays"
+    command = "python data/text/prepare.py 'my plays.txt' --name=NAME prepares it for --dataset=NAME"
     with pytest.raises(UserError, match=f"dataset = 'my plays.txt' is a text: {command}"):
         ensure_prepared("my plays.txt")
 
