@@ -10,7 +10,7 @@ import torch
 
 from config.runtime.errors import UserError, file_errors
 from config.runtime.files import sha256
-from data.tokenizer import Tokenizer, TokenizerError, tokenizer_from_state
+from data.tokenizer import Tokenizer, tokenizer_from_state
 
 VERSION = 2  # of the layout of a data folder
 SPLITS = ("train", "val")
@@ -22,10 +22,7 @@ def load_dataset(folder) -> "Dataset":
     """Return the data that `prepare` wrote to `folder`. Raise a UserError if they are incomplete or damaged."""
     folder = Path(folder)
     meta = read_meta(folder)
-    try:
-        tokenizer = tokenizer_from_state(meta["tokenizer"])
-    except TokenizerError as error:
-        raise damaged(folder / "meta.json", error) from None
+    tokenizer = tokenizer_from_state(meta["tokenizer"])
     meta["tokenizer"] = {"kind": meta["tokenizer"]["kind"]}  # all of it may be megabytes, and runs log `meta`
     splits = {}
     for split in SPLITS:
@@ -81,7 +78,7 @@ class Dataset:
         """Return the tokens there as int64. Damage to a file that is too large to hash shows here."""
         ids = self.splits[split][places].astype(np.int64)
         if ids.max() >= self.meta["vocab_size"]:
-            problem = f"token {ids.max()} is outside the vocabulary of {self.meta['vocab_size']}"
+            problem = f"token {ids.max()} is outside the vocabulary"
             raise damaged(self.folder / f"{split}.bin", problem)
         return ids
 
