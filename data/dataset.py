@@ -9,57 +9,49 @@ import numpy as np
 import torch
 
 from config.runtime.errors import UserError, file_errors
-from data.tokenizer import Tokenizer, TokenizerError, tokenizer_from_state
+from config.runtime.files import sha256
+from data.tokenizer import Tokenizer, tokenizer_from_state
 
 VERSION = 2  # of the layout of a data folder
 SPLITS = ("train", "val")
+HASHED = 64 * 2**20  # bytes of the largest file that is hashed when it is loaded, in 0.05 s
 
 
 @file_errors()
 def load_dataset(folder) -> "Dataset":
     """Return the data that `prepare` wrote to `folder`. Raise a UserError if they are incomplete or damaged."""
-    folder, splits = Path(folder), {}
-
-    def damaged(name, problem):
-        return UserError(f"{folder / name}: {problem}; prepare data/{folder.name} again")
-
-    for name in ("meta.json", "train.bin", "val.bin"):
-        if not (folder / name).is_file():
-            raise damaged(name, "no such file")
-    try:
-        meta = json.loads((folder / "meta.json").read_bytes())
-    except (ValueError, RecursionError):
-        raise damaged("meta.json", "not JSON") from None
-    match meta:  # the one place where its form is checked
-        case {"version": int(version)} if version != VERSION:
-            raise damaged("meta.json", f"version {version} is not {VERSION}, the one this program reads")
-        case {
-            "version": int(),
-            "vocab_size": int(vocab_size),
-            "dtype": str(dtype),
-            "source": str(),
-            "text_sha256": str(),
-            "tokens": {"train": int(), "val": int()},
-            "bytes": {"train": int(train_bytes), "val": int(val_bytes)},
-            "sha256": {"train": str(), "val": str()},
-            "tokenizer": dict(state),
-        } if min(train_bytes, val_bytes) > 0:
-            pass
-        case _:
-            raise damaged("meta.json", "not as prepare.py writes it")
-    try:
-        tokenizer = tokenizer_from_state(state)
-    except TokenizerError as error:
-        raise damaged("meta.json", error) from None
-    if (vocab_size, dtype) != (tokenizer.vocab_size, token_dtype(tokenizer.vocab_size).name):
-        raise damaged("meta.json", f"its tokenizer has {tokenizer.vocab_size} tokens, not {vocab_size} of type {dtype}")
-    meta["tokenizer"] = {"kind": state["kind"]}  # all of it may be megabytes, and runs log `meta`
+    folder = Path(folder)
+    meta = read_meta(folder)
+    tokenizer = tokenizer_from_state(meta["tokenizer"])
+    meta["tokenizer"] = {"kind": meta["tokenizer"]["kind"]}  # all of it may be megabytes, and runs log `meta`
+    splits = {}
     for split in SPLITS:
         path = folder / f"{split}.bin"
-        if not 0 < path.stat().st_size == meta["tokens"][split] * np.dtype(dtype).itemsize:
-            raise damaged(path.name, "not of the size that meta.json says")
-        splits[split] = np.memmap(path, dtype, mode="r")
+        size = meta["tokens"][split] * np.dtype(meta["dtype"]).itemsize
+        if path.stat().st_size != size:
+            raise damaged(path, "not of the size that meta.json says")
+        ids = np.memmap(path, meta["dtype"], mode="r")
+        if ids.nbytes <= HASHED and sha256(ids) != meta["sha256"][split]:
+            raise damaged(path, "not as prepare.py wrote it (SHA-256)")
+        splits[split] = ids
     return Dataset(meta, tokenizer, splits, folder)
+
+
+def read_meta(folder) -> dict:
+    """Return what prepare.py has noted in meta.json, if this version of the program can read it."""
+    path = folder / "meta.json"
+    try:
+        meta = json.loads(path.read_bytes())
+        version = meta["version"]
+    except (LookupError, RecursionError, TypeError, ValueError):
+        raise damaged(path, "not as prepare.py writes it") from None
+    if version != VERSION:
+        raise damaged(path, f"version {version} is not {VERSION}, the one this program reads")
+    return meta
+
+
+def damaged(path, problem) -> UserError:
+    return UserError(f"{path}: {problem}; prepare data/{path.parent.name} again")
 
 
 def token_dtype(vocab_size) -> np.dtype:
@@ -82,6 +74,14 @@ class Dataset:
             problem = f"block_size={block_size} is too long for the {split} split of {tokens} tokens"
             raise UserError(f"{problem}; the largest that works is {tokens - 1}")
 
+    def read(self, split, places):
+        """Return the tokens there as int64. Damage to a file that is too large to hash shows here."""
+        ids = self.splits[split][places].astype(np.int64)
+        if ids.max() >= self.meta["vocab_size"]:
+            problem = f"token {ids.max()} is outside the vocabulary"
+            raise damaged(self.folder / f"{split}.bin", problem)
+        return ids
+
     def batch(self, seed, step, shard, batch_size, block_size, shards=1):
         """Return windows of the train split: x and, one token on, y, both (batch_size, block_size) int64.
 
@@ -91,15 +91,18 @@ class Dataset:
         """
         self.check_block_size(block_size)
         assert 0 <= shard < shards
-        data, seed = self.splits["train"], seed % 2**64
-        per_epoch = max(len(data) // block_size - 1, 1)  # one less than fits, to leave room for the offset
+        tokens = len(self.splits["train"])
+        seed = seed % 2**64
+        per_epoch = max(tokens // block_size - 1, 1)  # one less than fits, to leave room for the offset
         rows = np.empty((batch_size, block_size + 1), np.int64)
-        done, first = 0, (step * shards + shard) * batch_size  # in the sequence of all windows of all epochs
+        first = (step * shards + shard) * batch_size  # in the sequence of all windows of all epochs
+        done = 0
         while done < batch_size:
             epoch, place = divmod(first + done, per_epoch)
-            start = derive_seed(seed, epoch) % (len(data) - block_size * per_epoch)
+            start = derive_seed(seed, epoch) % (tokens - block_size * per_epoch)
             starts = start + block_size * shuffled(per_epoch, seed, epoch)[place : place + batch_size - done]
-            rows[done : done + len(starts)] = data[starts[:, None] + np.arange(block_size + 1)]
+            places = starts[:, None] + np.arange(block_size + 1)
+            rows[done : done + len(starts)] = self.read("train", places)
             done += len(starts)
         rows = torch.from_numpy(rows)
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
@@ -112,8 +115,7 @@ class Dataset:
         on batch_size: average the loss over them. Each process gets its share, by rank, in equally many batches.
         """
         self.check_block_size(block_size)
-        data = self.splits[split]
-        targets = len(data) - 1
+        targets = len(self.splits[split]) - 1
         if targets <= max_tokens:
             starts = np.arange(0, targets, block_size)
             ends = np.minimum(starts + block_size, targets)
@@ -125,14 +127,15 @@ class Dataset:
 
         batch_size = min(batch_size, -(-len(starts) // world_size))
         missing = -len(starts) % (batch_size * world_size)
-        starts, ends = (np.pad(places, (0, missing))[rank::world_size] for places in (starts, ends))
+        starts = np.pad(starts, (0, missing))[rank::world_size]
+        ends = np.pad(ends, (0, missing))[rank::world_size]
         for first in range(0, len(starts), batch_size):
             rows = slice(first, first + batch_size)
-            positions = starts[rows, None] + np.arange(block_size)
-            wanted = positions < ends[rows, None]
-            positions = np.where(wanted, positions, 0)
-            x = np.where(wanted, data[positions], 0).astype(np.int64)
-            y = np.where(wanted, data[positions + 1].astype(np.int64), -1)
+            places = starts[rows, None] + np.arange(block_size + 1)
+            ids = self.read(split, np.minimum(places, targets))
+            wanted = places[:, :-1] < ends[rows, None]
+            x = np.where(wanted, ids[:, :-1], 0)
+            y = np.where(wanted, ids[:, 1:], -1)
             yield torch.from_numpy(x), torch.from_numpy(y)
 
 

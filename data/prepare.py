@@ -5,30 +5,30 @@ A text is a str or, for several documents, anything that yields a str for each, 
 
 import hashlib
 import json
-import math
 import os
 import re
 import shlex
 import subprocess
 import sys
-import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 
+from config import read_settings
 from config.runtime.errors import UserError, file_errors, print0
 from config.runtime.files import atomic_write, file_lock, folder_lock, load_checkpoint, read_text, sha256
 from config.runtime.files import source_checkpoint
-from data.dataset import SPLITS, VERSION, token_dtype
+from data.dataset import SPLITS, VERSION, read_meta, token_dtype
 from data.tokenizer import CharTokenizer, TokenizerError, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state
 from data.tokenizer import train_bpe
 
 DATA = Path(__file__).resolve().parent  # has a folder for each dataset
-CHUNK = 4 * 2**20  # characters that a thread encodes at a time
+LONG = 4 * 2**20  # characters of a text whose preparation shows how far it is
 REVISIONS = {"Skylion007/openwebtext": "79d93d786212f7344586290adb811d4ae6a1762c"}  # the same text for everyone
 SAMPLE = 16 * 2**20  # characters to learn byte pairs from, at most
 
@@ -39,23 +39,25 @@ def ensure_prepared(name) -> Path:
     names = sorted({path.parent.name for path in [*DATA.glob("*/prepare.py"), *DATA.glob("*/meta.json")]})
     if name not in names:
         if name and Path(name).exists() and Path(name).resolve().parent != DATA:
-            short = re.sub(r"\W+", "_", Path(name).resolve().stem)
-            command = f"python data/text/prepare.py {shlex.quote(name)} --name={short}"
-            raise UserError(f"dataset = {name!r} is a text: {command} prepares it for --dataset={short}")
+            command = f"python data/text/prepare.py {shlex.quote(name)} --name=NAME"
+            raise UserError(f"dataset = {name!r} is a text: {command} prepares it for --dataset=NAME")
         raise UserError(f"dataset = {name!r} does not work: it must be one of {', '.join(names)}")
     folder = DATA / name
-    script, meta, text = folder / "prepare.py", folder / "meta.json", folder / "input.txt"
+    script, text = folder / "prepare.py", folder / "input.txt"
     if not script.exists():  # prepared by data/text/prepare.py
         return folder
     with open(script, "rb") as file:
         file_lock(file, wait=True)  # of runs that start together one prepares, and the others wait for it
-        why = "" if meta.is_file() else "it has not been prepared"
-        if not why and text.exists() and sha256(read_text(text).encode()).encode() not in meta.read_bytes():
-            why = "its input.txt is not the text that was prepared"
-        if why:
-            print0(f"data/{name}: {why}, running data/{name}/prepare.py")
-            if subprocess.run([sys.executable, script]).returncode:
-                raise SystemExit(2)  # prepare.py has printed the reason
+        why, settings = "it has not been prepared", {}
+        if (folder / "meta.json").is_file():
+            meta = read_meta(folder)
+            if not text.exists() or sha256(read_text(text).encode()) == meta["text_sha256"]:
+                return folder
+            why, settings = "its input.txt is not the text that was prepared", meta.get("settings", {})
+        options = [f"--{key}={settings[key]}" for key in read_settings(script, []) if key in settings]
+        print0(" ".join([f"data/{name}: {why}, running data/{name}/prepare.py", *options]))
+        if subprocess.run([sys.executable, script, *options]).returncode:
+            raise SystemExit(2)  # prepare.py has printed the reason
     return folder
 
 
@@ -64,10 +66,17 @@ def text_files(path):
     """Return `path` itself or, if it is a folder, all texts below it, in the order of their names."""
     if not Path(path).is_dir():
         return [Path(path)]
-    suffixes = (".txt", ".md", ".jsonl")
-    files = sorted(file for file in Path(path).rglob("*") if file.suffix.lower() in suffixes and file.is_file())
+    files, folders = [], set()
+    for folder, subfolders, names in os.walk(path, followlinks=True):
+        if os.path.realpath(folder) in folders:
+            subfolders.clear()  # links may lead in a circle
+            continue
+        subfolders.sort()
+        folders.add(os.path.realpath(folder))
+        files += [Path(folder, name) for name in names if Path(name).suffix.lower() in (".txt", ".md", ".jsonl")]
+    files = sorted(filter(Path.is_file, files))
     if not files:
-        raise UserError(f"{path}: no {', '.join(suffixes)} files below this folder")
+        raise UserError(f"{path}: no .txt, .md or .jsonl files below this folder")
     return files
 
 
@@ -145,19 +154,18 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
         raise UserError(f"val_fraction={val_fraction} is not between 0 and 1")
     if vocab_size and tokenizer != "bpe":
         raise UserError(f"vocab_size={vocab_size} works only with tokenizer 'bpe', not with {tokenizer!r}")
+    settings = {"tokenizer": tokenizer, "vocab_size": vocab_size, "val_fraction": val_fraction}
     coder = None if tokenizer in ("char", "bpe") else find_tokenizer(tokenizer)
     # if a tokenizer has no token that begins a document, a newline separates them
-    pieces = partial(in_pieces, text, "" if coder and coder.document_start else "\n")
-    length = sum(len(piece) for _, piece in pieces())
+    parts = partial(in_parts, text, "" if coder and coder.document_start else "\n")
+    length = sum(len(part) for _, _, part in parts(0))
     cut = int(length * (1 - val_fraction))
-    if coder is None:
-        characters = chain.from_iterable(piece for _, piece in pieces())
-        known = set(characters) if tokenizer == "char" else sample(pieces(), cut)
-        if len(set(known)) < 2:
-            raise UserError(f"{source}: fewer than two distinct characters, so nothing to learn; give a longer text")
-        coder = CharTokenizer(known) if tokenizer == "char" else train_bpe(known, vocab_size or 1024)
+    if tokenizer == "char":
+        coder = CharTokenizer(chain.from_iterable(part for _, _, part in parts(cut)))
+    if tokenizer == "bpe":
+        coder = train_bpe(sample(parts(cut), cut), vocab_size or 1024)
     try:
-        write_dataset(Path(folder), coder, encode_all(coder, in_chunks(pieces(), cut)), length, source)
+        write_dataset(Path(folder), coder, encode_all(coder, parts(cut)), length, source, settings)
     except TokenizerError as error:  # of a tokenizer that was not made for this text
         raise UserError(f"{source}: {error}") from None
 
@@ -172,29 +180,66 @@ def find_tokenizer(name):
     raise UserError(f"unknown tokenizer {name!r}; choose from 'char', 'bpe', 'gpt2', 'hf:NAME', 'run:FOLDER'")
 
 
-def write_dataset(folder, coder, encoded, length, source):
+def in_parts(text, separator, cut):
+    """Yield (split, whether a document begins, text) of each document. A str is one that needs no beginning.
+
+    The first `cut` characters train. A document that they end in is two parts. `separator` is put between documents.
+    """
+    several = not isinstance(text, str)
+    documents = (document for document in text if document is not None) if several else [text]
+    left = cut
+    for i, document in enumerate(documents):
+        part = separator + document if i else document
+        if 0 < left < len(part):
+            yield "train", several, part[:left]
+            yield "val", False, part[left:]
+        else:
+            yield "train" if left > 0 else "val", several, part
+        left -= len(part)
+
+
+def sample(parts, cut):
+    """Return some SAMPLE characters, in blocks of a thousand from all over the training part, or all that it has."""
+    texts = (text for split, _, text in parts if split == "train")
+    blocks = (text[start : start + 1000] for text in texts for start in range(0, len(text), 1000))
+    return "".join(islice(blocks, 0, None, 1 + cut // SAMPLE))
+
+
+def encode_all(coder, parts):
+    """Yield (split, tokens, text) of each part, in order. Threads encode: tokenizers release the GIL."""
+    dtype = token_dtype(coder.vocab_size)
+
+    def encode(part):
+        split, begins, text = part
+        ids = [coder.document_start * begins, coder.encode_array(text)]
+        return split, np.concatenate(ids, dtype=dtype, casting="unsafe"), text
+
+    with ThreadPoolExecutor() as pool:
+        while some := list(islice(parts, 256)):  # so many are in memory at a time
+            yield from pool.map(encode, some)
+
+
+def write_dataset(folder, coder, encoded, length, source, settings):
     """Write what `encode_all` yields, `length` characters in all. The new files take their places together or not."""
-    tokens, sizes = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
+    tokens, sizes, done = Counter(), Counter(), 0
     hashes, text_hash = {split: hashlib.sha256() for split in SPLITS}, hashlib.sha256()
-    dtype, began, done = token_dtype(coder.vocab_size), time.time(), 0
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:  # at its end the files take their places, the last opened first
         if not stack.enter_context(folder_lock(folder)):
             raise UserError(f"{folder}: another prepare.py is at work there: wait for it")
-        stack.callback(lambda: any(folder.iterdir()) or folder.rmdir())
+        stack.callback(lambda: any(folder.iterdir()) or folder.rmdir())  # a new folder, if nothing came into it
         names = ("meta.json", "train.bin", "val.bin")
         files = {name: stack.enter_context(atomic_write(folder / name)) for name in names}
         for split, ids, text in encoded:
-            ids, content = ids.astype(dtype), text.encode()
+            content = text.encode()
             files[f"{split}.bin"].write(ids)
             hashes[split].update(ids)
             text_hash.update(content)
             tokens[split] += len(ids)
             sizes[split] += len(content)
             before, done = done, done + len(text)
-            if length > CHUNK and done * 10 // length > before * 10 // length:  # ten lines for a long text
-                speed = sum(sizes.values()) / 1e6 / (time.time() - began)
-                print0(f"{done / length:.0%} of {length:,} characters, {speed:.1f} MB/s")
+            if length > LONG and done * 10 // length > before * 10 // length:
+                print0(f"{done / length:.0%} of {length:,} characters")
         for split in SPLITS:
             if tokens[split] < 2:
                 problem = f"the text is too short: its {split} part has fewer than two tokens"
@@ -202,8 +247,9 @@ def write_dataset(folder, coder, encoded, length, source):
         meta = {
             "version": VERSION,
             "vocab_size": coder.vocab_size,
-            "dtype": dtype.name,
+            "dtype": token_dtype(coder.vocab_size).name,
             "source": source,
+            "settings": settings,  # with which a new input.txt is prepared
             "text_sha256": text_hash.hexdigest(),
             "tokens": tokens,
             "bytes": sizes,  # of text
@@ -211,73 +257,12 @@ def write_dataset(folder, coder, encoded, length, source):
             "tokenizer": coder.state(),
         }
         files["meta.json"].write(json.dumps(meta, indent=1).encode())
-        for file in files.values():  # a full disk shows here
+        for file in files.values():  # which takes long for large ones, and shows a full disk
             file.flush()
+            os.fsync(file.fileno())
         # from here on the folder is incomplete, until it has a meta.json again
         (folder / "meta.json").unlink(missing_ok=True)
 
-    size = sum(sizes.values())
-    print0(f"{folder}: {source}, {size:,} bytes")
-    print0(f"{tokens['train']:,} tokens to train on and {tokens['val']:,} to validate on, {dtype}")
-    kind, density = meta["tokenizer"]["kind"], sum(tokens.values()) / size
-    print0(f"{coder.vocab_size:,} different tokens ({kind}), {density:.3f} tokens per byte")
-
-
-def encode_all(coder, chunks):
-    """Yield (split, tokens, text) of each chunk, in order. Threads encode: tokenizers release the GIL."""
-
-    def encode(split_and_pieces):
-        split, pieces = split_and_pieces
-        arrays = []
-        for begins, piece in pieces:
-            arrays += [np.array(coder.document_start * begins, np.uint32), coder.encode_array(piece)]
-        return split, np.concatenate(arrays), "".join(piece for _, piece in pieces)
-
-    threads = os.cpu_count()
-    with ThreadPoolExecutor(threads) as pool:
-        while some := list(islice(chunks, 4 * threads)):  # so much is in memory at a time
-            yield from pool.map(encode, some)
-
-
-# Where a long document is cut: after a single newline between two characters that are not spaces. Our pattern and
-# GPT-2's also split there, so the parts have the tokens of the whole. (After several spaces they may not: GPT-2's
-# pattern splits off the last one before a word, but not at the end of a text.)
-CUT = re.compile(r"[^\s\x00-\x1f\x7f]\n(?=[^\s\x00-\x1f\x7f])")
-
-
-def in_pieces(text, separator):
-    """Yield (whether a document begins, some of its text), with `separator` between documents. A str begins none."""
-    several = not isinstance(text, str)
-    documents = (document for document in text if document is not None) if several else [text]
-    for i, document in enumerate(documents):
-        document, start = separator + document if i else document, 0
-        while place := CUT.search(document, start + CHUNK):
-            yield several and start == 0, document[start : place.end()]
-            start = place.end()
-        yield several and start == 0, document[start:]
-
-
-def in_chunks(pieces, cut):
-    """Yield (split, its next pieces), those that begin within the same CHUNK characters of the text."""
-    for (split, _), group in groupby(divide(pieces, cut), key=lambda piece: piece[:2]):
-        yield split, [(begins, text) for _, _, begins, text in group]
-
-
-def divide(pieces, cut):
-    """Yield (split, chunk, begins, text): the first `cut` characters train. A piece that crosses the cut is split."""
-    done = 0
-    for begins, piece in pieces:
-        chunk, left = done // CHUNK, cut - done
-        if 0 < left < len(piece):
-            yield "train", chunk, begins, piece[:left]
-            yield "val", chunk, False, piece[left:]
-        else:
-            yield "train" if left > 0 else "val", chunk, begins, piece
-        done += len(piece)
-
-
-def sample(pieces, cut):
-    """Return SAMPLE characters from all over the training part, or all of it if it has no more."""
-    share = min(1, SAMPLE / max(cut, 1))
-    texts = ("".join(piece for _, piece in chunk) for split, chunk in in_chunks(pieces, cut) if split == "train")
-    return "".join(text[: math.ceil(len(text) * share)] for text in texts)
+    print0(f"{folder}: {source}, {sum(sizes.values()):,} bytes")
+    print0(f"{tokens['train']:,} tokens to train on and {tokens['val']:,} to validate on, {meta['dtype']}")
+    print0(f"{coder.vocab_size:,} different tokens ({meta['tokenizer']['kind']})")

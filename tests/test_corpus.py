@@ -1,7 +1,6 @@
-"""Texts of any form, in parts that have the tokens of the whole, encoded in threads: data/prepare.py."""
+"""Texts of any form, cut once, and their documents encoded in threads: data/prepare.py."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,8 +20,8 @@ from config.runtime.files import folder_lock
 from conftest import contents, hear_signals
 from data import prepare as preparing
 from data.dataset import load_dataset
-from data.prepare import encode_all, in_pieces, prepare, read_dataset, read_documents, text_files
-from data.tokenizer import END, SPLIT, BPETokenizer, train_bpe
+from data.prepare import encode_all, in_parts, prepare, read_dataset, read_documents, text_files
+from data.tokenizer import END, BPETokenizer, train_bpe
 
 WORDS = ["the", "quick", "Fuchs", "läuft", "über", "瓶子", "12345", "don't", "...", "!?", "🦊", "x" * 40, "\u00a0", "\x7f"]
 GAPS = [" ", "\n", "\n\n", "  ", " \n", "\n ", "\r\n", "\t", "\x01\n", "\n\x01", "\n\u00a0", "\u3000\n"]
@@ -35,13 +34,11 @@ def trained(pattern, special_tokens={}):
     return BPETokenizer(ranks, pattern, tokens)
 
 
-OURS = trained(SPLIT)
 GPT2 = trained(r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", [END])
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch, tmp_path):
-    monkeypatch.setattr(preparing, "CHUNK", 64)
+def small_tokenizer(monkeypatch, tmp_path):
     monkeypatch.setattr(preparing, "gpt2_tokenizer", lambda: GPT2)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
@@ -57,21 +54,13 @@ def prepared(folder, text, *how, **options):
 # -- cutting -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tokenizer", [OURS, GPT2], ids=["ours", "gpt2"])
-def test_parts_have_the_tokens_of_the_whole(monkeypatch, tokenizer):
-    """All gaps lie between all words, and the text is cut wherever it may be."""
-    monkeypatch.setattr(preparing, "CHUNK", 0)
-    text = "".join(word + gap + other for gap in GAPS for word in WORDS for other in WORDS)
-    parts = [part for _, part in in_pieces(text, "")]
-    assert len(parts) > 100 and "".join(parts) == text
-    assert [token for part in parts for token in tokenizer.encode(part)] == tokenizer.encode(text)
-
-
-@given(st.lists(st.text(alphabet="ab \n\r\x01", max_size=300)))
-def test_no_character_is_lost_and_every_document_begins_once(documents):
-    pieces = list(in_pieces([None, *documents], "|"))
-    assert "".join(part for _, part in pieces) == "|".join(documents)
-    assert sum(begins for begins, _ in pieces) == len(documents)
+@given(st.lists(st.text(alphabet="ab \n\r\x01", max_size=300)), st.integers(-1, 400))
+def test_no_character_is_lost_and_every_document_begins_once(documents, cut):
+    parts, whole = list(in_parts([None, *documents], "|", cut)), "|".join(documents)
+    assert "".join(text for _, _, text in parts) == whole
+    assert "".join(text for split, _, text in parts if split == "train") == whole[: max(cut, 0)]
+    assert sum(begins for _, begins, _ in parts) == len(documents)
+    assert len(parts) <= len(documents) + 1
 
 
 @pytest.mark.parametrize("val_fraction", [0.1, 0.3, 0.97])
@@ -88,15 +77,18 @@ def test_the_last_characters_validate(tmp_path, tokenizer, val_fraction):
         assert loaded.meta["tokens"][split] == len(loaded.splits[split])
 
 
-def test_byte_pairs_are_learned_from_all_over_what_is_trained_on(tmp_path, monkeypatch):
-    documents = [f"{i} {letter * 20} " * 6000 for i, letter in enumerate("abcdefghij")]
-    text = "".join(documents)
-    pieces, cut = [(True, document) for document in documents], int(0.9 * len(text))
-    assert preparing.sample(pieces, cut) == text[:cut]
-    monkeypatch.setattr(preparing, "SAMPLE", 20_000)
-    found = preparing.sample(pieces, cut)
-    assert 20_000 <= len(found) <= 20_010 and set(found) & set("abcdefghij") == set("abcdefghi")
-    _, loaded = prepared(tmp_path / "data", documents, "bpe", 280)
+@pytest.mark.parametrize("documents", [1, 10, 1000])
+def test_byte_pairs_are_learned_from_all_over_what_is_trained_on(tmp_path, monkeypatch, documents):
+    text = "".join(f"{i} {letter * 20} " * 6000 for i, letter in enumerate("abcdefghij"))
+    size = len(text) // documents
+    texts = [text[start : start + size] for start in range(0, len(text), size)]
+    cut = int(0.9 * len(text))
+    parts = list(in_parts(texts, "", cut))
+    assert preparing.sample(parts, cut) == text[:cut]
+    monkeypatch.setattr(preparing, "SAMPLE", 30_000)
+    found = preparing.sample(parts, cut)
+    assert 20_000 < len(found) < 50_000 and set(found) & set("abcdefghij") == set("abcdefghi")
+    _, loaded = prepared(tmp_path / "data", texts, "bpe", 280)
     assert not any(b"jj" in token for token in loaded.tokenizer.ranks)
 
 
@@ -126,6 +118,16 @@ def test_files_and_folders_may_be_mixed_and_given_twice(tmp_path):
     files = [file for path in (tmp_path / "z", tmp_path, tmp_path / "b.jsonl") for file in text_files(path)]
     found = [document for file in files for document in read_documents(file)]
     assert found == [f"in {name}" for name in ("z", "a.txt", "b.jsonl", "sub/E.MD", "b.jsonl")]  # an empty file is none
+
+
+def test_linked_folders_are_read_also_if_links_lead_in_a_circle(tmp_path):
+    for folder in ("here", "elsewhere"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{folder}.txt").write_text(folder)
+    (tmp_path / "here" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "here")
+    here = tmp_path / "here"
+    assert text_files(here) == [here / "here.txt", here / "link" / "elsewhere.txt"]
 
 
 def test_what_is_null_is_no_document(tmp_path):
@@ -222,32 +224,40 @@ def test_what_needs_datasets_says_so(monkeypatch):
 # -- threads -------------------------------------------------------------------------------------------------
 
 
-def test_threads_encode_side_by_side_and_in_order(monkeypatch):
-    """Each of two chunks waits for the other. Only some more than what is asked for is read."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+def test_threads_encode_side_by_side_and_in_order():
+    """Each of two documents waits for the other. Only some more than what is asked for is read."""
     both, read = threading.Barrier(2), []
 
     def encode_array(text):
         both.wait(timeout=60)
         return np.array([int(text)])
 
-    def chunks():
-        for i in range(100):
+    def parts():
+        for i in range(10_000):
             read.append(i)
-            yield "train", [(False, str(i))]
+            yield "train", False, str(i)
 
-    encoded = encode_all(SimpleNamespace(document_start=[], encode_array=encode_array), chunks())
+    encoded = encode_all(SimpleNamespace(vocab_size=9, document_start=[], encode_array=encode_array), parts())
     assert [next(encoded)[1].item() for _ in range(10)] == list(range(10))
-    assert len(read) <= 10 + 4 * 2
+    assert len(read) < 1000
     encoded.close()
+
+
+def test_a_long_text_shows_how_far_it_is(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, DOCUMENTS, "test")
+    assert "%" not in capsys.readouterr().out
+    monkeypatch.setattr(preparing, "LONG", 100)
+    prepare(tmp_path, DOCUMENTS * 10, "test")
+    shown = [line for line in capsys.readouterr().out.splitlines() if "%" in line]
+    assert len(shown) == 10 and shown[0].startswith("10% of ") and shown[-1].startswith("100% of ")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
 def test_an_interrupted_program_ends_and_leaves_what_was_there(repo, tmp_path):
     prepare("data/plays", DOCUMENTS, "test")
     before = contents(Path("data/plays"))
-    (tmp_path / "text.txt").write_text("".join(f"{i} green bottles, hanging on the wall\n" for i in range(1_200_000)))
-    command = [sys.executable, "data/text/prepare.py", tmp_path / "text.txt", "--name=plays"]
+    jsonl(tmp_path / "text.jsonl", (f"{i} green bottles, hanging on the wall" for i in range(200_000)))
+    command = [sys.executable, "data/text/prepare.py", tmp_path / "text.jsonl", "--name=plays"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, **pipes, preexec_fn=hear_signals)
     while not (Path("data/plays/val.bin.tmp").exists() and Path("data/plays/train.bin.tmp").stat().st_size):

@@ -14,6 +14,7 @@ from hypothesis import given, strategies as st
 from config.runtime.errors import UserError
 from data.dataset import Dataset, derive_seed, load_dataset, shuffled
 from data.prepare import prepare
+from data.tokenizer import TokenizerError
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 
@@ -41,40 +42,21 @@ def edit(**changes):
     return apply
 
 
-BYTES = "".join(f"{base64.b64encode(bytes([i])).decode()} {i}\n" for i in range(256))
+def reverse(name):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[::-1])
 
 
-def byte_pairs(**changes):
-    return edit(tokenizer={"kind": "bpe", "pattern": r"\s+|\S+", "special_tokens": {}, "ranks": BYTES, **changes})
-
-
-FORM, BPE = "meta.json: not as prepare.py writes it", "meta.json: not byte pairs that tiktoken reads"
+FORM = "meta.json: not as prepare.py writes it"
+SIZE, HASH = "not of the size that meta.json says", "not as prepare.py wrote it (SHA-256)"
 DAMAGE = [
-    (lambda folder: (folder / "meta.json").unlink(), "meta.json: no such file"),
-    (lambda folder: (folder / "train.bin").unlink(), "train.bin: no such file"),
-    (write("meta.json", b""), "meta.json: not JSON"),
-    (write("meta.json", b"\xff"), "meta.json: not JSON"),
-    (write("meta.json", b"[" * 100_000), "meta.json: not JSON"),
-    *((write("meta.json", content), FORM) for content in (b"{}", b"[]", b"null", b"5", b'{"version": 2}')),
+    *((write("meta.json", content), FORM) for content in (b"", b"\xff", b"[" * 100_000, b"{}", b"[]", b"null", b"5")),
     (edit(version=1), "meta.json: version 1 is not 2"),
-    *((edit(**{name: None}), FORM) for name in (
-        "version", "vocab_size", "dtype", "source", "text_sha256", "tokens", "bytes", "sha256", "tokenizer")),
-    *((edit(**{name: ["odd"]}), FORM) for name in ("version", "vocab_size", "dtype", "tokens", "bytes", "tokenizer")),
-    (edit(tokens={"train": 1.5, "val": 1}), FORM),
-    (edit(bytes={"train": 100, "val": 0}), FORM),
-    (edit(bytes={"train": "100", "val": 100}), FORM),
-    (edit(dtype="uint32"), "meta.json: its tokenizer has 300 tokens, not 300 of type uint32"),
-    (edit(vocab_size=299), "meta.json: its tokenizer has 300 tokens, not 299 of type uint16"),
-    (edit(tokenizer={"kind": "word"}), "meta.json: not a tokenizer of kind 'char', 'bpe' or 'hf': {'kind': 'word'}"),
-    (edit(tokenizer={"kind": "char", "characters": 5}), "meta.json: not a tokenizer of kind"),
-    (edit(tokenizer={"kind": "hf", "json": "{}"}), "meta.json: not a tokenizer.json"),
-    (byte_pairs(ranks=BYTES[: BYTES.index(" 100\n")] + " 100\n"), BPE),
-    (byte_pairs(ranks=BYTES.replace(" 9\n", " 8\n")), BPE),
-    (byte_pairs(pattern="("), BPE),
-    (byte_pairs(special_tokens={"<end>": "odd"}), BPE),
-    (byte_pairs(), "meta.json: its tokenizer has 256 tokens, not 300 of type uint16"),
-    (write("train.bin", b""), "train.bin: not of the size that meta.json says"),
-    (write("val.bin", b"\0\0\0"), "val.bin: not of the size that meta.json says"),
+    (edit(version=None), FORM),
+    (edit(dtype="uint32"), f"train.bin: {SIZE}"),
+    (write("train.bin", b""), f"train.bin: {SIZE}"),
+    (write("val.bin", b"\0\0\0"), f"val.bin: {SIZE}"),
+    (reverse("train.bin"), f"train.bin: {HASH}"),
+    (reverse("val.bin"), f"val.bin: {HASH}"),
 ]  # fmt: skip
 
 
@@ -94,6 +76,49 @@ def test_damaged_data_is_refused_with_file_and_cure(whole, tmp_path, harm, named
     message = str(error.value)
     assert f"{folder}/{named}" in message and "\n" not in message
     assert message.endswith("; prepare data/words again")
+
+
+BYTES = "".join(f"{base64.b64encode(bytes([i])).decode()} {i}\n" for i in range(256))
+BPE = {"kind": "bpe", "pattern": r"\s+|\S+", "special_tokens": {}, "ranks": BYTES}
+
+
+@pytest.mark.parametrize("state, named", [
+    ({"kind": "word"}, "not a tokenizer of kind 'char', 'bpe' or 'hf': {'kind': 'word'}"),
+    ({"kind": "char", "characters": 5}, "not a tokenizer of kind"),
+    ({"kind": "hf", "json": "{}"}, "not a tokenizer.json"),
+    (BPE | {"ranks": BYTES[: BYTES.index(" 100\n")] + " 100\n"}, "not byte pairs that tiktoken reads"),
+    (BPE | {"ranks": BYTES.replace(" 9\n", " 8\n")}, "not byte pairs that tiktoken reads"),
+    (BPE | {"pattern": "("}, "not byte pairs that tiktoken reads"),
+    (BPE | {"special_tokens": {"<end>": "odd"}}, "not byte pairs that tiktoken reads"),
+], ids=count())  # fmt: skip
+def test_a_damaged_tokenizer_is_refused(whole, tmp_path, state, named):
+    folder = shutil.copytree(whole, tmp_path / "words")
+    edit(tokenizer=state)(folder)
+    with pytest.raises(TokenizerError) as error:
+        load_dataset(folder)
+    assert named in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["meta.json", "train.bin", "val.bin"])
+def test_a_missing_file_is_named(whole, tmp_path, name):
+    folder = shutil.copytree(whole, tmp_path / "words")
+    (folder / name).unlink()
+    with pytest.raises(UserError, match=f"{folder}/{name}: No such file or directory"):
+        load_dataset(folder)
+
+
+def test_token_ids_outside_the_vocabulary_are_named_also_in_a_file_too_large_to_hash(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr("data.dataset.HASHED", 0)
+    folder = shutil.copytree(whole, tmp_path / "words")
+    for split in ("train", "val"):
+        size = (folder / f"{split}.bin").stat().st_size
+        (folder / f"{split}.bin").write_bytes(b"\x2c\x01" * (size // 2))
+    words = load_dataset(folder)
+    problem = "token 300 is outside the vocabulary; prepare data/words again"
+    with pytest.raises(UserError, match=f"train.bin: {problem}"):
+        words.batch(0, 0, 0, 2, 16)
+    with pytest.raises(UserError, match=f"val.bin: {problem}"):
+        next(words.windows("val", 2, 16, 64))
 
 
 # -- batches -------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("text, options, message", [
-    ("", {}, "fewer than two distinct"),
+    ("", {}, "too short"),
     ("abcdefghij", {}, "too short"),
     (TEXT, {"val_fraction": 0}, "val_fraction=0"),
     (TEXT, {"val_fraction": float("nan")}, "val_fraction=nan"),
@@ -106,6 +106,14 @@ def test_on_a_full_disk_what_was_there_stays(folder, monkeypatch, name):
     assert contents(folder) == before
 
 
+def test_new_files_are_on_the_disk_before_the_old_ones_go(folder, monkeypatch):
+    """A large file takes long to reach the disk, so a kill is most likely to come then."""
+    complete = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: complete.append((folder / "meta.json").exists()))
+    prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
+    assert complete[:3] == [True, True, True]
+
+
 def test_half_replaced_folder_is_not_taken_for_whole(folder, monkeypatch):
     def killed(old, new):
         if new.name == "train.bin":
@@ -116,7 +124,7 @@ def test_half_replaced_folder_is_not_taken_for_whole(folder, monkeypatch):
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
-    with pytest.raises(UserError, match="meta.json.*prepare data/words again"):
+    with pytest.raises(UserError, match="meta.json: No such file"):
         load_dataset(folder)
 
 
@@ -194,7 +202,7 @@ def test_texts_with_names_lie_side_by_side(repo):
     ("text", "give the files or folders to prepare"),
     ("text good.txt missing.txt", "missing.txt: No such file"),
     ("text latin.txt", "latin.txt: not UTF-8 text at byte 3"),
-    ("text config/runtime", "config/runtime: no .txt, .md, .jsonl files below this folder"),
+    ("text config/runtime", "config/runtime: no .txt, .md or .jsonl files below this folder"),
     ("text book.txt.gz", "book.txt.gz: only plain text and .jsonl are read here"),
     (f"text {'x' * 300}", "x: File name too long"),
     (f"text good.txt --name={'x' * 300}", "name = 'x{98} does not work: use up to 100 letters"),
@@ -228,12 +236,16 @@ def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, na
 
 @pytest.fixture
 def datasets(tmp_path, monkeypatch):
-    """Return a data folder of one dataset, whose prepare.py notes the SHA-256 of its input.txt in meta.json."""
+    """Return a data folder of one dataset, whose prepare.py writes a meta.json with the SHA-256 of its input.txt."""
     monkeypatch.setattr(data.prepare, "DATA", tmp_path)
     (tmp_path / "words").mkdir()
     (tmp_path / "words" / "input.txt").write_text("one")
-    note = "(folder / 'meta.json').write_text(sha256((folder / 'input.txt').read_bytes()).hexdigest())"
-    script = f"from hashlib import sha256\nfrom pathlib import Path\nfolder = Path(__file__).parent\n{note}\n"
+    script = """
+import hashlib, json, pathlib
+folder = pathlib.Path(__file__).parent
+text_sha256 = hashlib.sha256((folder / "input.txt").read_bytes()).hexdigest()
+(folder / "meta.json").write_text(json.dumps({"version": 2, "text_sha256": text_sha256}))
+"""
     (tmp_path / "words" / "prepare.py").write_text(script)
     return tmp_path
 
@@ -241,22 +253,33 @@ def datasets(tmp_path, monkeypatch):
 def test_a_dataset_is_prepared_at_first_use_and_when_its_text_is_new(datasets, capsys):
     """Times of files say nothing: a text that is moved there keeps its own, and copying a folder gives new ones."""
     text, meta = datasets / "words" / "input.txt", datasets / "words" / "meta.json"
-    assert ensure_prepared("words") == datasets / "words" and meta.read_text() == sha256(b"one")
+    assert ensure_prepared("words") == datasets / "words" and sha256(b"one") in meta.read_text()
     assert capsys.readouterr().out == "data/words: it has not been prepared, running data/words/prepare.py\n"
     os.utime(text, (2**32, 2**32))
     assert ensure_prepared("words") == datasets / "words"
     assert capsys.readouterr().out == ""
     text.write_text("two")
     os.utime(text, (1, 1))
-    assert ensure_prepared("words") == datasets / "words" and meta.read_text() == sha256(b"two")
+    assert ensure_prepared("words") == datasets / "words" and sha256(b"two") in meta.read_text()
     new = "data/words: its input.txt is not the text that was prepared, running data/words/prepare.py\n"
     assert capsys.readouterr().out == new
+
+
+def test_a_new_text_is_prepared_with_the_settings_of_the_old_one(repo, capsys):
+    """A prepare.py that has no settings gets none."""
+    repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
+    for name, options in (("shakespeare_bpe", " --tokenizer=bpe --vocab_size=300"), ("shakespeare_char", "")):
+        Path(f"data/{name}/input.txt").write_text(TEXT, encoding="utf-8")
+        ensure_prepared(name)
+        assert capsys.readouterr().out.endswith(f"running data/{name}/prepare.py{options}\n")
+        assert load_dataset(f"data/{name}").meta["text_sha256"] == sha256(TEXT.encode())
+    assert load_dataset("data/shakespeare_bpe").meta["vocab_size"] == 300
 
 
 def test_a_text_is_no_dataset_but_can_be_one(datasets, monkeypatch):
     monkeypatch.chdir(datasets.parent)
     Path("my plays.txt").touch()
-    command = "python data/text/prepare.py 'my plays.txt' --name=my_plays prepares it for --dataset=my_plays"
+    command = "python data/text/prepare.py 'my plays.txt' --name=NAME prepares it for --dataset=NAME"
     with pytest.raises(UserError, match=f"dataset = 'my plays.txt' is a text: {command}"):
         ensure_prepared("my plays.txt")
 
