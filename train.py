@@ -7,6 +7,9 @@ torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --gra
 """
 
 from config import split_settings  # first: importing config decides how PyTorch's threads will wait (waiting.py)
+from config.runtime.errors import StopSignal, UserError, clock, install_excepthook, print0
+
+install_excepthook()  # users' mistakes end in one line and exit code 2
 
 import math
 import shlex
@@ -20,13 +23,10 @@ import torch
 
 from config.runtime import checkpoint, checks, distributed
 from config.runtime.devices import peak_flops, pick_dtype
-from config.runtime.errors import StopSignal, UserError, clock, install_excepthook, print0
 from config.runtime.log import Log, code_version
 from data.dataset import derive_seed, load_dataset
 from data.prepare import ensure_prepared
 from model import GPT, GPTConfig
-
-install_excepthook()  # users' mistakes end in one line and exit code 2
 
 # -----------------------------------------------------------------------------
 # run

@@ -23,7 +23,7 @@ from config import read_settings
 from config.runtime.checkpoint import load_checkpoint
 from config.runtime.errors import UserError
 from config.runtime.files import FORM
-from conftest import ROOT, TINY, contents, refused
+from conftest import ROOT, TINY, contents, hear_signals, refused
 from model import GPT, GPTConfig
 
 TRAIN, LATEST = f"train.py {TINY}", Path("out/run/ckpt.pt")
@@ -93,6 +93,22 @@ def test_train_beside_a_run(trained, capsys):
     check(trained, f"{RESUME} --max_iters=4", "max_iters = 4, but out/run/ckpt.pt is at step 4: raise it", capsys)
 
 
+@pytest.mark.parametrize("environment", [
+    "RANK=1",
+    "WORLD_SIZE=2",
+    "RANK=0 WORLD_SIZE=2",  # torchrun sets more
+    "RANK=0 WORLD_SIZE=abc",
+    "RANK=0 WORLD_SIZE=",
+    "WORLD_SIZE=0",
+    "RANK=x",
+    "RANK=2 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=localhost MASTER_PORT=1",
+])  # fmt: skip
+def test_torchrun_s_variables_without_torchrun(repo, monkeypatch, capsys, environment):
+    for assignment in environment.split():
+        monkeypatch.setenv(*assignment.split("="))
+    check(repo, TRAIN, f"{environment} in the environment: start several processes with torchrun", capsys)
+
+
 # -- sample.py's ---------------------------------------------------------------------------------------------
 
 SAMPLE_ARGUMENTS = {
@@ -118,6 +134,34 @@ def test_sample(trained, capsys):
         assert end.value.code == 2 and out == "" and error.count("\n") == 1, error
         assert re.search(words, error), error
     assert contents(trained.folder) == before
+
+
+def test_a_prompt_that_is_not_utf8(repo, capsys):
+    Path("my.txt").write_text("the lazy dog\n" * 99)
+    repo("data/text/prepare.py my.txt --tokenizer=bpe --vocab_size=300")
+    repo(f"{TRAIN} --dataset=text --out_dir=out/run")
+    capsys.readouterr()
+    check(repo, "sample.py --start=\udcff", "start is not UTF-8 text", capsys)  # as Python reads the byte 0xff
+
+
+def test_no_export_takes_the_place_of_the_current_folder(trained, monkeypatch, capsys):
+    Path("new").mkdir()
+    monkeypatch.chdir("new")
+    check(trained, "../sample.py --export=. --out_dir=../out/run", "export = '.' .*name a new one", capsys)
+
+
+@pytest.mark.parametrize("program", ["sample.py", "sample.py --help", "train.py --help"])
+def test_output_to_a_full_disk_is_one_line(trained, program):
+    shell = f"{sys.executable} {program} >/dev/full"
+    run = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (2, f"{program.split()[0]}: error: the output: No space left on device\n")
+
+
+@pytest.mark.parametrize("program", ["train.py", "sample.py"])
+def test_ctrl_c_while_pytorch_is_imported_is_silent(repo, program):
+    Path("torch.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    run = subprocess.run([sys.executable, program], capture_output=True, preexec_fn=hear_signals)
+    assert (run.returncode, run.stdout + run.stderr) == (130, b"")
 
 
 def test_training_outlives_a_full_disk_for_what_it_prints(repo):
