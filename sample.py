@@ -19,9 +19,12 @@ from config.runtime.checkpoint import build_model, code_notes, newest_run
 from config.runtime.checks import check_range
 from config.runtime.devices import pick_device
 from config.runtime.files import find_checkpoint, load_checkpoint, read_text
+from config.runtime.log import code_version
 from config.runtime.maps import draw_maps
 from data.huggingface import describe_export, save_pretrained
 from data.tokenizer import first_tokens, tokenizer_from_state
+
+code = code_version()  # now, before anybody edits what has just been imported
 
 # -----------------------------------------------------------------------------
 out_dir = ""  # folder of the run; empty: the newest one in out/
@@ -59,7 +62,7 @@ saved = load_checkpoint(find_checkpoint(folder, prefer=checkpoint))
 model = build_model(saved).to(device).eval()
 tokenizer = tokenizer_from_state(saved["tokenizer"])
 quiet_pipe()
-for note in code_notes(saved):
+for note in code_notes(saved, code, training=False):
     print(f"NOTE    {note}")
 
 if export:

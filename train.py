@@ -23,10 +23,13 @@ import torch
 
 from config.runtime import checkpoint, checks, distributed
 from config.runtime.devices import peak_flops, pick_dtype
+from config.runtime.files import find_checkpoint
 from config.runtime.log import Log, code_version
 from data.dataset import derive_seed, load_dataset
 from data.prepare import ensure_prepared
 from model import GPT, GPTConfig
+
+code = code_version()  # now, before anybody edits what has just been imported
 
 # -----------------------------------------------------------------------------
 # run
@@ -93,7 +96,7 @@ out = checks.run_folder(settings["out_dir"] or "out/" + ("-".join(config_names) 
 latest, best = out / "ckpt.pt", out / "best.pt"
 log = Log(out)
 init_from = settings["init_from"]
-resuming = init_from == "resume" or init_from == "auto" and (latest.exists() or best.exists())
+resuming = init_from == "resume" or init_from == "auto" and find_checkpoint(out).exists()
 if resuming:
     saved, settings = checkpoint.reopen(out, given, defaults)
 elif init_from == "auto":
@@ -123,8 +126,8 @@ torch.manual_seed(seed)
 iter_num, val_loss, best_val_loss, notes = 0, math.inf, math.inf, []
 if resuming:
     raw_model = checkpoint.resumed_model(saved, settings, data)
-    iter_num, val_loss, best_val_loss = saved["iter_num"], saved["val_loss"], checkpoint.lowest_loss(best, settings)
-    notes = checkpoint.resume_notes(saved, settings, machine)
+    iter_num, val_loss, best_val_loss = saved["iter_num"], saved["val_loss"], checkpoint.lowest_loss(out, settings)
+    notes = checkpoint.resume_notes(saved, settings, machine, code)
 elif init_from.startswith("hf:"):
     raw_model = checkpoint.begin_from_llama(settings, data)
 elif init_from.startswith("run:"):
@@ -132,7 +135,7 @@ elif init_from.startswith("run:"):
 else:
     raw_model = GPT(GPTConfig(**checks.of_model(settings), vocab_size=data.meta["vocab_size"]))
 config = raw_model.config
-notes = checks.ineffective_settings(settings, given, defaults) + notes
+notes = checks.ineffective_settings(settings, given, defaults, world_size, resuming) + notes
 model = distributed.parallelize_model(raw_model, parallel, device, ptdtype)
 
 # optimizers
@@ -193,7 +196,7 @@ def save(path):
     facts = about | {"iter_num": iter_num, "val_loss": val_loss, "tokenizer": data.tokenizer.state()}
     facts["data"] = {"source": data.meta["source"], "sha256": data.meta["sha256"]}
     facts |= distributed.training_state(raw_model, optimizers, scaler)
-    written = checkpoint.save_checkpoint(path, facts, before_renaming=log.replace_old_run)
+    written = checkpoint.save_checkpoint(path, facts, log)
     return not distributed.all_max(not written)
 
 
@@ -231,7 +234,7 @@ total_flops = flops_per_token * max_iters * tokens_per_iter
 settings["compile"] = distributed.compile_model(raw_model, compile, device, ctx, total_flops)
 distributed.barrier()  # only now does the first process write to the folder: the others have read its old state
 log.open(iter_num, settings)
-about = {"settings": settings, "config": asdict(config), "machine": machine, "code": code_version()}
+about = {"settings": settings, "config": asdict(config), "machine": machine, "code": code}
 facts = about | {"data": data.meta, "notes": notes, "parameters": parameters, "flops_per_token": flops_per_token}
 log.log("resume" if iter_num else "start", iter_num, **facts)
 
@@ -246,7 +249,7 @@ saved_iter = iter_num  # step of the newest checkpoint
 first_iter = iter_num  # step at which this process started
 logged_iter = iter_num  # step of the latest log line
 micro_steps = range(rank, grad_accum_steps, world_size)  # this process's share of each step
-began = logged_time = time.time()
+began = logged_time = time.perf_counter()
 train_seconds = 0.0  # without evaluating and saving
 while iter_num < max_iters and not stopped_by:
     lr = get_lr(iter_num)
@@ -292,7 +295,7 @@ while iter_num < max_iters and not stopped_by:
             end_diverged(f"the loss is {lossf}, the norm of its gradient {norm}")
 
     if logging:
-        now, iters = time.time(), iter_num - logged_iter
+        now, iters = time.perf_counter(), iter_num - logged_iter
         speed = iters * tokens_per_iter / (now - logged_time)
         sequences = iters * batch_size * grad_accum_steps / world_size
         mfu = raw_model.estimate_mfu(sequences, now - logged_time, peak_flops(device))
@@ -308,7 +311,7 @@ while iter_num < max_iters and not stopped_by:
         train_seconds += now - logged_time
         logged_iter, logged_time = iter_num, now
 
-    paused = time.time()
+    paused = time.perf_counter()
     if evaluating:
         train_loss, val_loss = estimate_loss("train", max(1, eval_tokens // 4)), estimate_loss("val", eval_tokens)
         if not math.isfinite(val_loss):
@@ -321,16 +324,17 @@ while iter_num < max_iters and not stopped_by:
             saved_iter = saved_iter or iter_num  # best.pt serves until there is a ckpt.pt
     if saving and save(latest):
         saved_iter = iter_num
-    logged_time += time.time() - paused
+    logged_time += time.perf_counter() - paused
 
 # -----------------------------------------------------------------------------
 
 if saved_iter < iter_num:
-    give_up(f"step {iter_num} could not be saved: make room, then {resume if saved_iter else 'start again'}")
+    cure = f"mend that, then {resume if saved_iter else 'start again'}"
+    give_up(f"step {iter_num} could not be saved ({log.problem}): {cure}")
 if iter_num < max_iters:
     print0(f"stopped after step {iter_num:,}, saved in {latest}; to resume: {resume}")
     distributed.leave(128 + stopped_by)
-seconds, speed = time.time() - began, (logged_iter - first_iter) * tokens_per_iter / train_seconds
+seconds, speed = time.perf_counter() - began, (logged_iter - first_iter) * tokens_per_iter / train_seconds
 log.log("end", iter_num, seconds=seconds, tokens_per_second=speed, best_loss=best_val_loss)
 print0(f"{clock(seconds)} for {iter_num - first_iter:,} steps, {speed:,.0f} tokens/s while training")
 print0(f"lowest validation loss {best_val_loss:.4f}: {best}; latest: {latest}")

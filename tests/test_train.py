@@ -61,14 +61,22 @@ def test_what_a_person_sees(repo):
 
 def test_settings_without_effect_are_noted(repo):
     given = "--qk_scale=5.3 --sigma=diagonal --keep_input"
-    shown = repo(f"{RUN} {given}")
+    shown = repo(f"{RUN} {given} --lr_decay=none --min_lr_frac=0.2 --parallel=fsdp")
     notes = log_of(OUT, "start")[0]["notes"]
-    assert [note.split(" ", 1)[0] for note in notes] == ["qk_scale", "sigma", "keep_input"]
+    expected = ["qk_scale", "sigma", "keep_input", "min_lr_frac", "parallel"]
+    assert [note.split(" ", 1)[0] for note in notes] == expected
     assert re.findall("^NOTE    (.*)", shown, re.MULTILINE) == notes
     for needed in ("--attention=summed_qk", "--attention=w2 --residual=m1"):  # each setting but one of them
         repo(f"{RUN} {given} {needed} --overwrite")
         left = [note.split(" ", 1)[0] for note in log_of(OUT, "start")[0]["notes"]]
         assert left == (["qk_scale"] if "w2" in needed else ["sigma", "keep_input"])
+    shown = repo(f"train.py --init_from=resume --out_dir={OUT} --max_iters=5 --overwrite")
+    assert "NOTE    overwrite = True has no effect: it needs a run that starts\n" in shown
+    shown = repo(f"train.py --init_from=resume --out_dir={OUT} --max_iters=9 --eval_only")
+    assert "NOTE    max_iters = 9 has no effect: it needs training, not eval_only\n" in shown
+    repo(f"{RUN}/shallow --n_layer=1 --residual=m1")
+    (note,) = log_of(OUT / "shallow", "start")[0]["notes"]
+    assert note == "residual = 'm1' has no effect: it needs two layers or more"
 
 
 def test_a_rate_that_is_never_reached_is_noted(repo):
@@ -115,7 +123,7 @@ def slow(monkeypatch):
 
         return slowly
 
-    monkeypatch.setattr(time, "time", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(Dataset, "batch", taking(lambda data, seed, step, *_: 10 * (step + 1), Dataset.batch))
     monkeypatch.setattr(Dataset, "windows", taking(lambda *_: 100, Dataset.windows))
     monkeypatch.setattr(torch, "save", taking(lambda *_: 1000, torch.save))
@@ -139,6 +147,13 @@ def test_clock_of_a_run(repo, slow, monkeypatch):
     assert first["tokens_per_second"] == pytest.approx(4 * tokens / 200)
     assert second["tokens_per_second"] == pytest.approx(4 * tokens / 520)
     assert first["seconds"] == 200 + 2 * 2 * 100 + 2 * 1000 and "43:20 for 4 steps" in shown
+
+
+def test_a_clock_that_stands_still_or_steps_back(repo, monkeypatch):
+    hour = iter(range(10**9, 0, -3600))
+    monkeypatch.setattr(time, "time", lambda: next(hour))
+    shown = repo(RUN)
+    assert re.findall(r"(\S+) left", shown) == ["0:00"] * 4 and "0:00 for 4 steps" in shown
 
 
 def test_a_sudden_slowness_is_noted_once(repo, slow):

@@ -9,9 +9,8 @@ import torch
 
 from config.runtime.checks import SHAPE, of_model, starts_from_a_model
 from config.runtime.errors import UserError, file_errors, print0, rank
-from config.runtime.files import CHECKPOINT_VERSION, atomic_write, check_weights, find_checkpoint, load_checkpoint
-from config.runtime.files import shapes_of, source_checkpoint
-from config.runtime.log import code_version
+from config.runtime.files import CHECKPOINT_VERSION, CHECKPOINTS, atomic_write, check_weights, find_checkpoint
+from config.runtime.files import load_checkpoint, shapes_of, source_checkpoint
 from data.huggingface import from_pretrained
 from data.tokenizer import hf_tokenizer
 from model import GPT, GPTConfig
@@ -23,25 +22,27 @@ MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "eval_tokens", "log_inter
 NOT_INHERITED = {"block_size", "vocab_size", "dropout", "activation_checkpointing"}
 
 
-def save_checkpoint(path, facts, before_renaming) -> bool:
+def save_checkpoint(path, facts, log) -> bool:
     """Write `facts` on the first of several processes. Return False if that failed, as on a full disk."""
     if rank() == 0:
         try:
-            with atomic_write(path) as file:
+            log.keep_folder()
+            with atomic_write(log.first_checkpoint if log.pending else path) as file:
                 torch.save({"version": CHECKPOINT_VERSION, **facts}, file)
-                file.flush()  # a full disk shows here
-                before_renaming()
+            if log.pending:
+                log.replace_old_run(path)
         except (OSError, RuntimeError) as raised:
             error = raised if isinstance(raised, OSError) else raised.__context__  # PyTorch wraps what `file` raises
             if not isinstance(error, OSError):
                 raise
-            print0(f"NOT SAVED: {path} at step {facts['iter_num']}: {error.strerror}; training continues")
+            log.problem = error.strerror
+            print0(f"NOT SAVED: {path} at step {facts['iter_num']}: {log.problem}; training continues")
             return False
     return True
 
 
 def newest_run():
-    saved = [*Path("out").glob("*/ckpt.pt"), *Path("out").glob("*/best.pt")]
+    saved = [path for name in CHECKPOINTS for path in Path("out").glob(f"*/{name}")]
     if not saved:
         cure = "train one first (python train.py config/m1_shakespeare.py), or name one with --out_dir=FOLDER"
         raise UserError(f"{Path('out').absolute()} holds no run: {cure}")
@@ -62,14 +63,19 @@ def build_model(checkpoint) -> GPT:
     return model
 
 
-def code_notes(checkpoint):
-    """Return a line if model.py is not the one that the checkpoint was trained with."""
+def code_notes(checkpoint, code, training=True):
+    """Return a line that names the files that differ from those of the run: of all its code, or model.py alone."""
     was = checkpoint["code"]
-    if was.get("model") == code_version()["model"]:
+    then = was.get("files") or {"model.py": was.get("model")}  # older checkpoints have the hash of model.py alone
+    names = then if training else ["model.py"]
+    changed = [name for name in names if then.get(name) != code["files"].get(name)]
+    if not changed:
         return []
-    commit = was.get("commit") or "-dirty"
-    back = "restore the model.py of that run" if commit.endswith("-dirty") else f"git checkout {commit} -- model.py"
-    return [f"model.py is not what {checkpoint['path']} was trained with, so results may differ; to go back: {back}"]
+    back, commit = "restore the files of that run", was.get("commit") or "-dirty"
+    if not commit.endswith("-dirty"):
+        back = f"git stash && git checkout {commit} -- {' '.join(changed)}"  # stash keeps edits that are not committed
+    differ = f"{', '.join(changed)}: not as when {checkpoint['path']} was trained, so results may differ"
+    return [f"{differ}; to go back: {back}"]
 
 
 @file_errors()
@@ -179,11 +185,13 @@ def resumed_model(checkpoint, settings, data) -> GPT:
     return build_model(checkpoint)
 
 
-def resume_notes(checkpoint, settings, machine):
+def resume_notes(checkpoint, settings, machine, code):
     """Return lines on what has changed since the checkpoint was written."""
-    lines, was = code_notes(checkpoint), checkpoint["settings"]
+    lines, was = code_notes(checkpoint, code, training=not settings["eval_only"]), checkpoint["settings"]
     if settings["eval_only"]:
         return lines
+    for name in sorted(was.keys() - settings.keys()):
+        lines.append(f"{name} = {was[name]!r} was a setting of this run, and train.py has it no longer")
     for name in sorted(settings.keys() - was.keys()):
         lines.append(f"{name}, new since the checkpoint, takes its default, {settings[name]!r}")
     effects = {"eval_tokens": "old losses are not comparable, so best.pt starts over"}
@@ -197,8 +205,9 @@ def resume_notes(checkpoint, settings, machine):
     return lines
 
 
-def lowest_loss(path, settings) -> float:
+def lowest_loss(folder, settings) -> float:
     """Return the validation loss of best.pt, which may be newer than ckpt.pt, if it was over as many tokens."""
-    best = load_checkpoint(path) if path.exists() else None
+    path = find_checkpoint(folder, prefer="best")
+    best = load_checkpoint(path) if path.name != "ckpt.pt" else None
     same = best and best["settings"].get("eval_tokens") == settings["eval_tokens"]
     return best["val_loss"] if same else math.inf

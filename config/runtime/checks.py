@@ -79,16 +79,24 @@ def check_range(settings, names, low, high=math.inf):
             raise UserError(f"{name} = {settings[name]} does not work: it must be {low} or more{below}")
 
 
-def ineffective_settings(settings, given, defaults):
+def ineffective_settings(settings, given, defaults, world_size=1, resuming=False):
     """Return a line for each given setting that has no effect, and for a warm-up that is the whole run."""
+    needs = [  # settings, what they need, and whether it is there
+        ("keep_input", "a residual other than standard", settings["residual"] != "standard"),
+        ("residual keep_input", "two layers or more", settings["n_layer"] > 1),
+        ("min_lr_frac", "an lr_decay", settings["lr_decay"] != "none"),
+        ("parallel", "several processes, started by torchrun", world_size > 1),
+        ("overwrite", "a run that starts", not resuming),
+        ("max_iters checkpoint_interval eval_interval", "training, not eval_only", not settings["eval_only"]),
+    ]
+    for option in {name for attention in ATTENTIONS.values() for name in attention.options}:
+        kinds = [kind for kind, attention in ATTENTIONS.items() if option in attention.options]
+        needs.append((option, f"attention={' or '.join(kinds)}", settings["attention"] in kinds))
     lines = []
     for name, value in given.items():
-        kinds = [kind for kind, attention in ATTENTIONS.items() if name in attention.options]
-        needed = [f"attention={kind}" for kind in kinds if settings["attention"] not in kinds]
-        if name == "keep_input" and settings["residual"] == "standard":
-            needed = ["a residual other than standard"]
-        if needed and value != defaults[name]:
-            lines.append(f"{name} = {value!r} has no effect: it needs {' or '.join(needed)}")
+        for names, needed, there in needs:
+            if name in names.split() and value != defaults[name] and not there:
+                lines.append(f"{name} = {value!r} has no effect: it needs {needed}")
         if name in SHAPE and value != settings[name]:
             lines.append(f"{name} = {value!r} has no effect: {settings['init_from']} has {settings[name]!r}")
     if settings["max_iters"] <= settings["warmup_iters"] and not settings["eval_only"]:

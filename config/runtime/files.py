@@ -11,6 +11,7 @@ import torch
 from config.runtime.errors import UserError, file_errors
 
 CHECKPOINT_VERSION = 8  # of the layout of a checkpoint
+CHECKPOINTS = ("new.pt", "ckpt.pt", "best.pt")  # of a run; new.pt: the first one of a run that is replacing another
 
 
 @contextmanager
@@ -33,10 +34,13 @@ def atomic_write(path):
 
 @file_errors()
 def find_checkpoint(folder, prefer="latest"):
-    """Return the path of ckpt.pt ("latest") or best.pt ("best") of a run, or the other one if only that exists."""
-    latest, best = folder / "ckpt.pt", folder / "best.pt"
-    preferred, other = (best, latest) if prefer == "best" else (latest, best)
-    return other if other.exists() and not preferred.exists() else preferred
+    """Return the path of ckpt.pt ("latest") or best.pt ("best") of a run, or the other one if only that exists.
+
+    Next to new.pt, both belong to the run that was being replaced.
+    """
+    names = ("best.pt", "ckpt.pt") if prefer == "best" else ("ckpt.pt", "best.pt")
+    existing = [folder / name for name in ("new.pt", *names) if (folder / name).exists()]
+    return existing[0] if existing else folder / names[0]
 
 
 def source_checkpoint(name):
