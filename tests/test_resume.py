@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import model
-from config.runtime import distributed, log
+from config.runtime import devices, log
 from conftest import TEXT, TINY, change_checkpoint, contents, differences, differing
 from conftest import error_of, hear_signals, load, log_of, refused
 from data.dataset import Dataset
@@ -166,11 +166,11 @@ def test_compiled_or_not_it_goes_on_so(run, monkeypatch, pays):
     """... where compile=auto would come to something else, with more steps to go or on another device."""
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
-    monkeypatch.setattr(distributed, "pick_compile", lambda device, flops: pays)
+    monkeypatch.setattr(devices, "pick_compile", lambda device, flops: pays)
     run(f"{RUN} --out_dir={WHOLE} --compile=auto")
     kill_after(3)
     compiled.clear()
-    monkeypatch.setattr(distributed, "pick_compile", lambda device, flops: not pays)
+    monkeypatch.setattr(devices, "pick_compile", lambda device, flops: not pays)
     run(RESUME)
     assert bool(compiled) == pays and load(RESUMED / "ckpt.pt")["settings"]["compile"] == str(pays).lower()
 
@@ -246,7 +246,7 @@ def test_code_is_hashed_before_anybody_edits_it(run, monkeypatch):
         Path("model.py").write_text("# edited")
         return "false"
 
-    monkeypatch.setattr(distributed, "compile_model", edit)
+    monkeypatch.setattr(devices, "compile_model", edit)
     run(f"{RUN} --out_dir={WHOLE}")
     assert load(WHOLE / "ckpt.pt")["code"]["files"] == before != log.code_version()["files"]
 
@@ -331,7 +331,7 @@ def test_a_folder_where_another_process_has_trained_meanwhile_is_left_alone(run,
         shutil.copytree(WHOLE, RESUMED, dirs_exist_ok=True)
         return "false"
 
-    monkeypatch.setattr(distributed, "compile_model", meanwhile)
+    monkeypatch.setattr(devices, "compile_model", meanwhile)
     assert "another process" in error_of(run, f"{RUN} --out_dir={RESUMED} {how}".strip(), capsys, code=3)
     for path, content in contents(WHOLE).items():
         assert (RESUMED / path.name).read_bytes() == content

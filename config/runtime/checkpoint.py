@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from config.runtime.checks import SHAPE, of_model, starts_from_a_model
+from config.runtime.checks import SHAPE, check_settings, of_model, starts_from_a_model
+from config.runtime.distributed import all_max
 from config.runtime.errors import UserError, file_errors, print0, rank
 from config.runtime.files import CHECKPOINT_VERSION, CHECKPOINTS, atomic_write, check_weights, find_checkpoint
 from config.runtime.files import load_checkpoint, shapes_of, source_checkpoint
@@ -20,10 +21,13 @@ MAY_CHANGE = {"out_dir", "init_from", "overwrite", "eval_only", "max_iters", "de
 MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "eval_tokens", "log_interval", "tensorboard", "wandb"}
 # settings that a run does not inherit from the one it starts from
 NOT_INHERITED = {"block_size", "vocab_size", "dropout", "activation_checkpointing"}
+# weights that mean something else under another value of a setting, in spite of the same name and shape
+MEANING = {"attention": r"\.attn\.(?!\w+_proj\.)", "qk_scale": r"\.attn\.(log_a|a|b)$", "residual": r"\.mix$"}
 
 
 def save_checkpoint(path, facts, log) -> bool:
-    """Write `facts` on the first of several processes. Return False if that failed, as on a full disk."""
+    """Write `facts` on the first of several processes. Return whether that worked, on all of them."""
+    failed = False
     if rank() == 0:
         try:
             log.keep_folder()
@@ -37,8 +41,8 @@ def save_checkpoint(path, facts, log) -> bool:
                 raise
             log.problem = error.strerror
             print0(f"NOT SAVED: {path} at step {facts['iter_num']}: {log.problem}; training continues")
-            return False
-    return True
+            failed = True
+    return not all_max(failed)
 
 
 def newest_run():
@@ -109,27 +113,21 @@ def begin_from_llama(settings, data) -> GPT:
 def begin_from_run(settings, given, data):
     """Return a model with the weights of another run (run:FOLDER), and a line that names those that are new.
 
-    Inherited settings go into `settings`. A weight is kept if both models have it, in the same shape, and it
-    belongs to no setting that differs.
+    Inherited settings go into `settings`. A weight is kept if both models have it, in the same shape and meaning.
     """
     source = load_checkpoint(source_checkpoint(settings["init_from"]))
     check_tokens(data, source["tokenizer"], source["path"], settings["init_from"])
     old = config_of(source)
+    with torch.device("meta"):
+        check_weights(source["model"], GPT(old).state_dict(), f"{source['path']} does not fit this model.py")
     inherited = of_model(settings).keys() - NOT_INHERITED - (given.keys() - SHAPE)
     settings |= {name: getattr(old, name) for name in inherited}
     model = GPT(replace(old, **of_model(settings)))
-    with torch.device("meta"):
-        others = [GPT(old)]  # and what the model would be without each setting that differs
-        for field in fields(GPTConfig):
-            if getattr(old, field.name) != getattr(model.config, field.name):
-                others.append(GPT(replace(model.config, **{field.name: field.default})))
-    check_weights(source["model"], others[0].state_dict(), f"{source['path']} does not fit this model.py")
-    shapes, new = shapes_of(model.state_dict()), set()
-    for other in others:
-        known = shapes_of(other.state_dict())
-        new |= {name for name, shape in shapes.items() if known.get(name) != shape}
-    weights = {name: tensor for name, tensor in source["model"].items() if name in shapes.keys() - new}
-    model.load_state_dict(weights, strict=False)
+    differing = [name for name in MEANING if getattr(old, name) != getattr(model.config, name)]
+    shapes, known = shapes_of(model.state_dict()), shapes_of(source["model"])
+    new = {name for name, shape in shapes.items() if known.get(name) != shape}
+    new |= {name for name in shapes for setting in differing if re.search(MEANING[setting], name)}
+    model.load_state_dict({name: source["model"][name] for name in shapes.keys() - new}, strict=False)
     names = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in new})
     return model, [f"new weights, not from {settings['init_from']}: {', '.join(names)}"] if names else []
 
@@ -141,36 +139,46 @@ def check_tokens(data, state, owner, tokenizer):
         raise UserError(f"data/{data.folder.name} is not in the tokens of {owner}: prepare its text by {cure}")
 
 
-def reopen(folder, given, defaults):
-    """Return the checkpoint to resume from, and the run's settings. With `auto`, exit if the run is complete."""
-    checkpoint = load_checkpoint(find_checkpoint(folder, prefer="best" if given.get("eval_only") else "latest"))
-    settings = resumed_settings(checkpoint, given, defaults)
-    step, max_iters, path = checkpoint["iter_num"], settings["max_iters"], checkpoint["path"]
-    if step >= max_iters and not settings["eval_only"]:
-        if (defaults | given)["init_from"] == "auto":
+def begin(log, defaults, given, world_size):
+    """Return the settings of a run and, if it resumes, the checkpoint to resume from, else None."""
+    settings, checkpoint = defaults | given, None
+    resuming = settings["init_from"] == "resume"
+    if settings["init_from"] == "auto":
+        resuming = find_checkpoint(log.folder).exists()
+        settings["init_from"] = "scratch"
+    if resuming:
+        checkpoint = load_checkpoint(find_checkpoint(log.folder, "best" if settings["eval_only"] else "latest"))
+        settings = resumed_settings(checkpoint, given, defaults)
+    check_settings(settings, world_size)
+    if not resuming:
+        check_folder(log, settings)
+    elif checkpoint["iter_num"] >= settings["max_iters"] and not settings["eval_only"]:
+        step, max_iters, path = checkpoint["iter_num"], settings["max_iters"], checkpoint["path"]
+        if given.get("init_from") == "auto":
             print0(f"{path} is at step {step:,} of the run's {max_iters:,}: nothing is left to do")
             raise SystemExit(0)
         raise UserError(f"max_iters = {max_iters}, but {path} is at step {step}: raise it to continue")
-    return checkpoint, settings
+    return settings, checkpoint
 
 
 def resumed_settings(checkpoint, given, defaults):
     """Return the run's settings (for newer ones, the default), updated by given ones that may change."""
-    trained = {name: checkpoint["settings"].get(name, default) for name, default in defaults.items()}
+    settings = {name: checkpoint["settings"].get(name, default) for name, default in defaults.items()}
     may_change = MAY_CHANGE | ({"dataset", "batch_size", "dtype"} if given.get("eval_only") else set())
-    of_another = SHAPE if starts_from_a_model(trained["init_from"]) else set()
-    resolved = {name for name in ("dtype", "compile") if given.get(name) == "auto"}
-    requested = {name: value for name, value in given.items() if name not in of_another | resolved}
-    changed = [
-        f"{name} = {requested[name]!r} (was {was!r})"
-        for name, was in trained.items()
-        if name not in may_change and requested.get(name, was) != was
-    ]
+    of_another = SHAPE if starts_from_a_model(settings["init_from"]) else set()
+    settings |= {name: defaults[name] for name in ("out_dir", "overwrite", "eval_only")}
+    changed = []
+    for name, value in given.items():
+        resolved = name in ("dtype", "compile") and value == "auto"  # the run keeps what that was
+        if name == "init_from" or name in of_another or resolved:
+            continue
+        if name not in may_change and value != settings[name]:
+            changed.append(f"{name} = {value!r} (was {settings[name]!r})")
+        settings[name] = value
     if changed:
         path = checkpoint["path"]
         raise UserError(f"{', '.join(changed)}: {path} was trained with other settings: leave these out")
-    per_call = {name: defaults[name] for name in ("out_dir", "overwrite", "eval_only")}
-    return trained | per_call | requested | {"init_from": trained["init_from"]}
+    return settings
 
 
 def resumed_model(checkpoint, settings, data) -> GPT:

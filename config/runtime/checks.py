@@ -23,6 +23,8 @@ CHOICES = model.CHOICES | {
 # what comes from the model that a run starts from, with --init_from=hf:NAME and --init_from=run:FOLDER
 SHAPE = {"n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "bias", "rope_theta", "norm_eps", "tie_weights"}
 
+METHOD = ("attention", "qk_scale", "sigma", "residual", "keep_input")  # settings that a run's folder is named after
+
 
 def of_model(settings) -> dict:
     """Return the settings that are fields of a GPTConfig."""
@@ -34,8 +36,11 @@ def starts_from_a_model(init_from):
 
 
 @file_errors()
-def run_folder(name) -> Path:
+def run_folder(settings, defaults, argv) -> Path:
     """Return the folder of a run, which may not be there yet. Raise a UserError for a file in its place."""
+    config_files = [Path(argument).stem for argument in argv if not argument.startswith("-")]
+    options = [settings[name] if settings[name] is not True else name for name in METHOD if settings[name] != defaults[name]]
+    name = settings["out_dir"] or "out/" + "-".join(config_files or [settings["dataset"], *options])
     folder = Path(os.path.expanduser(name))
     for path in (folder, *folder.parents):
         if path.exists() and not path.is_dir():

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from config.runtime.errors import UserError
+from config.runtime.errors import UserError, print0
 
 
 def pick_device(device) -> torch.device:
@@ -44,6 +44,17 @@ def pick_compile(device, flops) -> bool:
     A core computes about 50 GFLOP/s. Compiling takes about 40 seconds there, and makes steps 1.2 to 1.4 times as fast.
     """
     return device.type == "cuda" or device.type == "cpu" and flops > 600 * 50e9 * torch.get_num_threads()
+
+
+def compile_model(model, compile, device, flops) -> str:
+    """Compile the blocks of `model` if that is asked for or pays off. Return "true" or "false", which says so."""
+    if compile == "auto":
+        compile = str(pick_compile(device, flops)).lower()
+    if compile == "true":
+        print0("compiling ...")
+        torch._dynamo.config.suppress_errors = True  # what cannot be compiled, as without a compiler, stays eager
+        model.compile_blocks()
+    return compile
 
 
 def pick_attention_kernel(model, device, dtype):

@@ -24,7 +24,6 @@ class Log:
         self.pending = None  # the lines of a run that has not yet replaced the one in its folder
         self.problem = "the first process names the reason"  # of the latest checkpoint that could not be saved
         self.found = self.look()
-        self.fastest, self.slowness_noted = 0.0, False
 
     def look(self):
         """Return what changes when another process trains in the folder."""
@@ -113,15 +112,6 @@ class Log:
             except Exception as error:  # a full disk, a lost network: no reason to lose a run
                 del self.trackers[name]
                 print0(f"NOT TRACKED from step {step} on: {name}: {error}; training continues")
-
-    def note_slowness(self, device, speed, seconds, resume):
-        """Print a note, once, if steps on a CPU have become three times as slow (config/runtime/waiting.py)."""
-        self.fastest = max(self.fastest, speed)
-        loops = device.type == "cpu" and os.environ.get("OMP_WAIT_POLICY") != "PASSIVE"
-        if loops and not self.slowness_noted and speed < self.fastest / 3 and seconds > 2:  # for seconds: not by chance
-            self.slowness_noted = True
-            cure = f"if another program is busy, stop and enter OMP_WAIT_POLICY=PASSIVE {resume}"
-            print0(f"NOTE    steps take three times as long as before: {cure}")
 
     def write(self, lines):
         """Write lines. On a full disk they wait for the next ones, or are lost."""
