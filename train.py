@@ -123,7 +123,7 @@ elif init_from.startswith("run:"):
 else:
     raw_model = GPT(GPTConfig(**checks.of_model(settings), vocab_size=data.meta["vocab_size"]))
 config = raw_model.config
-notes = checks.ineffective_settings(settings, given, defaults, world_size, resuming) + notes
+notes = checks.ineffective_settings(settings, given, defaults) + notes
 model = distributed.parallelize_model(raw_model, parallel, device, ptdtype)
 
 # optimizers

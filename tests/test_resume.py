@@ -180,7 +180,7 @@ def test_all_other_settings_are_named(run, capsys):
     kill_after(3)
     other = {"float32": "bfloat16", "bfloat16": "float32"}[load("steps/3.pt")["settings"]["dtype"]]  # auto's opposite
     error = refused(run, f"{RESUME} --seed=2 --n_layer=3 --attention=w2 --dtype={other}", capsys)
-    changes = f"seed = 2 (was 1337), n_layer = 3 (was 2), attention = 'w2' (was 'standard'), dtype = '{other}' (was "
+    changes = f"n_layer = 3 (was 2), seed = 2 (was 1337), attention = 'w2' (was 'standard'), dtype = '{other}' (was "
     assert changes in error and ": out/resumed/ckpt.pt was trained with other settings" in error
     error = refused(run, f"train.py --init_from=resume --out_dir={RESUMED} --n_layer=3", capsys)  # 3 by default
     assert "error: n_layer = 3 (was 2): out/resumed/ckpt.pt was trained" in error
@@ -193,7 +193,7 @@ def test_a_setting_newer_than_the_checkpoint_is_at_its_default(run, capsys):
     del settings["norm_eps"]
     change_checkpoint(RESUMED / "ckpt.pt", settings=settings)
     assert "norm_eps = 0.001 (was 1e-05)" in refused(run, f"{RESUME} --norm_eps=1e-3", capsys)
-    note = "norm_eps, new since the checkpoint, takes its default, 1e-05"
+    note = "norm_eps = 1e-05: this setting is new since the checkpoint"
     assert f"NOTE    {note}\n" in run(RESUME)
     assert log_of(RESUMED, "resume")[0]["notes"] == [note]
     assert_same_run()
@@ -255,7 +255,7 @@ def test_a_setting_that_train_py_has_lost_is_said(run):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
     change_checkpoint(RESUMED / "ckpt.pt", settings=load(RESUMED / "ckpt.pt")["settings"] | {"label_smoothing": 0.1})
-    assert "NOTE    label_smoothing = 0.1 was a setting of this run, and train.py has it no longer\n" in run(RESUME)
+    assert "NOTE    label_smoothing = 0.1: train.py has lost this setting\n" in run(RESUME)
 
 
 def test_losses_over_other_tokens_do_not_compare(run):

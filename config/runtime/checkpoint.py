@@ -198,10 +198,9 @@ def resume_notes(checkpoint, settings, machine, code):
     lines, was = code_notes(checkpoint, code, training=not settings["eval_only"]), checkpoint["settings"]
     if settings["eval_only"]:
         return lines
-    for name in sorted(was.keys() - settings.keys()):
-        lines.append(f"{name} = {was[name]!r} was a setting of this run, and train.py has it no longer")
-    for name in sorted(settings.keys() - was.keys()):
-        lines.append(f"{name}, new since the checkpoint, takes its default, {settings[name]!r}")
+    for name in sorted(was.keys() ^ settings.keys()):
+        change = "this setting is new since the checkpoint" if name in settings else "train.py has lost this setting"
+        lines.append(f"{name} = {(was | settings)[name]!r}: {change}")
     effects = {"eval_tokens": "old losses are not comparable, so best.pt starts over"}
     if settings["lr_decay"] != "none":
         effects["max_iters"] = "the learning rate decays differently"

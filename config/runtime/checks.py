@@ -6,12 +6,10 @@ from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
-import model
-from config import did_you_mean
 from config.runtime.errors import UserError, file_errors
-from model import ATTENTIONS, GPTConfig
+from model import GPTConfig
 
-CHOICES = model.CHOICES | {
+CHOICES = {  # of settings that are not the model's
     "init_from": ("scratch", "resume", "auto", "hf:NAME", "run:FOLDER"),
     "optimizer": ("adamw", "muon"),
     "lr_decay": ("cosine", "linear", "none"),
@@ -39,7 +37,8 @@ def starts_from_a_model(init_from):
 def run_folder(settings, defaults, argv) -> Path:
     """Return the folder of a run, which may not be there yet. Raise a UserError for a file in its place."""
     config_files = [Path(argument).stem for argument in argv if not argument.startswith("-")]
-    options = [settings[name] if settings[name] is not True else name for name in METHOD if settings[name] != defaults[name]]
+    method = [name for name in METHOD if settings[name] != defaults[name]]
+    options = [name if settings[name] is True else settings[name] for name in method]
     name = settings["out_dir"] or "out/" + "-".join(config_files or [settings["dataset"], *options])
     folder = Path(os.path.expanduser(name))
     for path in (folder, *folder.parents):
@@ -50,14 +49,10 @@ def run_folder(settings, defaults, argv) -> Path:
 
 def check_settings(settings, world_size):
     """Raise a UserError for a setting that cannot work, before anything is read, written or downloaded."""
+    of_another = starts_from_a_model(settings["init_from"])
     for name, choices in CHOICES.items():
-        if name not in settings:
-            raise UserError(f"{name} is an option in model.py that train.py lacks: add it to train.py's settings")
-        value = settings[name]
-        if value not in choices and not (name == "init_from" and starts_from_a_model(value)):
-            near = did_you_mean(value, choices)
-            hint = f" ({near})" if near else ""
-            raise UserError(f"{name} = {value!r} does not work: it must be one of {', '.join(choices)}{hint}")
+        if settings[name] not in choices and not (name == "init_from" and of_another):
+            raise UserError(f"{name} = {settings[name]!r} does not work: it must be one of {', '.join(choices)}")
     check_range(settings, "n_layer", 1, 10_000)
     check_range(settings, "n_head n_embd block_size batch_size grad_accum_steps", 1, 2**24)
     check_range(settings, "n_kv_head n_inner", 0, 2**24)
@@ -69,8 +64,8 @@ def check_settings(settings, world_size):
     if settings["grad_accum_steps"] % world_size and not settings["eval_only"]:
         shared = f"it must be a multiple of {world_size}, the number of processes, which share it out"
         raise UserError(f"grad_accum_steps = {settings['grad_accum_steps']} does not work: {shared}")
-    if not starts_from_a_model(settings["init_from"]):
-        GPTConfig(**of_model(settings))
+    shape = SHAPE if of_another else set()
+    GPTConfig(**{name: value for name, value in of_model(settings).items() if name not in shape})
     for package in ("tensorboard", "wandb"):
         if settings[package] and not find_spec(package):
             raise UserError(f"{package} = True needs a package: pip install {package}")
@@ -84,24 +79,20 @@ def check_range(settings, names, low, high=math.inf):
             raise UserError(f"{name} = {settings[name]} does not work: it must be {low} or more{below}")
 
 
-def ineffective_settings(settings, given, defaults, world_size=1, resuming=False):
+def ineffective_settings(settings, given, defaults):
     """Return a line for each given setting that has no effect, and for a warm-up that is the whole run."""
-    needs = [  # settings, what they need, and whether it is there
-        ("keep_input", "a residual other than standard", settings["residual"] != "standard"),
-        ("residual keep_input", "two layers or more", settings["n_layer"] > 1),
-        ("min_lr_frac", "an lr_decay", settings["lr_decay"] != "none"),
-        ("parallel", "several processes, started by torchrun", world_size > 1),
-        ("overwrite", "a run that starts", not resuming),
-        ("max_iters checkpoint_interval eval_interval", "training, not eval_only", not settings["eval_only"]),
-    ]
-    for option in {name for attention in ATTENTIONS.values() for name in attention.options}:
-        kinds = [kind for kind, attention in ATTENTIONS.items() if option in attention.options]
-        needs.append((option, f"attention={' or '.join(kinds)}", settings["attention"] in kinds))
+    needs = {  # what a setting needs, and whether it is there
+        "qk_scale": ("attention=summed_qk", settings["attention"] == "summed_qk"),
+        "sigma": ("attention=w2", settings["attention"] == "w2"),
+        "residual": ("two layers or more", settings["n_layer"] > 1),
+        "keep_input": ("a residual other than standard", settings["residual"] != "standard"),
+        "min_lr_frac": ("an lr_decay", settings["lr_decay"] != "none"),
+    }
     lines = []
     for name, value in given.items():
-        for names, needed, there in needs:
-            if name in names.split() and value != defaults[name] and not there:
-                lines.append(f"{name} = {value!r} has no effect: it needs {needed}")
+        needed, there = needs.get(name, ("", True))
+        if not there and value != defaults[name]:
+            lines.append(f"{name} = {value!r} has no effect: it needs {needed}")
         if name in SHAPE and value != settings[name]:
             lines.append(f"{name} = {value!r} has no effect: {settings['init_from']} has {settings[name]!r}")
     if settings["max_iters"] <= settings["warmup_iters"] and not settings["eval_only"]:

@@ -15,14 +15,12 @@ from config.runtime.errors import UserError, exit_program, install_excepthook, r
 
 def world_size() -> int:
     """Return the number of processes, 1 without torchrun. Raise a UserError if torchrun's variables are incomplete."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    found = {name: os.environ[name] for name in names if name in os.environ}
-    number, size = found.get("RANK", "0"), found.get("WORLD_SIZE", "1")
-    if (number, size) == ("0", "1"):
+    names, size = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"), os.environ.get("WORLD_SIZE", "1")
+    if size == "1" and rank() == 0:
         return 1
-    if len(found) < len(names) or not (number.isdecimal() and size.isdecimal() and int(number) < int(size)):
-        given = " ".join(f"{name}={value}" for name, value in found.items())
-        raise UserError(f"{given} in the environment: start several processes with torchrun, or unset these")
+    if not (size.isdecimal() and rank() < int(size) and os.environ.keys() >= {*names}):
+        found = " ".join(f"{name}={os.environ[name]}" for name in ("WORLD_SIZE", *names) if name in os.environ)
+        raise UserError(f"{found} in the environment: start several processes with torchrun, or unset these")
     return int(size)
 
 

@@ -59,6 +59,8 @@ def report_error(kind, error, traceback):
     code, line = 1, ""
     if issubclass(kind, KeyboardInterrupt):
         code = 128 + signal.SIGINT
+    elif issubclass(kind, BrokenPipeError):
+        code = 0  # `| head` has read what it needs
     elif getattr(error, "for_user", False):
         code, line = getattr(error, "exit_code", 2), " ".join(str(error).splitlines())
     elif issubclass(kind, OSError) and error.errno == errno.ENOSPC:
@@ -86,12 +88,6 @@ def exit_program(code=0):
     if together:  # the interpreter's shutdown would be aborted by a waiting thread of gloo
         os._exit(code)
     raise SystemExit(code)
-
-
-def quiet_pipe():
-    """Let `| head` end the program silently."""
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 class StopSignal:

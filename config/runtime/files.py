@@ -48,8 +48,8 @@ def source_checkpoint(name):
     return find_checkpoint(Path(os.path.expanduser(name.removeprefix("run:"))), prefer="best")
 
 
-FORM = {"iter_num": int, "val_loss": float, "settings": dict, "config": dict, "data": dict, "tokenizer": dict}
-FORM |= {"machine": str, "code": dict, "model": dict, "optimizer": dict, "scaler": dict}
+PARTS = {"iter_num", "val_loss", "settings", "config", "data", "tokenizer"}
+PARTS |= {"machine", "code", "model", "optimizer", "scaler"}
 
 
 @file_errors()
@@ -60,10 +60,11 @@ def load_checkpoint(path) -> dict:
         if zipfile.ZipFile(file).testzip() is None:  # torch.load does not look at the checksums in it
             file.seek(0)
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    version = checkpoint.get("version") if isinstance(checkpoint, dict) else None
-    if version is not None and version != CHECKPOINT_VERSION:
+    checkpoint = checkpoint if isinstance(checkpoint, dict) else {}
+    version = checkpoint.get("version", CHECKPOINT_VERSION)
+    if version != CHECKPOINT_VERSION:
         raise UserError(f"{path}: checkpoint version {version!r}; this program reads version {CHECKPOINT_VERSION}")
-    if version is None or not all(isinstance(checkpoint.get(name), kind) for name, kind in FORM.items()):
+    if not checkpoint.keys() >= PARTS:
         other = path.with_name("best.pt" if path.name == "ckpt.pt" else "ckpt.pt")
         cure = f"; move it away to use {other}" if other.exists() else ""
         raise UserError(f"{path}: damaged, or not a checkpoint of train.py{cure}")

@@ -28,8 +28,8 @@ class Log:
     def look(self):
         """Return what changes when another process trains in the folder."""
         paths = (self.first_checkpoint, *self.checkpoints, self.path)
-        stats = [path.stat() if path.exists() else None for path in paths]
-        return [(stat.st_size, stat.st_mtime_ns) for stat in stats if stat and stat.st_size]
+        stats = [path.stat() for path in paths if path.exists()]
+        return [(stat.st_size, stat.st_mtime_ns) for stat in stats if stat.st_size]
 
     def has_ended(self):
         lines = self.path.read_bytes().splitlines() if self.path.is_file() else []
