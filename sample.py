@@ -24,8 +24,6 @@ from config.runtime.maps import draw_maps
 from data.huggingface import describe_export, save_pretrained
 from data.tokenizer import first_tokens, tokenizer_from_state
 
-code = code_version()  # now, before anybody edits what has just been imported
-
 # -----------------------------------------------------------------------------
 out_dir = ""  # folder of the run; empty: the newest one in out/
 checkpoint = "best"  # best: the one with the lowest validation loss; latest: the last one saved
@@ -61,7 +59,7 @@ folder = Path(os.path.expanduser(out_dir)) if out_dir else newest_run()
 saved = load_checkpoint(find_checkpoint(folder, prefer=checkpoint))
 model = build_model(saved).to(device).eval()
 tokenizer = tokenizer_from_state(saved["tokenizer"])
-for note in code_notes(saved, code, training=False):
+for note in code_notes(saved, code_version(), training=False):
     print(f"NOTE    {note}")
 
 if export:
@@ -72,8 +70,7 @@ if export:
 # the prompt
 if start.startswith("FILE:"):
     start = read_text(start.removeprefix("FILE:"))
-if start != start.encode(errors="replace").decode():
-    raise UserError("start is not UTF-8 text")
+start = start.encode(errors="replace").decode()  # an argument may hold bytes that are not UTF-8
 tokens = tokenizer.encode(start) or first_tokens(tokenizer)
 
 if maps:

@@ -86,7 +86,7 @@ def test_settings_without_effect_are_noted(repo):
         left = [note.split(" ", 1)[0] for note in log_of(OUT, "start")[0]["notes"]]
         assert left == (["qk_scale"] if "w2" in needed else ["sigma", "keep_input"])
     repo(f"{RUN} --n_layer=1 --residual=m1 --overwrite")
-    assert log_of(OUT, "start")[0]["notes"] == ["residual = 'm1' has no effect: it needs two layers or more"]
+    assert log_of(OUT, "start")[0]["notes"] == ["residual = 'm1' has no effect with n_layer=1"]
 
 
 def test_a_rate_that_is_never_reached_is_noted(repo):

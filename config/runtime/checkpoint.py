@@ -11,7 +11,7 @@ from config.runtime.checks import SHAPE, check_settings, of_model, starts_from_a
 from config.runtime.distributed import all_max
 from config.runtime.errors import UserError, file_errors, print0, rank
 from config.runtime.files import CHECKPOINT_VERSION, CHECKPOINTS, atomic_write, check_weights, find_checkpoint
-from config.runtime.files import load_checkpoint, shapes_of, source_checkpoint
+from config.runtime.files import load_checkpoint, source_checkpoint
 from data.huggingface import from_pretrained
 from data.tokenizer import hf_tokenizer
 from model import GPT, GPTConfig
@@ -30,7 +30,7 @@ def save_checkpoint(path, facts, log) -> bool:
     failed = False
     if rank() == 0:
         try:
-            log.keep_folder()
+            log.hold_folder()
             with atomic_write(log.first_checkpoint if log.pending else path) as file:
                 torch.save({"version": CHECKPOINT_VERSION, **facts}, file)
             if log.pending:
@@ -62,9 +62,13 @@ def config_of(checkpoint):
 
 def build_model(checkpoint) -> GPT:
     model = GPT(config_of(checkpoint))
-    check_weights(checkpoint["model"], model.state_dict(), f"{checkpoint['path']} does not fit this model.py")
+    check_fit(checkpoint, model)
     model.load_state_dict(checkpoint["model"])
     return model
+
+
+def check_fit(checkpoint, model):
+    check_weights(checkpoint["model"], model.state_dict(), f"{checkpoint['path']} does not fit this model.py")
 
 
 def code_notes(checkpoint, code, training=True):
@@ -75,7 +79,8 @@ def code_notes(checkpoint, code, training=True):
     changed = [name for name in names if then.get(name) != code["files"].get(name)]
     if not changed:
         return []
-    back, commit = "restore the files of that run", was.get("commit") or "-dirty"
+    back = "restore the files of that run"
+    commit = was.get("commit") or "-dirty"
     if not commit.endswith("-dirty"):
         back = f"git stash && git checkout {commit} -- {' '.join(changed)}"  # stash keeps edits that are not committed
     differ = f"{', '.join(changed)}: not as when {checkpoint['path']} was trained, so results may differ"
@@ -119,17 +124,21 @@ def begin_from_run(settings, given, data):
     check_tokens(data, source["tokenizer"], source["path"], settings["init_from"])
     old = config_of(source)
     with torch.device("meta"):
-        check_weights(source["model"], GPT(old).state_dict(), f"{source['path']} does not fit this model.py")
+        check_fit(source, GPT(old))
     inherited = of_model(settings).keys() - NOT_INHERITED - (given.keys() - SHAPE)
     settings |= {name: getattr(old, name) for name in inherited}
     model = GPT(replace(old, **of_model(settings)))
     differing = [name for name in MEANING if getattr(old, name) != getattr(model.config, name)]
-    shapes, known = shapes_of(model.state_dict()), shapes_of(source["model"])
-    new = {name for name, shape in shapes.items() if known.get(name) != shape}
-    new |= {name for name in shapes for setting in differing if re.search(MEANING[setting], name)}
-    model.load_state_dict({name: source["model"][name] for name in shapes.keys() - new}, strict=False)
-    names = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in new})
-    return model, [f"new weights, not from {settings['init_from']}: {', '.join(names)}"] if names else []
+    kept, new = {}, set()
+    for name, tensor in model.state_dict().items():
+        found = source["model"].get(name)
+        other_meaning = any(re.search(MEANING[setting], name) for setting in differing)
+        if found is None or found.shape != tensor.shape or other_meaning:
+            new.add(re.sub(r"\.\d+\.", ".*.", name))
+        else:
+            kept[name] = found
+    model.load_state_dict(kept, strict=False)
+    return model, [f"new weights, not from {settings['init_from']}: {', '.join(sorted(new))}"] if new else []
 
 
 def check_tokens(data, state, owner, tokenizer):
@@ -141,7 +150,8 @@ def check_tokens(data, state, owner, tokenizer):
 
 def begin(log, defaults, given, world_size):
     """Return the settings of a run and, if it resumes, the checkpoint to resume from, else None."""
-    settings, checkpoint = defaults | given, None
+    settings = defaults | given
+    checkpoint = None
     resuming = settings["init_from"] == "resume"
     if settings["init_from"] == "auto":
         resuming = find_checkpoint(log.folder).exists()
@@ -153,11 +163,11 @@ def begin(log, defaults, given, world_size):
     if not resuming:
         check_folder(log, settings)
     elif checkpoint["iter_num"] >= settings["max_iters"] and not settings["eval_only"]:
-        step, max_iters, path = checkpoint["iter_num"], settings["max_iters"], checkpoint["path"]
-        if given.get("init_from") == "auto":
-            print0(f"{path} is at step {step:,} of the run's {max_iters:,}: nothing is left to do")
+        reached = f"{checkpoint['path']} is at step {checkpoint['iter_num']}"
+        if given["init_from"] == "auto":
+            print0(f"{reached} of the run's {settings['max_iters']}: nothing is left to do")
             raise SystemExit(0)
-        raise UserError(f"max_iters = {max_iters}, but {path} is at step {step}: raise it to continue")
+        raise UserError(f"max_iters = {settings['max_iters']}, but {reached}: raise it to continue")
     return settings, checkpoint
 
 
@@ -183,21 +193,23 @@ def resumed_settings(checkpoint, given, defaults):
 
 def resumed_model(checkpoint, settings, data) -> GPT:
     """Return the model of a checkpoint. Raise a UserError for data that it was not trained on, or cannot evaluate."""
-    path, name = checkpoint["path"], data.folder.name
-    other_tokens, tokenizer = data.tokenizer.state() != checkpoint["tokenizer"], f"run:{path.parent}"
+    path = checkpoint["path"]
+    tokenizer = f"run:{path.parent}"
+    other_tokens = data.tokenizer.state() != checkpoint["tokenizer"]
     if settings["eval_only"]:
         check_tokens(data, checkpoint["tokenizer"], path, tokenizer)
     elif other_tokens or checkpoint["data"].get("sha256") != data.meta["sha256"]:
         cure = f"prepare {checkpoint['data'].get('source')} again, with --tokenizer={tokenizer} if it has that option"
-        raise UserError(f"data/{name} is not what {path} was trained on: {cure}")
+        raise UserError(f"data/{data.folder.name} is not what {path} was trained on: {cure}")
     return build_model(checkpoint)
 
 
 def resume_notes(checkpoint, settings, machine, code):
     """Return lines on what has changed since the checkpoint was written."""
-    lines, was = code_notes(checkpoint, code, training=not settings["eval_only"]), checkpoint["settings"]
     if settings["eval_only"]:
-        return lines
+        return code_notes(checkpoint, code, training=False)
+    lines = code_notes(checkpoint, code)
+    was = checkpoint["settings"]
     for name in sorted(was.keys() ^ settings.keys()):
         change = "this setting is new since the checkpoint" if name in settings else "train.py has lost this setting"
         lines.append(f"{name} = {(was | settings)[name]!r}: {change}")

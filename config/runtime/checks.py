@@ -21,6 +21,15 @@ CHOICES = {  # of settings that are not the model's
 # what comes from the model that a run starts from, with --init_from=hf:NAME and --init_from=run:FOLDER
 SHAPE = {"n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "bias", "rope_theta", "norm_eps", "tie_weights"}
 
+# settings that have no effect with certain values of others
+NO_EFFECT = {
+    "qk_scale": {"attention=standard", "attention=w2"},
+    "sigma": {"attention=standard", "attention=summed_qk"},
+    "residual": {"n_layer=1"},
+    "keep_input": {"residual=standard"},
+    "min_lr_frac": {"lr_decay=none"},
+}
+
 METHOD = ("attention", "qk_scale", "sigma", "residual", "keep_input")  # settings that a run's folder is named after
 
 
@@ -81,18 +90,12 @@ def check_range(settings, names, low, high=math.inf):
 
 def ineffective_settings(settings, given, defaults):
     """Return a line for each given setting that has no effect, and for a warm-up that is the whole run."""
-    needs = {  # what a setting needs, and whether it is there
-        "qk_scale": ("attention=summed_qk", settings["attention"] == "summed_qk"),
-        "sigma": ("attention=w2", settings["attention"] == "w2"),
-        "residual": ("two layers or more", settings["n_layer"] > 1),
-        "keep_input": ("a residual other than standard", settings["residual"] != "standard"),
-        "min_lr_frac": ("an lr_decay", settings["lr_decay"] != "none"),
-    }
     lines = []
+    values = {f"{name}={value}" for name, value in settings.items()}
     for name, value in given.items():
-        needed, there = needs.get(name, ("", True))
-        if not there and value != defaults[name]:
-            lines.append(f"{name} = {value!r} has no effect: it needs {needed}")
+        for other in values & NO_EFFECT.get(name, set()):
+            if value != defaults[name]:
+                lines.append(f"{name} = {value!r} has no effect with {other}")
         if name in SHAPE and value != settings[name]:
             lines.append(f"{name} = {value!r} has no effect: {settings['init_from']} has {settings[name]!r}")
     if settings["max_iters"] <= settings["warmup_iters"] and not settings["eval_only"]:

@@ -15,12 +15,11 @@ from config.runtime.errors import UserError, exit_program, install_excepthook, r
 
 def world_size() -> int:
     """Return the number of processes, 1 without torchrun. Raise a UserError if torchrun's variables are incomplete."""
-    names, size = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"), os.environ.get("WORLD_SIZE", "1")
-    if size == "1" and rank() == 0:
-        return 1
-    if not (size.isdecimal() and rank() < int(size) and os.environ.keys() >= {*names}):
-        found = " ".join(f"{name}={os.environ[name]}" for name in ("WORLD_SIZE", *names) if name in os.environ)
-        raise UserError(f"{found} in the environment: start several processes with torchrun, or unset these")
+    number, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    complete = os.environ.keys() >= {"RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} or size == "1"
+    if not complete or not size.isdecimal() or rank() >= int(size):
+        cure = "start several processes with torchrun, or unset both"
+        raise UserError(f"RANK = {number!r}, WORLD_SIZE = {size!r} in the environment do not work: {cure}")
     return int(size)
 
 

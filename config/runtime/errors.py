@@ -56,17 +56,21 @@ def install_excepthook():
 
 
 def report_error(kind, error, traceback):
-    code, line = 1, ""
+    code = 1
+    line = ""
     if issubclass(kind, KeyboardInterrupt):
         code = 128 + signal.SIGINT
     elif issubclass(kind, BrokenPipeError):
         code = 0  # `| head` has read what it needs
     elif getattr(error, "for_user", False):
-        code, line = getattr(error, "exit_code", 2), " ".join(str(error).splitlines())
+        code = getattr(error, "exit_code", 2)
+        line = " ".join(str(error).splitlines())
     elif issubclass(kind, OSError) and error.errno == errno.ENOSPC:
-        code, line = 2, f"{error.filename or 'the output'}: {error.strerror}"
+        code = 2
+        line = f"{error.filename or 'the output'}: {error.strerror}"
     elif kind.__name__ == "OutOfMemoryError":  # PyTorch's, which may not have been imported yet
-        code, line = 2, f"the GPU ran out of memory: use smaller sizes ({str(error).partition('. ')[0]})"
+        code = 2
+        line = f"the GPU ran out of memory: use smaller sizes ({str(error).partition('. ')[0]})"
     else:
         sys.__excepthook__(kind, error, traceback)
     if line:

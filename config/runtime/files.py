@@ -48,10 +48,6 @@ def source_checkpoint(name):
     return find_checkpoint(Path(os.path.expanduser(name.removeprefix("run:"))), prefer="best")
 
 
-PARTS = {"iter_num", "val_loss", "settings", "config", "data", "tokenizer"}
-PARTS |= {"machine", "code", "model", "optimizer", "scaler"}
-
-
 @file_errors()
 def load_checkpoint(path) -> dict:
     """Return a whole checkpoint, on the CPU, and its "path". No code in it is run."""
@@ -60,24 +56,19 @@ def load_checkpoint(path) -> dict:
         if zipfile.ZipFile(file).testzip() is None:  # torch.load does not look at the checksums in it
             file.seek(0)
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    checkpoint = checkpoint if isinstance(checkpoint, dict) else {}
-    version = checkpoint.get("version", CHECKPOINT_VERSION)
-    if version != CHECKPOINT_VERSION:
-        raise UserError(f"{path}: checkpoint version {version!r}; this program reads version {CHECKPOINT_VERSION}")
-    if not checkpoint.keys() >= PARTS:
+    if not isinstance(checkpoint, dict) or "version" not in checkpoint:
         other = path.with_name("best.pt" if path.name == "ckpt.pt" else "ckpt.pt")
         cure = f"; move it away to use {other}" if other.exists() else ""
         raise UserError(f"{path}: damaged, or not a checkpoint of train.py{cure}")
+    version = checkpoint["version"]
+    if version != CHECKPOINT_VERSION:
+        raise UserError(f"{path}: checkpoint version {version!r}; this program reads version {CHECKPOINT_VERSION}")
     return checkpoint | {"path": path}
-
-
-def shapes_of(weights) -> dict:
-    return {name: getattr(tensor, "shape", None) for name, tensor in weights.items()}
 
 
 def check_weights(found, expected, problem):
     """Raise a UserError, which begins with the `problem`, unless two state dicts have the same names and shapes."""
-    here, there = shapes_of(expected), shapes_of(found)
+    here, there = ({name: tensor.shape for name, tensor in weights.items()} for weights in (expected, found))
     for name in sorted(here.keys() | there.keys()):
         if here.get(name) != there.get(name):
             sizes = f"expected {here.get(name, 'nothing')}, found {there.get(name, 'nothing')}"

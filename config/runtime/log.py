@@ -19,7 +19,7 @@ class Log:
 
     @file_errors()
     def __init__(self, folder):
-        self.folder, self.path, self.trackers = folder, folder / "log.jsonl", {}
+        self.folder, self.path, self.file, self.trackers = folder, folder / "log.jsonl", None, {}
         self.first_checkpoint, *self.checkpoints = (folder / name for name in CHECKPOINTS)
         self.pending = None  # the lines of a run that has not yet replaced the one in its folder
         self.problem = "the first process names the reason"  # of the latest checkpoint that could not be saved
@@ -41,9 +41,7 @@ class Log:
         if rank() != 0:
             self.file = open(os.devnull, "wb")
             return
-        self.open_file()
-        if self.look() != self.found:
-            raise self.in_use()
+        self.hold_folder()
         probe = self.folder / "ckpt.pt.tmp"  # a folder that cannot be written to is an error now, not at the first save
         probe.write_bytes(b"")
         probe.unlink()
@@ -57,28 +55,23 @@ class Log:
             if settings[name]:
                 self.trackers[name] = cache(partial(start, self.folder, iter_num, settings))
 
-    def open_file(self):
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.file = open(self.path, "ab", buffering=2**20)  # on a full disk lines wait here for room
-        if not file_lock(self.file):
-            raise self.in_use()
-
-    def in_use(self):
-        cure = "wait for it, or choose another --out_dir"
-        return FolderInUse(f"{self.folder}: another process is training there, or has just done so: {cure}")
-
-    def keep_folder(self):
-        """Make the folder again if it is gone. Raise a FolderInUse if another run has taken its place."""
-        if not self.path.exists():
-            self.open_file()
-        elif not os.path.samestat(self.path.stat(), os.fstat(self.file.fileno())):
-            raise self.in_use()
+    def hold_folder(self):
+        """Make the folder and open its log, also if they are gone. Raise a FolderInUse if another run has them."""
+        first = self.file is None
+        if first or not self.path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.file = open(self.path, "ab", buffering=2**20)  # on a full disk lines wait here for room
+        ours = os.path.samestat(self.path.stat(), os.fstat(self.file.fileno())) and file_lock(self.file)
+        if not ours or first and self.look() != self.found:
+            cure = "wait for it, or choose another --out_dir"
+            raise FolderInUse(f"{self.folder}: another process is training there, or has just done so: {cure}")
 
     def end_of(self, iter_num):
         """Return where the last line up to step iter_num ends: later steps will run again."""
         end = place = 0
         for line in self.path.read_bytes().splitlines(keepends=True) if iter_num else []:
-            place, facts = place + len(line), whole_line(line)
+            place += len(line)
+            facts = whole_line(line)
             if facts and facts["step"] > iter_num:
                 break
             end = place if facts else end  # a torn last line is dropped
@@ -125,7 +118,7 @@ class Log:
 
 def whole_line(line) -> dict | None:
     """Return the facts in a line of the log, None if it is torn."""
-    with suppress(ValueError, RecursionError):
+    with suppress(ValueError):
         match json.loads(line):
             case {"step": int()} as facts if line.endswith(b"\n"):
                 return facts
