@@ -155,6 +155,12 @@ def test_output_to_a_full_disk_is_one_line(trained, program):
     assert (run.returncode, run.stderr) == (2, f"{program.split()[0]}: error: the output: No space left on device\n")
 
 
+def test_a_reader_that_leaves_ends_sampling_silently(trained):
+    shell = f"{sys.executable} sample.py --max_new_tokens=3000 | head -n 1; echo ${{PIPESTATUS[0]}}"
+    run = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
+    assert run.stdout.endswith("\n141\n") and run.stderr == ""
+
+
 @pytest.mark.parametrize("program", ["train.py", "sample.py"])
 def test_ctrl_c_while_pytorch_is_imported_is_silent(repo, program):
     Path("torch.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")

@@ -61,7 +61,7 @@ def report_error(kind, error, traceback):
     if issubclass(kind, KeyboardInterrupt):
         code = 128 + signal.SIGINT
     elif issubclass(kind, BrokenPipeError):
-        code = 0  # `| head` has read what it needs
+        code = 141  # the reader has left, as `| head` does: end like any program, and silently
     elif getattr(error, "for_user", False):
         code = getattr(error, "exit_code", 2)
         line = " ".join(str(error).splitlines())

@@ -95,7 +95,6 @@ def main(argv):
     again = shlex.join(["python", sys.argv[0], *argv])
     comparisons, top = read_comparisons(argv)
     options = comparisons[0].options
-    if options["plan"] or options["show"]:
     if options["plan"]:
         for comparison in comparisons:
             number = runs_at_a_time(options["workers"], comparison.device)
