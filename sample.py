@@ -4,23 +4,25 @@ Write text with a trained model: `python sample.py` takes the newest run.
 Every setting below can be given as --name=value, and --help lists them. Only the checkpoint is needed, not the data.
 """
 
+from config import read_settings  # first: importing config decides how PyTorch's threads will wait (waiting.py)
+from config.runtime.errors import UserError, install_excepthook
+
+install_excepthook()  # users' mistakes end in one line and exit code 2
+
 import math
 import os
 from pathlib import Path
 
 import torch
 
-from config import read_settings
 from config.runtime.checkpoint import build_model, code_notes, newest_run
 from config.runtime.checks import check_range
 from config.runtime.devices import pick_device
-from config.runtime.errors import UserError, install_excepthook, quiet_pipe
 from config.runtime.files import find_checkpoint, load_checkpoint, read_text
+from config.runtime.log import code_version
 from config.runtime.maps import draw_maps
 from data.huggingface import describe_export, save_pretrained
 from data.tokenizer import first_tokens, tokenizer_from_state
-
-install_excepthook()  # users' mistakes end in one line and exit code 2
 
 # -----------------------------------------------------------------------------
 out_dir = ""  # folder of the run; empty: the newest one in out/
@@ -48,6 +50,8 @@ if checkpoint not in ("best", "latest"):
 if export and maps:
     raise UserError("export and maps do not work together: give one of them")
 export, maps = os.path.expanduser(export), os.path.expanduser(maps)
+if export and Path(export).resolve() == Path.cwd():
+    raise UserError(f"export = {export!r} does not work: it is the current folder; name a new one")
 device = pick_device(device)
 
 # the model and its tokenizer
@@ -55,8 +59,7 @@ folder = Path(os.path.expanduser(out_dir)) if out_dir else newest_run()
 saved = load_checkpoint(find_checkpoint(folder, prefer=checkpoint))
 model = build_model(saved).to(device).eval()
 tokenizer = tokenizer_from_state(saved["tokenizer"])
-quiet_pipe()
-for note in code_notes(saved):
+for note in code_notes(saved, code_version(), training=False):
     print(f"NOTE    {note}")
 
 if export:
@@ -67,6 +70,7 @@ if export:
 # the prompt
 if start.startswith("FILE:"):
     start = read_text(start.removeprefix("FILE:"))
+start = start.encode(errors="replace").decode()  # an argument may hold bytes that are not UTF-8
 tokens = tokenizer.encode(start) or first_tokens(tokenizer)
 
 if maps:

@@ -7,6 +7,9 @@ torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --gra
 """
 
 from config import split_settings  # first: importing config decides how PyTorch's threads will wait (waiting.py)
+from config.runtime.errors import StopSignal, UserError, clock, install_excepthook, print0
+
+install_excepthook()  # users' mistakes end in one line and exit code 2
 
 import math
 import shlex
@@ -14,24 +17,22 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
 from config.runtime import checkpoint, checks, distributed
-from config.runtime.devices import peak_flops, pick_dtype
-from config.runtime.errors import StopSignal, UserError, clock, install_excepthook, print0
+from config.runtime.devices import compile_model, count_flops, peak_flops, pick_dtype
 from config.runtime.log import Log, code_version
 from config.runtime.muon import make_muon
 from data.dataset import derive_seed, load_dataset
 from data.prepare import ensure_prepared
 from model import GPT, GPTConfig
 
-install_excepthook()  # users' mistakes end in one line and exit code 2
+code = code_version()  # now, before anybody edits what has just been imported
 
 # -----------------------------------------------------------------------------
 # run
-out_dir = ""  # folder of the run; empty: out/ and the names of the config files, or of the dataset
+out_dir = ""  # folder of the run; empty: out/ and the names of the config files, or of the dataset and the method
 init_from = "scratch"  # scratch, hf:NAME (a Llama), run:FOLDER (another run), resume, or auto: resume or scratch
 overwrite = False  # replace an existing run in the folder once this one first saves a checkpoint
 seed = 1337  # the same seed on the same machine gives the same run
@@ -84,27 +85,18 @@ compile = "auto"  # auto: on CUDA, and on a CPU for runs of ten minutes or more;
 parallel = "ddp"  # under torchrun: ddp, or fsdp, which shards the parameters over the processes
 # -----------------------------------------------------------------------------
 
-# the settings and the run's folder; a run that resumes has its settings in the checkpoint
+# the run's folder and its settings, which a run that resumes has in its checkpoint
 defaults, given = split_settings(__file__)  # the values above; what config files and --name=value give
-settings = defaults | given
-config_names = [Path(argument).stem for argument in sys.argv[1:] if not argument.startswith("-")]
-out = checks.run_folder(settings["out_dir"] or "out/" + ("-".join(config_names) or settings["dataset"]))
+world_size = distributed.world_size()  # the number of processes, 1 without torchrun
+out = checks.run_folder(defaults | given, defaults, sys.argv[1:])
 latest, best = out / "ckpt.pt", out / "best.pt"
 log = Log(out)
-init_from = settings["init_from"]
-resuming = init_from == "resume" or init_from == "auto" and (latest.exists() or best.exists())
-if resuming:
-    saved, settings = checkpoint.reopen(out, given, defaults)
-elif init_from == "auto":
-    settings["init_from"] = "scratch"
-globals().update(settings)
-world_size = distributed.world_size()  # the number of processes, 1 without torchrun
-checks.check_settings(settings, world_size)
-if not resuming:
-    checkpoint.check_folder(log, settings)
+settings, saved = checkpoint.begin(log, defaults, given, world_size)  # saved: the checkpoint to resume from, or None
+resuming = saved is not None
+globals().update(settings)  # the names above now have the values of this run
 
 # device and data
-device, rank, machine = distributed.init(device)
+device, rank, machine = distributed.init(settings["device"])
 ptdtype = pick_dtype(dtype, device)
 settings["dtype"] = str(ptdtype).removeprefix("torch.")  # instead of auto: a resumed run must keep it
 ctx = torch.autocast(device.type, ptdtype) if ptdtype != torch.float32 else nullcontext()
@@ -115,15 +107,14 @@ data = load_dataset(ensure_prepared(dataset))
 if not eval_only:
     data.check_block_size(block_size)
 tokens, tokens_per_iter = data.meta["tokens"], batch_size * grad_accum_steps * block_size
-eval_interval = eval_interval or max(50, math.ceil(max_iters / 4))
 
 # model
 torch.manual_seed(seed)
 iter_num, val_loss, best_val_loss, notes = 0, math.inf, math.inf, []
 if resuming:
     raw_model = checkpoint.resumed_model(saved, settings, data)
-    iter_num, val_loss, best_val_loss = saved["iter_num"], saved["val_loss"], checkpoint.lowest_loss(best, settings)
-    notes = checkpoint.resume_notes(saved, settings, machine)
+    iter_num, val_loss, best_val_loss = saved["iter_num"], saved["val_loss"], checkpoint.lowest_loss(out, settings)
+    notes = checkpoint.resume_notes(saved, settings, machine, code)
 elif init_from.startswith("hf:"):
     raw_model = checkpoint.begin_from_llama(settings, data)
 elif init_from.startswith("run:"):
@@ -178,21 +169,76 @@ def estimate_loss(split, max_tokens):
     return total / tokens
 
 
-def describe_loss(val_loss):
-    """Return perplexity and bits per byte (comparable across tokenizers), as numbers and as a line of text."""
-    perplexity = math.exp(min(val_loss, 700))
-    bits_per_byte = val_loss / math.log(2) * data.meta["tokens"]["val"] / data.meta["bytes"]["val"]
-    line = f"validation loss {val_loss:.4f}   perplexity {perplexity:.2f}   bits per byte {bits_per_byte:.3f}"
-    return {"perplexity": perplexity, "bits_per_byte": bits_per_byte}, line
+def other_units(val_loss):
+    """Return a loss as perplexity and as bits per byte of text, which are comparable across tokenizers."""
+    return math.exp(min(val_loss, 700)), val_loss / math.log(2) * tokens["val"] / data.meta["bytes"]["val"]
+
+
+# -----------------------------------------------------------------------------
+# what is about to happen
+parameters, flops_per_token = raw_model.get_num_params(), count_flops(raw_model)
+size = f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {parameters:,} parameters"
+counts = f"{tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on"
+epochs = max_iters * tokens_per_iter / tokens["train"]
+origin = f"step {iter_num:,} of {out}" if resuming else init_from
+print0(f"model   {attention} attention, {residual} residual: {size}, from {origin}")
+print0(f"data    {data.meta['source']} (data/{dataset}): {counts}")
+print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs, {optimizer}")
+print0(f"device  {machine}, {settings['dtype']}; run in {out}")
+for note in notes:
+    print0(f"NOTE    {note}")
+
+if eval_only:
+    val_loss = estimate_loss("val", max_tokens=tokens["val"])
+    perplexity, bits_per_byte = other_units(val_loss)
+    print0(
+        f"validation loss {val_loss:.4f}   perplexity {perplexity:.2f}   bits per byte {bits_per_byte:.3f}   "
+        f"over all {tokens['val']:,} tokens"
+    )
+    distributed.leave()
+
+settings["compile"] = compile_model(raw_model, compile, device, flops_per_token * max_iters * tokens_per_iter)
+distributed.barrier()  # only now does the first process write to the folder: the others have read its old state
+log.open(iter_num, settings)
+facts = {"settings": settings, "config": asdict(config), "machine": machine, "code": code}
+counted = {"parameters": parameters, "flops_per_token": None if math.isnan(flops_per_token) else flops_per_token}
+log.log("resume" if resuming else "start", iter_num, **facts, **counted, data=data.meta, notes=notes)
+facts |= {"tokenizer": data.tokenizer.state(), "data": {name: data.meta[name] for name in ("source", "sha256")}}
+
+# -----------------------------------------------------------------------------
+# training
+
+launcher = "torchrun ..." if world_size > 1 else "python"
+resume = f"{launcher} {shlex.quote(sys.argv[0])} --init_from=resume --out_dir={shlex.quote(str(out))}"
+steps_per_eval = eval_interval or max(50, math.ceil(max_iters / 4))
+micro_steps = range(rank, grad_accum_steps, world_size)  # this process's share of each step
+stop = StopSignal()  # Ctrl-C, SIGTERM, SIGHUP: finish the step, save and exit
+stopped_by = 0
+saved_iter = iter_num  # step of the newest checkpoint
+logged_iter = iter_num  # step of the latest log line
+local_iter_num = 0  # steps of this process
+train_seconds = 0.0  # of this process, without evaluating and saving
+began = t0 = time.perf_counter()
+
+
+def log_step(loss, grad_norm, lr, iters, seconds):
+    """Print and log a step. Its speed and MFU are those of the `iters` steps since the line before, in `seconds`."""
+    speed = iters * tokens_per_iter / seconds
+    mfu = flops_per_token * speed / world_size / peak_flops(device)
+    mfu = "n/a" if math.isnan(mfu) else f"{mfu:.1%}"
+    left = clock((time.perf_counter() - began) / local_iter_num * (max_iters - iter_num))
+    print0(
+        f"step {iter_num:,}/{max_iters:,}   loss {loss:.4f}   gradient norm {grad_norm:.3f}   lr {lr:.2e}   "
+        f"{speed:,.0f} tokens/s   MFU {mfu}   {left} left"
+    )
+    grad_norm = grad_norm if math.isfinite(grad_norm) else None
+    log.log("step", iter_num, loss=loss, grad_norm=grad_norm, learning_rate=lr, tokens_per_second=speed)
 
 
 def save(path):
-    """Write a checkpoint. Return False if that failed, as on a full disk; the previous one is then kept."""
-    facts = about | {"iter_num": iter_num, "val_loss": val_loss, "tokenizer": data.tokenizer.state()}
-    facts["data"] = {"source": data.meta["source"], "sha256": data.meta["sha256"]}
-    facts |= distributed.training_state(raw_model, optimizers, scaler)
-    written = checkpoint.save_checkpoint(path, facts, before_renaming=log.replace_old_run)
-    return not distributed.all_max(not written)
+    """Write a checkpoint. Return whether that worked; on a full disk, say, the previous one is kept."""
+    state = distributed.training_state(raw_model, optimizers, scaler)
+    return checkpoint.save_checkpoint(path, facts | {"iter_num": iter_num, "val_loss": val_loss} | state, log)
 
 
 def give_up(why):
@@ -206,46 +252,6 @@ def end_diverged(what):
     give_up(f"{what} at step {iter_num}: the run has diverged, most likely because of {likely}")
 
 
-# -----------------------------------------------------------------------------
-# what is about to happen
-parameters, flops_per_token = raw_model.get_num_params(), raw_model.flops_per_token()
-size = f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {parameters:,} parameters"
-counts = f"{tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on"
-epochs = max_iters * tokens_per_iter / tokens["train"]
-origin = f"step {iter_num:,} of {out}" if resuming else init_from
-print0(f"model   {attention} attention, {residual} residual: {size}, from {origin}")
-print0(f"data    {data.meta['source']} (data/{dataset}): {counts}")
-print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs, {optimizer}")
-print0(f"device  {machine}, {settings['dtype']}; run in {out}")
-for note in notes:
-    print0(f"NOTE    {note}")
-
-if eval_only:
-    numbers, line = describe_loss(estimate_loss("val", max_tokens=tokens["val"]))
-    print0(f"{line}   over all {tokens['val']:,} tokens")
-    distributed.leave()
-
-total_flops = flops_per_token * max_iters * tokens_per_iter
-settings["compile"] = distributed.compile_model(raw_model, compile, device, ctx, total_flops)
-distributed.barrier()  # only now does the first process write to the folder: the others have read its old state
-log.open(iter_num, settings)
-about = {"settings": settings, "config": asdict(config), "machine": machine, "code": code_version()}
-facts = about | {"data": data.meta, "notes": notes, "parameters": parameters, "flops_per_token": flops_per_token}
-log.log("resume" if iter_num else "start", iter_num, **facts)
-
-# -----------------------------------------------------------------------------
-# training
-
-launcher = "torchrun ..." if world_size > 1 else "python"
-resume = f"{launcher} {shlex.quote(sys.argv[0])} --init_from=resume --out_dir={shlex.quote(str(out))}"
-stop = StopSignal()  # Ctrl-C, SIGTERM, SIGHUP: finish the step, save and exit
-stopped_by = 0
-saved_iter = iter_num  # step of the newest checkpoint
-first_iter = iter_num  # step at which this process started
-logged_iter = iter_num  # step of the latest log line
-micro_steps = range(rank, grad_accum_steps, world_size)  # this process's share of each step
-began = logged_time = time.time()
-train_seconds = 0.0  # without evaluating and saving
 while iter_num < max_iters and not stopped_by:
     lr = get_lr(iter_num)
     for opt in optimizers:
@@ -276,61 +282,54 @@ while iter_num < max_iters and not stopped_by:
         opt.zero_grad()
     scaler.update()
     iter_num += 1
+    local_iter_num += 1
 
     stopped_by = distributed.all_max(stop.number)
-    evaluating = iter_num % eval_interval == 0 or iter_num == max_iters
-    logging = iter_num % log_interval == 0 or evaluating
+    evaluating = iter_num % steps_per_eval == 0 or iter_num == max_iters
     saving = iter_num % checkpoint_interval == 0 or iter_num == max_iters or stopped_by
+    if not (evaluating or saving or iter_num % log_interval == 0):
+        continue
 
-    if logging or saving:  # only here, because it waits for the GPU
-        lossf = (distributed.all_sum(loss) / world_size).item()
-        norm = distributed.full_tensor(grad_norm).item()
-        expected = overflow and scaler.get_scale() > 1
-        if not math.isfinite(lossf) or not (math.isfinite(norm) or expected):
-            end_diverged(f"the loss is {lossf}, the norm of its gradient {norm}")
+    # log, evaluate, save
+    lossf = (distributed.all_sum(loss) / world_size).item()  # only here, because it waits for the GPU
+    norm = distributed.full_tensor(grad_norm).item()
+    recovers = overflow and scaler.get_scale() > 1  # with the lower scale of the next step
+    if not math.isfinite(lossf) or not (math.isfinite(norm) or recovers):
+        end_diverged(f"the loss is {lossf}, the norm of its gradient {norm}")
+    dt = time.perf_counter() - t0
+    train_seconds += dt
+    log_step(lossf, norm, lr, iter_num - logged_iter, dt)
+    logged_iter = iter_num
 
-    if logging:
-        now, iters = time.time(), iter_num - logged_iter
-        speed = iters * tokens_per_iter / (now - logged_time)
-        sequences = iters * batch_size * grad_accum_steps / world_size
-        mfu = raw_model.estimate_mfu(sequences, now - logged_time, peak_flops(device))
-        mfu = "n/a" if math.isnan(mfu) else f"{mfu:.1%}"
-        left = clock((now - began) / (iter_num - first_iter) * (max_iters - iter_num))
-        print0(
-            f"step {iter_num:,}/{max_iters:,}   loss {lossf:.4f}   gradient norm {norm:.3f}   lr {lr:.2e}   "
-            f"{speed:,.0f} tokens/s   MFU {mfu}   {left} left"
-        )
-        numbers = {"loss": lossf, "grad_norm": norm if math.isfinite(norm) else None, "learning_rate": lr}
-        log.log("step", iter_num, **numbers, tokens_per_second=speed)
-        log.note_slowness(device, speed, now - logged_time, resume)
-        train_seconds += now - logged_time
-        logged_iter, logged_time = iter_num, now
-
-    paused = time.time()
     if evaluating:
         train_loss, val_loss = estimate_loss("train", max(1, eval_tokens // 16)), estimate_loss("val", eval_tokens)
         if not math.isfinite(val_loss):
             end_diverged(f"the validation loss is {val_loss}")
-        numbers, line = describe_loss(val_loss)
-        print0(f"step {iter_num:,}   train loss {train_loss:.4f}   {line}")
-        log.log("eval", iter_num, train_loss=train_loss, val_loss=val_loss, **numbers)
+        perplexity, bits_per_byte = other_units(val_loss)
+        print0(
+            f"step {iter_num:,}   train loss {train_loss:.4f}   validation loss {val_loss:.4f}   "
+            f"perplexity {perplexity:.2f}   bits per byte {bits_per_byte:.3f}"
+        )
+        losses = {"train_loss": train_loss, "val_loss": val_loss}
+        log.log("eval", iter_num, **losses, perplexity=perplexity, bits_per_byte=bits_per_byte)
         if val_loss < best_val_loss and save(best):
             best_val_loss = val_loss
             saved_iter = saved_iter or iter_num  # best.pt serves until there is a ckpt.pt
     if saving and save(latest):
         saved_iter = iter_num
-    logged_time += time.time() - paused
+    t0 = time.perf_counter()
 
 # -----------------------------------------------------------------------------
 
 if saved_iter < iter_num:
-    give_up(f"step {iter_num} could not be saved: make room, then {resume if saved_iter else 'start again'}")
+    cure = f"mend that, then {resume if saved_iter else 'start again'}"
+    give_up(f"step {iter_num} could not be saved ({log.problem}): {cure}")
 if iter_num < max_iters:
     print0(f"stopped after step {iter_num:,}, saved in {latest}; to resume: {resume}")
     distributed.leave(128 + stopped_by)
-seconds, speed = time.time() - began, (logged_iter - first_iter) * tokens_per_iter / train_seconds
+seconds, speed = time.perf_counter() - began, local_iter_num * tokens_per_iter / train_seconds
 log.log("end", iter_num, seconds=seconds, tokens_per_second=speed, best_loss=best_val_loss)
-print0(f"{clock(seconds)} for {iter_num - first_iter:,} steps, {speed:,.0f} tokens/s while training")
+print0(f"{clock(seconds)} for {local_iter_num:,} steps, {speed:,.0f} tokens/s while training")
 print0(f"lowest validation loss {best_val_loss:.4f}: {best}; latest: {latest}")
 print0(f"to train longer: {resume} --max_iters={2 * max_iters}")
 print0(f"to sample from it: python sample.py --out_dir={shlex.quote(str(out))}")

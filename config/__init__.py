@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 import config.runtime.waiting  # before PyTorch, which reads what it decides
-from config.runtime.errors import UserError, file_errors, quiet_pipe
+from config.runtime.errors import UserError, file_errors
 
 BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 RULE = "# " + "-" * 77 + "\n"
@@ -35,7 +35,6 @@ def split_settings(program, argv=None) -> tuple[dict, dict]:
     block = (source.split(RULE) + [""])[1]  # between the first two rules
     exec(block, {}, defaults)
     if "--help" in argv or "-h" in argv:
-        quiet_pipe()
         print(f"{ast.get_docstring(ast.parse(source)) or ''}\n\n{block.strip()}")
         raise SystemExit(0)
     files, options = {}, {}
@@ -63,8 +62,7 @@ def find_file(path, program) -> Path:
         if file.suffix == ".py" and file.is_file() and not file.samefile(program):
             return file
     known = {file.stem: file.relative_to(home) for file in home.glob("config/[!_]*.py")}
-    stem = Path(path).stem or "?"
-    near = difflib.get_close_matches(stem, known, n=1) or [name for name in sorted(known) if name.startswith(stem)]
+    near = difflib.get_close_matches(Path(path).stem, known, n=1)
     hint = f"did you mean {known[near[0]]}?" if near else "settings are written as --name=value, as in --out_dir=FOLDER"
     raise UserError(f"{path}: no such config file ({hint})")
 
@@ -80,14 +78,11 @@ def read_file(path, defaults) -> dict:
     return {name: convert(name, value, defaults, f"{path}: {name}") for name, value in values.items()}
 
 
-def did_you_mean(name, names):
-    return "".join(f"did you mean {near}?" for near in difflib.get_close_matches(name.lower(), names, n=1))
-
-
 def convert(name, value, defaults, where):
     """Return `value`, from a config file or as text from the command line, in the type of its default."""
     if name not in defaults:
-        hint = did_you_mean(name, defaults) or "--help lists all settings"
+        near = difflib.get_close_matches(name.lower(), defaults, n=1)
+        hint = f"did you mean {near[0]}?" if near else "--help lists all settings"
         raise UserError(f"{where}: unknown setting ({hint})")
     kind = type(defaults[name])
     if isinstance(value, (str, bool, int, float)):

@@ -70,6 +70,7 @@ def run_program(program, *arguments):
             for file in locked:
                 file.close()
             use_plain_attention(False)
+            torch._dynamo.config.suppress_errors = False
 
 
 @pytest.fixture(autouse=True)

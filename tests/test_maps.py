@@ -38,6 +38,14 @@ def test_weights_are_those_that_the_layers_use(own, kind, residual):
             close(output[row], reference.attention_output(gpt.config, state, l, weights[l][row], inputs[l][row]))
 
 
+def test_a_model_that_fails_keeps_no_hook(monkeypatch):
+    gpt = GPT(GPTConfig(**SHAPE))
+    monkeypatch.setattr(GPT, "features", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        look_inside(gpt, tokens(gpt, 1, 7))
+    assert not any(module._forward_hooks for module in gpt.modules())
+
+
 def test_a_picture_from_sample(repo, capsys, monkeypatch):
     repo(f"train.py config/m1_shakespeare.py {TINY}")
     for name, start in (("maps.png", "--start=the dog"), ("maps", "--start=" + "the dog sleeps! " * 5)):
@@ -45,7 +53,9 @@ def test_a_picture_from_sample(repo, capsys, monkeypatch):
         assert Path(name).read_bytes().startswith(b"\x89PNG")
     assert "already exists" in refused(repo, "sample.py --start=dogs --maps=maps.png", capsys)
     assert "two tokens or more" in refused(repo, "sample.py --maps=new.png", capsys)
-    assert "matplotlib writes no .tex" in refused(repo, "sample.py --start=dogs --maps=new.tex", capsys)
+    for kind in ("tex", "pgf"):  # which may need LaTeX
+        named = f"new.{kind}: a map is a .png, .pdf or .svg file"
+        assert named in refused(repo, f"sample.py --start=dogs --maps=new.{kind}", capsys)
     assert "nowhere/new.png" in refused(repo, "sample.py --start=dogs --maps=nowhere/new.png", capsys)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "pip install matplotlib" in refused(repo, "sample.py --start=dogs --maps=new.png", capsys)

@@ -248,7 +248,7 @@ def test_without_room_all_processes_go_on(repo):
 
 
 def test_steps_that_cannot_be_shared_out_are_refused(repo, monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "3")
+    for variable in "RANK=0 LOCAL_RANK=0 WORLD_SIZE=3 MASTER_ADDR=localhost MASTER_PORT=1".split():
+        monkeypatch.setenv(*variable.split("="))
     error = refused(repo, f"train.py {TINY} --grad_accum_steps=4", capsys)
     assert "grad_accum_steps = 4" in error and "multiple of 3" in error

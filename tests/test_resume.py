@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import model
-from config.runtime import distributed
+from config.runtime import devices, log
 from conftest import TEXT, TINY, change_checkpoint, contents, differences, differing
 from conftest import error_of, hear_signals, load, log_of, refused
 from data.dataset import Dataset
@@ -166,11 +166,11 @@ def test_compiled_or_not_it_goes_on_so(run, monkeypatch, pays):
     """... where compile=auto would come to something else, with more steps to go or on another device."""
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
-    monkeypatch.setattr(distributed, "pick_compile", lambda device, flops: pays)
+    monkeypatch.setattr(devices, "pick_compile", lambda device, flops: pays)
     run(f"{RUN} --out_dir={WHOLE} --compile=auto")
     kill_after(3)
     compiled.clear()
-    monkeypatch.setattr(distributed, "pick_compile", lambda device, flops: not pays)
+    monkeypatch.setattr(devices, "pick_compile", lambda device, flops: not pays)
     run(RESUME)
     assert bool(compiled) == pays and load(RESUMED / "ckpt.pt")["settings"]["compile"] == str(pays).lower()
 
@@ -180,7 +180,7 @@ def test_all_other_settings_are_named(run, capsys):
     kill_after(3)
     other = {"float32": "bfloat16", "bfloat16": "float32"}[load("steps/3.pt")["settings"]["dtype"]]  # auto's opposite
     error = refused(run, f"{RESUME} --seed=2 --n_layer=3 --attention=w2 --dtype={other}", capsys)
-    changes = f"seed = 2 (was 1337), n_layer = 3 (was 2), attention = 'w2' (was 'standard'), dtype = '{other}' (was "
+    changes = f"n_layer = 3 (was 2), seed = 2 (was 1337), attention = 'w2' (was 'standard'), dtype = '{other}' (was "
     assert changes in error and ": out/resumed/ckpt.pt was trained with other settings" in error
     error = refused(run, f"train.py --init_from=resume --out_dir={RESUMED} --n_layer=3", capsys)  # 3 by default
     assert "error: n_layer = 3 (was 2): out/resumed/ckpt.pt was trained" in error
@@ -193,27 +193,69 @@ def test_a_setting_newer_than_the_checkpoint_is_at_its_default(run, capsys):
     del settings["norm_eps"]
     change_checkpoint(RESUMED / "ckpt.pt", settings=settings)
     assert "norm_eps = 0.001 (was 1e-05)" in refused(run, f"{RESUME} --norm_eps=1e-3", capsys)
-    note = "norm_eps, new since the checkpoint, takes its default, 1e-05"
+    note = "norm_eps = 1e-05: this setting is new since the checkpoint"
     assert f"NOTE    {note}\n" in run(RESUME)
     assert log_of(RESUMED, "resume")[0]["notes"] == [note]
     assert_same_run()
 
 
-@pytest.mark.parametrize("commit, back", [
-    ("abc1234567", "git checkout abc1234567 -- model.py"),
-    (None, "restore the model.py of that run"),
-])  # fmt: skip
-def test_another_model_py_is_said(run, commit, back):
-    commands = [f"{RESUME} --eval_only", f"sample.py --max_new_tokens=3 --out_dir={RESUMED}", RESUME]
+@pytest.mark.parametrize("older", [False, True])  # than the hashes of files
+def test_another_model_py_is_said(run, older):
+    evaluate = f"train.py --init_from=resume --device=cpu --out_dir={RESUMED} --eval_only"
+    commands = [evaluate, f"sample.py --max_new_tokens=3 --out_dir={RESUMED}", RESUME]
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
     assert not any("NOTE" in run(command) for command in commands)
     kill_after(3)
     for name in ("best.pt", "ckpt.pt"):
-        change_checkpoint(RESUMED / name, code={"model": "another", "commit": commit})
+        code = load(RESUMED / name)["code"]
+        changed = {"files": code["files"] | {"model.py": "another", "train.py": "another"}}
+        change_checkpoint(RESUMED / name, code={"commit": None, **({"model": "another"} if older else changed)})
     for command in commands:
+        names = "model.py, train.py" if command == RESUME and not older else "model.py"
         shown = run(command)
-        assert shown.count("NOTE    model.py is not what out/resumed/") == 1 and back in shown
+        assert shown.count(f"NOTE    {names}: not as when out/resumed/") == 1
+        assert "to go back: restore the files of that run\n" in shown
+
+
+def test_the_way_back_to_a_commit_keeps_edits(run, monkeypatch):
+    monkeypatch.setattr(log, "ROOT", run.folder)
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "name")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "email")
+    subprocess.run("git init -q && git add *.py config && git commit -qm first", shell=True, check=True)
+    contents = [Path("model.py").read_text() + comment for comment in ("", "# a commit", "# an edit")]
+    run(f"{RUN} --out_dir={WHOLE}")
+    kill_after(3)
+    Path("model.py").write_text(contents[1])
+    subprocess.run("git commit -qam second", shell=True, check=True)
+    Path("model.py").write_text(contents[2])
+    (back,) = re.findall("^NOTE    model.py: not as when .*; to go back: (.*)", run(RESUME), re.MULTILINE)
+    subprocess.run(back, shell=True, check=True)
+    assert Path("model.py").read_text() == contents[0]
+    stashed = subprocess.run(["git", "show", "stash:model.py"], capture_output=True, text=True, check=True)
+    assert stashed.stdout == contents[2]
+
+
+def test_code_is_hashed_before_anybody_edits_it(run, monkeypatch):
+    """... during the minute in which data are prepared, or blocks compiled."""
+    monkeypatch.setattr(log, "ROOT", run.folder)
+    before = log.code_version()["files"]
+
+    def edit(*_):
+        Path("model.py").write_text("# edited")
+        return "false"
+
+    monkeypatch.setattr(devices, "compile_model", edit)
+    run(f"{RUN} --out_dir={WHOLE}")
+    assert load(WHOLE / "ckpt.pt")["code"]["files"] == before != log.code_version()["files"]
+
+
+def test_a_setting_that_train_py_has_lost_is_said(run):
+    run(f"{RUN} --out_dir={WHOLE}")
+    kill_after(3)
+    change_checkpoint(RESUMED / "ckpt.pt", settings=load(RESUMED / "ckpt.pt")["settings"] | {"label_smoothing": 0.1})
+    assert "NOTE    label_smoothing = 0.1: train.py has lost this setting\n" in run(RESUME)
 
 
 def test_losses_over_other_tokens_do_not_compare(run):
@@ -262,18 +304,18 @@ def test_a_torn_last_line_of_the_log_is_dropped(run, bad):
 def test_bad_lines_in_the_middle_of_the_log_lose_no_other(run):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
-    log, bad = RESUMED / "log.jsonl", b"".join(line + b"\n" for line in BAD_LINES)
-    first, *lines = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(b"".join([first, bad, *lines]))
+    path, bad = RESUMED / "log.jsonl", b"".join(line + b"\n" for line in BAD_LINES)
+    first, *lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([first, bad, *lines]))
     run(RESUME)
-    log.write_bytes(log.read_bytes().replace(bad, b""))
+    path.write_bytes(path.read_bytes().replace(bad, b""))
     assert losses(RESUMED) == losses(WHOLE)
 
 
 def test_second_process_in_a_folder_is_refused(run, capsys):
     run(f"{RUN} --max_iters=3 --lr_decay=none --out_dir={RESUMED}")
-    with open(RESUMED / "log.jsonl", "ab") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)
+    with open(RESUMED / "log.jsonl", "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         assert "another process" in refused(run, f"{RESUME} --lr_decay=none", capsys, code=3)
         assert "another process" in refused(run, f"{RUN} --out_dir={RESUMED} --overwrite", capsys, code=3)
     run(f"{RESUME} --lr_decay=none")
@@ -289,7 +331,7 @@ def test_a_folder_where_another_process_has_trained_meanwhile_is_left_alone(run,
         shutil.copytree(WHOLE, RESUMED, dirs_exist_ok=True)
         return "false"
 
-    monkeypatch.setattr(distributed, "compile_model", meanwhile)
+    monkeypatch.setattr(devices, "compile_model", meanwhile)
     assert "another process" in error_of(run, f"{RUN} --out_dir={RESUMED} {how}".strip(), capsys, code=3)
     for path, content in contents(WHOLE).items():
         assert (RESUMED / path.name).read_bytes() == content
@@ -309,6 +351,97 @@ def test_a_run_is_whole_until_another_has_saved_in_its_place(run, monkeypatch, c
     run(f"{RUN} --out_dir={RESUMED} --seed=2 --max_iters=5")
     assert_same_run()
     assert differences(RESUMED / "best.pt", WHOLE / "best.pt") == [] and losses(RESUMED) == losses(WHOLE)
+
+
+class Killed(BaseException):
+    pass
+
+
+def kill_before(monkeypatch, place):
+    """Kill the process before one of what it does to files, counted from the first fsync on."""
+    places = iter(range(10**9))
+    killed = []
+
+    def stop_at(function, begins=False):
+        def stopping(*arguments, **options):
+            if killed:
+                return None  # the dead do nothing
+            if (begins or started) and next(places) == place:
+                killed.append(function)
+                raise Killed
+            if begins:
+                started.append(True)
+            return function(*arguments, **options)
+
+        return stopping
+
+    started = []
+    monkeypatch.setattr(os, "fsync", stop_at(os.fsync, begins=True))
+    monkeypatch.setattr(os, "replace", stop_at(os.replace))
+    monkeypatch.setattr(Path, "unlink", stop_at(Path.unlink))
+
+
+@pytest.mark.parametrize("first", ["", "--checkpoint_interval=9 --eval_interval=1"])  # ckpt.pt, or best.pt
+@pytest.mark.parametrize("place", ["fsync", "replace", "unlink", "unlink the other", "rename"])
+def test_a_kill_while_a_run_is_replaced_leaves_one_of_the_two(run, monkeypatch, first, place):
+    """After the first rename it is the new one, and nothing of the old one is taken for it."""
+    run(f"{RUN} --out_dir={RESUMED} --max_iters=9 --learning_rate=0.01")
+    old = contents(RESUMED)
+    new = f"--overwrite --seed=2 --max_iters=5 {first}".strip()
+    with monkeypatch.context() as until_here, pytest.raises(SystemExit):
+        kill_before(until_here, ["fsync", "replace", "unlink", "unlink the other", "rename"].index(place))
+        run(f"{RUN} --out_dir={RESUMED} {new}")
+    if place in ("fsync", "replace"):
+        assert {path: content for path, content in contents(RESUMED).items() if path.suffix != ".tmp"} == old
+        return
+    assert "step 1," in run(f"sample.py --out_dir={RESUMED} --max_new_tokens=1 --device=cpu")
+    run(f"train.py --init_from=resume --out_dir={RESUMED}")
+    run(f"{RUN} --out_dir={WHOLE} {new}")
+    assert_same_run()
+    assert differences(RESUMED / "best.pt", WHOLE / "best.pt") == [] and not list(RESUMED.glob("new.pt"))
+    assert losses(RESUMED) == losses(WHOLE)[1:]  # those before the first checkpoint are lost with the process
+
+
+def in_step_3(monkeypatch, happens):
+    """Call `happens` in the third step."""
+    batch = Dataset.batch
+
+    def batch_and_more(self, seed, step, micro_step, *rest):
+        if (step, micro_step) == (2, 0):
+            happens()
+        return batch(self, seed, step, micro_step, *rest)
+
+    monkeypatch.setattr(Dataset, "batch", batch_and_more)
+
+
+def test_a_run_whose_folder_was_moved_leaves_the_run_in_its_place_alone(run, monkeypatch, capsys):
+    run(f"{RUN} --out_dir={WHOLE}")
+
+    def move():
+        RESUMED.rename("out/moved")
+        shutil.copytree(WHOLE, RESUMED)
+
+    with monkeypatch.context() as until_here:
+        in_step_3(until_here, move)
+        assert "another process" in error_of(run, f"{RUN} --out_dir={RESUMED}", capsys, code=3)
+    for path, content in contents(WHOLE).items():
+        assert (RESUMED / path.name).read_bytes() == content
+    assert load("out/moved/ckpt.pt")["iter_num"] == 2
+
+
+def test_a_folder_that_was_deleted_is_made_again(run, monkeypatch):
+    run(f"{RUN} --out_dir={WHOLE}")
+    with monkeypatch.context() as until_here:
+        in_step_3(until_here, lambda: shutil.rmtree(RESUMED))
+        run(f"{RUN} --out_dir={RESUMED}")
+    assert_same_run()
+    assert losses(RESUMED) == losses(WHOLE)[3:]
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error_at_the_start(run, capsys):
+    (RESUMED / "ckpt.pt.tmp").mkdir(parents=True)  # as good as a folder without the right to write
+    shown = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
+    assert "out/resumed/ckpt.pt.tmp: Is a directory" in shown and not log_of(RESUMED)
 
 
 def full_disk(monkeypatch, fails):
@@ -339,7 +472,7 @@ def test_a_run_that_could_not_be_saved_ends_in_an_error(run, monkeypatch, capsys
     with monkeypatch.context() as until_here:
         full_disk(until_here, lambda step: step > 3)
         error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
-    assert "step 6 could not be saved" in error and "out/resumed holds step 3" in error
+    assert "step 6 could not be saved (No space left on device)" in error and "out/resumed holds step 3" in error
     run(error.partition("then python ")[2].partition(";")[0])  # what it says to do
     assert_same_run()
 
@@ -415,15 +548,12 @@ def test_an_overflow_of_float16_skips_the_step_of_both_optimizers(run, monkeypat
 def send_in_step_3(monkeypatch, number, look=lambda: None):
     """Make a signal come in the third step, as the program hears it, and look at what it has done."""
     hear_signals()  # conftest.py gives the handlers back
-    batch = Dataset.batch
 
-    def batch_and_signal(self, seed, step, micro_step, *rest):
-        if (step, micro_step) == (2, 0):
-            signal.getsignal(number)(number, None)
-            look()
-        return batch(self, seed, step, micro_step, *rest)
+    def hear():
+        signal.getsignal(number)(number, None)
+        look()
 
-    monkeypatch.setattr(Dataset, "batch", batch_and_signal)
+    in_step_3(monkeypatch, hear)
 
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}

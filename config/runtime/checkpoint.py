@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from config.runtime.checks import SHAPE, of_model, starts_from_a_model
+from config.runtime.checks import SHAPE, check_settings, of_model, starts_from_a_model
+from config.runtime.distributed import all_max
 from config.runtime.errors import UserError, file_errors, print0, rank
-from config.runtime.files import CHECKPOINT_VERSION, atomic_write, check_weights, find_checkpoint, load_checkpoint
-from config.runtime.files import shapes_of, source_checkpoint
-from config.runtime.log import code_version
+from config.runtime.files import CHECKPOINT_VERSION, CHECKPOINTS, atomic_write, check_weights, find_checkpoint
+from config.runtime.files import load_checkpoint, source_checkpoint
 from data.huggingface import from_pretrained
 from data.tokenizer import hf_tokenizer
 from model import GPT, GPTConfig
@@ -21,27 +21,32 @@ MAY_CHANGE = {"out_dir", "init_from", "overwrite", "eval_only", "max_iters", "de
 MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "eval_tokens", "log_interval", "tensorboard", "wandb"}
 # settings that a run does not inherit from the one it starts from
 NOT_INHERITED = {"block_size", "vocab_size", "dropout", "activation_checkpointing"}
+# weights that mean something else under another value of a setting, in spite of the same name and shape
+MEANING = {"attention": r"\.attn\.(?!\w+_proj\.)", "qk_scale": r"\.attn\.(log_a|a|b)$", "residual": r"\.mix$"}
 
 
-def save_checkpoint(path, facts, before_renaming) -> bool:
-    """Write `facts` on the first of several processes. Return False if that failed, as on a full disk."""
+def save_checkpoint(path, facts, log) -> bool:
+    """Write `facts` on the first of several processes. Return whether that worked, on all of them."""
+    failed = False
     if rank() == 0:
         try:
-            with atomic_write(path) as file:
+            log.hold_folder()
+            with atomic_write(log.first_checkpoint if log.pending else path) as file:
                 torch.save({"version": CHECKPOINT_VERSION, **facts}, file)
-                file.flush()  # a full disk shows here
-                before_renaming()
+            if log.pending:
+                log.replace_old_run(path)
         except (OSError, RuntimeError) as raised:
             error = raised if isinstance(raised, OSError) else raised.__context__  # PyTorch wraps what `file` raises
             if not isinstance(error, OSError):
                 raise
-            print0(f"NOT SAVED: {path} at step {facts['iter_num']}: {error.strerror}; training continues")
-            return False
-    return True
+            log.problem = error.strerror
+            print0(f"NOT SAVED: {path} at step {facts['iter_num']}: {log.problem}; training continues")
+            failed = True
+    return not all_max(failed)
 
 
 def newest_run():
-    saved = [*Path("out").glob("*/ckpt.pt"), *Path("out").glob("*/best.pt")]
+    saved = [path for name in CHECKPOINTS for path in Path("out").glob(f"*/{name}")]
     if not saved:
         cure = "train one first (python train.py config/m1_shakespeare.py), or name one with --out_dir=FOLDER"
         raise UserError(f"{Path('out').absolute()} holds no run: {cure}")
@@ -57,19 +62,29 @@ def config_of(checkpoint):
 
 def build_model(checkpoint) -> GPT:
     model = GPT(config_of(checkpoint))
-    check_weights(checkpoint["model"], model.state_dict(), f"{checkpoint['path']} does not fit this model.py")
+    check_fit(checkpoint, model)
     model.load_state_dict(checkpoint["model"])
     return model
 
 
-def code_notes(checkpoint):
-    """Return a line if model.py is not the one that the checkpoint was trained with."""
+def check_fit(checkpoint, model):
+    check_weights(checkpoint["model"], model.state_dict(), f"{checkpoint['path']} does not fit this model.py")
+
+
+def code_notes(checkpoint, code, training=True):
+    """Return a line that names the files that differ from those of the run: of all its code, or model.py alone."""
     was = checkpoint["code"]
-    if was.get("model") == code_version()["model"]:
+    then = was.get("files") or {"model.py": was.get("model")}  # older checkpoints have the hash of model.py alone
+    names = then if training else ["model.py"]
+    changed = [name for name in names if then.get(name) != code["files"].get(name)]
+    if not changed:
         return []
+    back = "restore the files of that run"
     commit = was.get("commit") or "-dirty"
-    back = "restore the model.py of that run" if commit.endswith("-dirty") else f"git checkout {commit} -- model.py"
-    return [f"model.py is not what {checkpoint['path']} was trained with, so results may differ; to go back: {back}"]
+    if not commit.endswith("-dirty"):
+        back = f"git stash && git checkout {commit} -- {' '.join(changed)}"  # stash keeps edits that are not committed
+    differ = f"{', '.join(changed)}: not as when {checkpoint['path']} was trained, so results may differ"
+    return [f"{differ}; to go back: {back}"]
 
 
 @file_errors()
@@ -103,29 +118,27 @@ def begin_from_llama(settings, data) -> GPT:
 def begin_from_run(settings, given, data):
     """Return a model with the weights of another run (run:FOLDER), and a line that names those that are new.
 
-    Inherited settings go into `settings`. A weight is kept if both models have it, in the same shape, and it
-    belongs to no setting that differs.
+    Inherited settings go into `settings`. A weight is kept if both models have it, in the same shape and meaning.
     """
     source = load_checkpoint(source_checkpoint(settings["init_from"]))
     check_tokens(data, source["tokenizer"], source["path"], settings["init_from"])
     old = config_of(source)
+    with torch.device("meta"):
+        check_fit(source, GPT(old))
     inherited = of_model(settings).keys() - NOT_INHERITED - (given.keys() - SHAPE)
     settings |= {name: getattr(old, name) for name in inherited}
     model = GPT(replace(old, **of_model(settings)))
-    with torch.device("meta"):
-        others = [GPT(old)]  # and what the model would be without each setting that differs
-        for field in fields(GPTConfig):
-            if getattr(old, field.name) != getattr(model.config, field.name):
-                others.append(GPT(replace(model.config, **{field.name: field.default})))
-    check_weights(source["model"], others[0].state_dict(), f"{source['path']} does not fit this model.py")
-    shapes, new = shapes_of(model.state_dict()), set()
-    for other in others:
-        known = shapes_of(other.state_dict())
-        new |= {name for name, shape in shapes.items() if known.get(name) != shape}
-    weights = {name: tensor for name, tensor in source["model"].items() if name in shapes.keys() - new}
-    model.load_state_dict(weights, strict=False)
-    names = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in new})
-    return model, [f"new weights, not from {settings['init_from']}: {', '.join(names)}"] if names else []
+    differing = [name for name in MEANING if getattr(old, name) != getattr(model.config, name)]
+    kept, new = {}, set()
+    for name, tensor in model.state_dict().items():
+        found = source["model"].get(name)
+        other_meaning = any(re.search(MEANING[setting], name) for setting in differing)
+        if found is None or found.shape != tensor.shape or other_meaning:
+            new.add(re.sub(r"\.\d+\.", ".*.", name))
+        else:
+            kept[name] = found
+    model.load_state_dict(kept, strict=False)
+    return model, [f"new weights, not from {settings['init_from']}: {', '.join(sorted(new))}"] if new else []
 
 
 def check_tokens(data, state, owner, tokenizer):
@@ -135,57 +148,71 @@ def check_tokens(data, state, owner, tokenizer):
         raise UserError(f"data/{data.folder.name} is not in the tokens of {owner}: prepare its text by {cure}")
 
 
-def reopen(folder, given, defaults):
-    """Return the checkpoint to resume from, and the run's settings. With `auto`, exit if the run is complete."""
-    checkpoint = load_checkpoint(find_checkpoint(folder, prefer="best" if given.get("eval_only") else "latest"))
-    settings = resumed_settings(checkpoint, given, defaults)
-    step, max_iters, path = checkpoint["iter_num"], settings["max_iters"], checkpoint["path"]
-    if step >= max_iters and not settings["eval_only"]:
-        if (defaults | given)["init_from"] == "auto":
-            print0(f"{path} is at step {step:,} of the run's {max_iters:,}: nothing is left to do")
+def begin(log, defaults, given, world_size):
+    """Return the settings of a run and, if it resumes, the checkpoint to resume from, else None."""
+    settings = defaults | given
+    checkpoint = None
+    resuming = settings["init_from"] == "resume"
+    if settings["init_from"] == "auto":
+        resuming = find_checkpoint(log.folder).exists()
+        settings["init_from"] = "scratch"
+    if resuming:
+        checkpoint = load_checkpoint(find_checkpoint(log.folder, "best" if settings["eval_only"] else "latest"))
+        settings = resumed_settings(checkpoint, given, defaults)
+    check_settings(settings, world_size)
+    if not resuming:
+        check_folder(log, settings)
+    elif checkpoint["iter_num"] >= settings["max_iters"] and not settings["eval_only"]:
+        reached = f"{checkpoint['path']} is at step {checkpoint['iter_num']}"
+        if given["init_from"] == "auto":
+            print0(f"{reached} of the run's {settings['max_iters']}: nothing is left to do")
             raise SystemExit(0)
-        raise UserError(f"max_iters = {max_iters}, but {path} is at step {step}: raise it to continue")
-    return checkpoint, settings
+        raise UserError(f"max_iters = {settings['max_iters']}, but {reached}: raise it to continue")
+    return settings, checkpoint
 
 
 def resumed_settings(checkpoint, given, defaults):
     """Return the run's settings (for newer ones, the default), updated by given ones that may change."""
-    trained = {name: checkpoint["settings"].get(name, default) for name, default in defaults.items()}
+    settings = {name: checkpoint["settings"].get(name, default) for name, default in defaults.items()}
     may_change = MAY_CHANGE | ({"dataset", "batch_size", "dtype"} if given.get("eval_only") else set())
-    of_another = SHAPE if starts_from_a_model(trained["init_from"]) else set()
-    resolved = {name for name in ("dtype", "compile") if given.get(name) == "auto"}
-    requested = {name: value for name, value in given.items() if name not in of_another | resolved}
-    changed = [
-        f"{name} = {requested[name]!r} (was {was!r})"
-        for name, was in trained.items()
-        if name not in may_change and requested.get(name, was) != was
-    ]
+    of_another = SHAPE if starts_from_a_model(settings["init_from"]) else set()
+    settings |= {name: defaults[name] for name in ("out_dir", "overwrite", "eval_only")}
+    changed = []
+    for name, value in given.items():
+        resolved = name in ("dtype", "compile") and value == "auto"  # the run keeps what that was
+        if name == "init_from" or name in of_another or resolved:
+            continue
+        if name not in may_change and value != settings[name]:
+            changed.append(f"{name} = {value!r} (was {settings[name]!r})")
+        settings[name] = value
     if changed:
         path = checkpoint["path"]
         raise UserError(f"{', '.join(changed)}: {path} was trained with other settings: leave these out")
-    per_call = {name: defaults[name] for name in ("out_dir", "overwrite", "eval_only")}
-    return trained | per_call | requested | {"init_from": trained["init_from"]}
+    return settings
 
 
 def resumed_model(checkpoint, settings, data) -> GPT:
     """Return the model of a checkpoint. Raise a UserError for data that it was not trained on, or cannot evaluate."""
-    path, name = checkpoint["path"], data.folder.name
-    other_tokens, tokenizer = data.tokenizer.state() != checkpoint["tokenizer"], f"run:{path.parent}"
+    path = checkpoint["path"]
+    tokenizer = f"run:{path.parent}"
+    other_tokens = data.tokenizer.state() != checkpoint["tokenizer"]
     if settings["eval_only"]:
         check_tokens(data, checkpoint["tokenizer"], path, tokenizer)
     elif other_tokens or checkpoint["data"].get("sha256") != data.meta["sha256"]:
         cure = f"prepare {checkpoint['data'].get('source')} again, with --tokenizer={tokenizer} if it has that option"
-        raise UserError(f"data/{name} is not what {path} was trained on: {cure}")
+        raise UserError(f"data/{data.folder.name} is not what {path} was trained on: {cure}")
     return build_model(checkpoint)
 
 
-def resume_notes(checkpoint, settings, machine):
+def resume_notes(checkpoint, settings, machine, code):
     """Return lines on what has changed since the checkpoint was written."""
-    lines, was = code_notes(checkpoint), checkpoint["settings"]
     if settings["eval_only"]:
-        return lines
-    for name in sorted(settings.keys() - was.keys()):
-        lines.append(f"{name}, new since the checkpoint, takes its default, {settings[name]!r}")
+        return code_notes(checkpoint, code, training=False)
+    lines = code_notes(checkpoint, code)
+    was = checkpoint["settings"]
+    for name in sorted(was.keys() ^ settings.keys()):
+        change = "this setting is new since the checkpoint" if name in settings else "train.py has lost this setting"
+        lines.append(f"{name} = {(was | settings)[name]!r}: {change}")
     effects = {"eval_tokens": "old losses are not comparable, so best.pt starts over"}
     if settings["lr_decay"] != "none":
         effects["max_iters"] = "the learning rate decays differently"
@@ -197,8 +224,9 @@ def resume_notes(checkpoint, settings, machine):
     return lines
 
 
-def lowest_loss(path, settings) -> float:
+def lowest_loss(folder, settings) -> float:
     """Return the validation loss of best.pt, which may be newer than ckpt.pt, if it was over as many tokens."""
-    best = load_checkpoint(path) if path.exists() else None
+    path = find_checkpoint(folder, prefer="best")
+    best = load_checkpoint(path) if path.name != "ckpt.pt" else None
     same = best and best["settings"].get("eval_tokens") == settings["eval_tokens"]
     return best["val_loss"] if same else math.inf

@@ -6,12 +6,10 @@ from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
-import model
-from config import did_you_mean
 from config.runtime.errors import UserError, file_errors
 from model import GPTConfig
 
-CHOICES = model.CHOICES | {
+CHOICES = {  # of settings that are not the model's
     "init_from": ("scratch", "resume", "auto", "hf:NAME", "run:FOLDER"),
     "optimizer": ("adamw", "muon"),
     "lr_decay": ("cosine", "linear", "none"),
@@ -22,6 +20,17 @@ CHOICES = model.CHOICES | {
 
 # what comes from the model that a run starts from, with --init_from=hf:NAME and --init_from=run:FOLDER
 SHAPE = {"n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "bias", "rope_theta", "norm_eps", "tie_weights"}
+
+# settings that have no effect with certain values of others
+NO_EFFECT = {
+    "qk_scale": {"attention=standard", "attention=w2"},
+    "sigma": {"attention=standard", "attention=summed_qk"},
+    "residual": {"n_layer=1"},
+    "keep_input": {"residual=standard"},
+    "min_lr_frac": {"lr_decay=none"},
+}
+
+METHOD = ("attention", "qk_scale", "sigma", "residual", "keep_input")  # settings that a run's folder is named after
 
 
 def of_model(settings) -> dict:
@@ -34,8 +43,12 @@ def starts_from_a_model(init_from):
 
 
 @file_errors()
-def run_folder(name) -> Path:
+def run_folder(settings, defaults, argv) -> Path:
     """Return the folder of a run, which may not be there yet. Raise a UserError for a file in its place."""
+    config_files = [Path(argument).stem for argument in argv if not argument.startswith("-")]
+    method = [name for name in METHOD if settings[name] != defaults[name]]
+    options = [name if settings[name] is True else settings[name] for name in method]
+    name = settings["out_dir"] or "out/" + "-".join(config_files or [settings["dataset"], *options])
     folder = Path(os.path.expanduser(name))
     for path in (folder, *folder.parents):
         if path.exists() and not path.is_dir():
@@ -45,14 +58,10 @@ def run_folder(name) -> Path:
 
 def check_settings(settings, world_size):
     """Raise a UserError for a setting that cannot work, before anything is read, written or downloaded."""
+    of_another = starts_from_a_model(settings["init_from"])
     for name, choices in CHOICES.items():
-        if name not in settings:
-            raise UserError(f"{name} is an option in model.py that train.py lacks: add it to train.py's settings")
-        value = settings[name]
-        if value not in choices and not (name == "init_from" and starts_from_a_model(value)):
-            near = did_you_mean(value, choices)
-            hint = f" ({near})" if near else ""
-            raise UserError(f"{name} = {value!r} does not work: it must be one of {', '.join(choices)}{hint}")
+        if settings[name] not in choices and not (name == "init_from" and of_another):
+            raise UserError(f"{name} = {settings[name]!r} does not work: it must be one of {', '.join(choices)}")
     check_range(settings, "n_layer", 1, 10_000)
     check_range(settings, "n_head n_embd block_size batch_size grad_accum_steps", 1, 2**24)
     check_range(settings, "n_kv_head n_inner", 0, 2**24)
@@ -64,8 +73,8 @@ def check_settings(settings, world_size):
     if settings["grad_accum_steps"] % world_size and not settings["eval_only"]:
         shared = f"it must be a multiple of {world_size}, the number of processes, which share it out"
         raise UserError(f"grad_accum_steps = {settings['grad_accum_steps']} does not work: {shared}")
-    if not starts_from_a_model(settings["init_from"]):
-        GPTConfig(**of_model(settings))
+    shape = SHAPE if of_another else set()
+    GPTConfig(**{name: value for name, value in of_model(settings).items() if name not in shape})
     for package in ("tensorboard", "wandb"):
         if settings[package] and not find_spec(package):
             raise UserError(f"{package} = True needs a package: pip install {package}")
@@ -82,13 +91,11 @@ def check_range(settings, names, low, high=math.inf):
 def ineffective_settings(settings, given, defaults):
     """Return a line for each given setting that has no effect, and for a warm-up that is the whole run."""
     lines = []
+    values = {f"{name}={value}" for name, value in settings.items()}
     for name, value in given.items():
-        kind = {"sigma": "w2", "qk_scale": "summed_qk"}.get(name, settings["attention"])
-        needed = "" if settings["attention"] == kind else f"attention={kind}"
-        if name == "keep_input" and settings["residual"] == "standard":
-            needed = "a residual other than standard"
-        if needed and value != defaults[name]:
-            lines.append(f"{name} = {value!r} has no effect: it needs {needed}")
+        for other in values & NO_EFFECT.get(name, set()):
+            if value != defaults[name]:
+                lines.append(f"{name} = {value!r} has no effect with {other}")
         if name in SHAPE and value != settings[name]:
             lines.append(f"{name} = {value!r} has no effect: {settings['init_from']} has {settings[name]!r}")
     if settings["max_iters"] <= settings["warmup_iters"] and not settings["eval_only"]:

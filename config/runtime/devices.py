@@ -1,10 +1,11 @@
 """Devices, dtypes, and when compiling or another attention kernel pays off."""
 
 import math
+from contextlib import suppress
 
 import torch
 
-from config.runtime.errors import UserError
+from config.runtime.errors import UserError, print0
 
 
 def pick_device(device) -> torch.device:
@@ -38,12 +39,30 @@ def pick_dtype(dtype, device) -> torch.dtype:
     return getattr(torch, dtype)
 
 
+def count_flops(model) -> float:
+    """Return the operations per token of `model`, nan where PyTorch cannot count them, as in code that calls .item()."""
+    with suppress(Exception):  # whatever else is wrong with an edit shows in the first step
+        return model.flops_per_token()
+    return math.nan
+
+
 def pick_compile(device, flops) -> bool:
     """Return whether compiling pays off for this many operations: on a GPU, and on a CPU from ten minutes up.
 
     A core computes about 50 GFLOP/s. Compiling takes about 40 seconds there, and makes steps 1.2 to 1.4 times as fast.
     """
     return device.type == "cuda" or device.type == "cpu" and flops > 600 * 50e9 * torch.get_num_threads()
+
+
+def compile_model(model, compile, device, flops) -> str:
+    """Compile the blocks of `model` if that is asked for or pays off. Return "true" or "false", which says so."""
+    if compile == "auto":
+        compile = str(pick_compile(device, flops)).lower()
+    if compile == "true":
+        print0("compiling ...")
+        torch._dynamo.config.suppress_errors = True  # what cannot be compiled, as without a compiler, stays eager
+        model.compile_blocks()
+    return compile
 
 
 def pick_attention_kernel(model, device, dtype):

@@ -5,17 +5,22 @@ import warnings
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from config.runtime.devices import machine_name, pick_attention_kernel, pick_compile, pick_device
-from config.runtime.errors import UserError, exit_program, install_excepthook, print0, rank
+from config.runtime.devices import machine_name, pick_attention_kernel, pick_device
+from config.runtime.errors import UserError, exit_program, install_excepthook, rank
 
 
 def world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", 1))
+    """Return the number of processes, 1 without torchrun. Raise a UserError if torchrun's variables are incomplete."""
+    number, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    complete = os.environ.keys() >= {"RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} or size == "1"
+    if not complete or not size.isdecimal() or rank() >= int(size):
+        cure = "start several processes with torchrun, or unset both"
+        raise UserError(f"RANK = {number!r}, WORLD_SIZE = {size!r} in the environment do not work: {cure}")
+    return int(size)
 
 
 def init(device):
@@ -76,28 +81,6 @@ def restore_optimizers(state, model, optimizers, scaler):
         options = StateDictOptions(full_state_dict=True)
         set_optimizer_state_dict(model, optimizers, state["optimizer"], options=options)
     scaler.load_state_dict(state["scaler"])
-
-
-def compile_model(model, compile, device, ctx, flops) -> str:
-    """Compile the blocks of `model` if that pays off. Return "true" if compiling was chosen, else "false".
-
-    If PyTorch finds no compiler on even one process, all of them stay eager.
-    """
-    if compile == "false" or compile == "auto" and not pick_compile(device, flops):
-        return "false"
-    print0("compiling ...")
-    reason = ""
-    try:  # the smallest code that needs a compiler (forward and backward) but no other process
-        with ctx:
-            compiled = torch.compile(lambda x: F.silu(x @ x).sum())
-            compiled(torch.ones(64, 64, device=device, requires_grad=True)).backward()
-    except Exception as error:
-        reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
-    if all_max(bool(reason)):
-        print0(f"compiling failed, continuing in eager mode: {reason or 'it failed in another process'}")
-    else:
-        model.compile_blocks()
-    return "true"
 
 
 def all_max(number) -> int:

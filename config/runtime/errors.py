@@ -1,14 +1,12 @@
 """Errors in one line, what goes to the terminal, signals, and the end of a program."""
 
 import atexit
+import errno
 import os
 import signal
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
 
 
 class UserError(ValueError):
@@ -38,7 +36,8 @@ def file_errors():
 
 
 def rank() -> int:
-    return int(os.environ.get("RANK", 0))  # torchrun sets it
+    number = os.environ.get("RANK", "")  # torchrun sets it; distributed.world_size checks it
+    return int(number) if number.isdecimal() else 0
 
 
 def print0(line):
@@ -49,20 +48,29 @@ def print0(line):
 
 
 def install_excepthook():
-    """Show users' mistakes as one line on stderr from here on."""
+    """Show users' mistakes as one line on stderr from here on, and Ctrl-C, also during slow imports, as none."""
     sys.excepthook = report_error
     for stream in filter(None, (sys.stdout, sys.stderr)):  # text is UTF-8, on any terminal and in any pipe
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+        # a line is written when it is printed: on a full disk print raises an error, not the end of Python
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def report_error(kind, error, traceback):
-    code, line = 1, ""
+    code = 1
+    line = ""
     if issubclass(kind, KeyboardInterrupt):
         code = 128 + signal.SIGINT
+    elif issubclass(kind, BrokenPipeError):
+        code = 141  # the reader has left, as `| head` does: end like any program, and silently
     elif getattr(error, "for_user", False):
-        code, line = getattr(error, "exit_code", 2), " ".join(str(error).splitlines())
-    elif issubclass(kind, torch.OutOfMemoryError):
-        code, line = 2, f"the GPU ran out of memory: use smaller sizes ({str(error).partition('. ')[0]})"
+        code = getattr(error, "exit_code", 2)
+        line = " ".join(str(error).splitlines())
+    elif issubclass(kind, OSError) and error.errno == errno.ENOSPC:
+        code = 2
+        line = f"{error.filename or 'the output'}: {error.strerror}"
+    elif kind.__name__ == "OutOfMemoryError":  # PyTorch's, which may not have been imported yet
+        code = 2
+        line = f"the GPU ran out of memory: use smaller sizes ({str(error).partition('. ')[0]})"
     else:
         sys.__excepthook__(kind, error, traceback)
     if line:
@@ -72,7 +80,8 @@ def report_error(kind, error, traceback):
 
 
 def exit_program(code=0):
-    together = dist.is_initialized()
+    dist = sys.modules.get("torch.distributed")  # it takes seconds to import
+    together = hasattr(dist, "is_initialized") and dist.is_initialized()
     if together:
         atexit._run_exitfuncs()  # of the trackers
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -83,12 +92,6 @@ def exit_program(code=0):
     if together:  # the interpreter's shutdown would be aborted by a waiting thread of gloo
         os._exit(code)
     raise SystemExit(code)
-
-
-def quiet_pipe():
-    """Let `| head` end the program silently."""
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 class StopSignal:

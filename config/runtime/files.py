@@ -11,6 +11,7 @@ import torch
 from config.runtime.errors import UserError, file_errors
 
 CHECKPOINT_VERSION = 8  # of the layout of a checkpoint
+CHECKPOINTS = ("new.pt", "ckpt.pt", "best.pt")  # of a run; new.pt: the first one of a run that is replacing another
 
 
 @contextmanager
@@ -33,19 +34,18 @@ def atomic_write(path):
 
 @file_errors()
 def find_checkpoint(folder, prefer="latest"):
-    """Return the path of ckpt.pt ("latest") or best.pt ("best") of a run, or the other one if only that exists."""
-    latest, best = folder / "ckpt.pt", folder / "best.pt"
-    preferred, other = (best, latest) if prefer == "best" else (latest, best)
-    return other if other.exists() and not preferred.exists() else preferred
+    """Return the path of ckpt.pt ("latest") or best.pt ("best") of a run, or the other one if only that exists.
+
+    Next to new.pt, both belong to the run that was being replaced.
+    """
+    names = ("best.pt", "ckpt.pt") if prefer == "best" else ("ckpt.pt", "best.pt")
+    existing = [folder / name for name in ("new.pt", *names) if (folder / name).exists()]
+    return existing[0] if existing else folder / names[0]
 
 
 def source_checkpoint(name):
     """Return the path of the checkpoint that run:FOLDER names."""
     return find_checkpoint(Path(os.path.expanduser(name.removeprefix("run:"))), prefer="best")
-
-
-FORM = {"iter_num": int, "val_loss": float, "settings": dict, "config": dict, "data": dict, "tokenizer": dict}
-FORM |= {"machine": str, "code": dict, "model": dict, "optimizer": dict, "scaler": dict}
 
 
 @file_errors()
@@ -56,23 +56,19 @@ def load_checkpoint(path) -> dict:
         if zipfile.ZipFile(file).testzip() is None:  # torch.load does not look at the checksums in it
             file.seek(0)
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    version = checkpoint.get("version") if isinstance(checkpoint, dict) else None
-    if version is not None and version != CHECKPOINT_VERSION:
-        raise UserError(f"{path}: checkpoint version {version!r}; this program reads version {CHECKPOINT_VERSION}")
-    if version is None or not all(isinstance(checkpoint.get(name), kind) for name, kind in FORM.items()):
+    if not isinstance(checkpoint, dict) or "version" not in checkpoint:
         other = path.with_name("best.pt" if path.name == "ckpt.pt" else "ckpt.pt")
         cure = f"; move it away to use {other}" if other.exists() else ""
         raise UserError(f"{path}: damaged, or not a checkpoint of train.py{cure}")
+    version = checkpoint["version"]
+    if version != CHECKPOINT_VERSION:
+        raise UserError(f"{path}: checkpoint version {version!r}; this program reads version {CHECKPOINT_VERSION}")
     return checkpoint | {"path": path}
-
-
-def shapes_of(weights) -> dict:
-    return {name: getattr(tensor, "shape", None) for name, tensor in weights.items()}
 
 
 def check_weights(found, expected, problem):
     """Raise a UserError, which begins with the `problem`, unless two state dicts have the same names and shapes."""
-    here, there = shapes_of(expected), shapes_of(found)
+    here, there = ({name: tensor.shape for name, tensor in weights.items()} for weights in (expected, found))
     for name in sorted(here.keys() | there.keys()):
         if here.get(name) != there.get(name):
             sizes = f"expected {here.get(name, 'nothing')}, found {there.get(name, 'nothing')}"

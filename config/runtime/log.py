@@ -5,10 +5,11 @@ import json
 import os
 import subprocess
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 
 from config.runtime.errors import FolderInUse, file_errors, print0, rank
-from config.runtime.files import file_lock, sha256
+from config.runtime.files import CHECKPOINTS, file_lock, sha256
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,16 +19,17 @@ class Log:
 
     @file_errors()
     def __init__(self, folder):
-        self.folder, self.path, self.trackers = folder, folder / "log.jsonl", {}
-        self.checkpoints = folder / "ckpt.pt", folder / "best.pt"
-        self.replaced = None  # the open log of the run that this one is about to replace
+        self.folder, self.path, self.file, self.trackers = folder, folder / "log.jsonl", None, {}
+        self.first_checkpoint, *self.checkpoints = (folder / name for name in CHECKPOINTS)
+        self.pending = None  # the lines of a run that has not yet replaced the one in its folder
+        self.problem = "the first process names the reason"  # of the latest checkpoint that could not be saved
         self.found = self.look()
-        self.fastest, self.slowness_noted = 0.0, False
 
     def look(self):
         """Return what changes when another process trains in the folder."""
-        stats = [path.stat() if path.exists() else None for path in (*self.checkpoints, self.path)]
-        return [(stat.st_size, stat.st_mtime_ns) for stat in stats if stat and stat.st_size]
+        paths = (self.first_checkpoint, *self.checkpoints, self.path)
+        stats = [path.stat() for path in paths if path.exists()]
+        return [(stat.st_size, stat.st_mtime_ns) for stat in stats if stat.st_size]
 
     def has_ended(self):
         lines = self.path.read_bytes().splitlines() if self.path.is_file() else []
@@ -39,70 +41,84 @@ class Log:
         if rank() != 0:
             self.file = open(os.devnull, "wb")
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.file = open(self.path, "ab", buffering=2**20)  # on a full disk lines wait here for room
-        if not file_lock(self.file) or self.look() != self.found:
-            cure = "wait for it, or choose another --out_dir"
-            raise FolderInUse(f"{self.folder}: another process is training there, or has just done so: {cure}")
+        self.hold_folder()
+        probe = self.folder / "ckpt.pt.tmp"  # a folder that cannot be written to is an error now, not at the first save
+        probe.write_bytes(b"")
+        probe.unlink()
         if settings["overwrite"] and not iter_num and self.found:
-            self.replaced, self.file = self.file, io.BytesIO()
+            self.pending = io.BytesIO()
+        elif self.first_checkpoint.exists():  # of a run that was killed while it replaced another
+            self.remove_old_run(self.folder / "best.pt")
         else:
             self.file.truncate(self.end_of(iter_num))
-        if settings["tensorboard"]:
-            self.trackers["TensorBoard"] = start_tensorboard(self.folder, iter_num)
-        if settings["wandb"]:
-            self.trackers["Weights & Biases"] = start_wandb(self.folder, iter_num, settings)
+        for name, start in {"tensorboard": start_tensorboard, "wandb": start_wandb}.items():
+            if settings[name]:
+                self.trackers[name] = cache(partial(start, self.folder, iter_num, settings))
+
+    def hold_folder(self):
+        """Make the folder and open its log, also if they are gone. Raise a FolderInUse if another run has them."""
+        first = self.file is None
+        if first or not self.path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.file = open(self.path, "ab", buffering=2**20)  # on a full disk lines wait here for room
+        ours = os.path.samestat(self.path.stat(), os.fstat(self.file.fileno())) and file_lock(self.file)
+        if not ours or first and self.look() != self.found:
+            cure = "wait for it, or choose another --out_dir"
+            raise FolderInUse(f"{self.folder}: another process is training there, or has just done so: {cure}")
 
     def end_of(self, iter_num):
         """Return where the last line up to step iter_num ends: later steps will run again."""
         end = place = 0
         for line in self.path.read_bytes().splitlines(keepends=True) if iter_num else []:
-            place, facts = place + len(line), whole_line(line)
+            place += len(line)
+            facts = whole_line(line)
             if facts and facts["step"] > iter_num:
                 break
             end = place if facts else end  # a torn last line is dropped
         return end
 
-    def replace_old_run(self):
-        """Remove the run that --overwrite replaces, now that a checkpoint of this one is about to get its name."""
-        if self.replaced:
-            for path in self.checkpoints:
-                path.unlink(missing_ok=True)
-            lines, self.file, self.replaced = self.file.getvalue(), self.replaced, None
-            self.file.truncate(0)
-            self.write(lines)
+    def replace_old_run(self, path):
+        """Remove the run that --overwrite replaces, now that the first checkpoint of this one is on the disk."""
+        self.remove_old_run(path)
+        lines, self.pending = self.pending.getvalue(), None
+        self.write(lines)
+        for line in lines.splitlines():
+            self.track(**json.loads(line))
 
-    def log(self, event, iter_num, **facts):
-        self.write(json.dumps({"event": event, "step": iter_num, **facts}).encode() + b"\n")
+    def remove_old_run(self, path):
+        """Give new.pt the name `path` last: until then it says that all else is of the old run."""
+        for old in self.checkpoints:
+            old.unlink(missing_ok=True)
+        self.file.truncate(0)
+        os.replace(self.first_checkpoint, path)
+
+    def log(self, event, step, **facts):
+        self.write(json.dumps({"event": event, "step": step, **facts}).encode() + b"\n")
+        if not self.pending:
+            self.track(event, step, **facts)
+
+    def track(self, event, step, **facts):
         numbers = {f"{event}/{name}": fact for name, fact in facts.items() if isinstance(fact, (int, float))}
-        for name, track in list(self.trackers.items()):
+        for name, tracker in list(self.trackers.items()):
             try:
-                track(numbers, iter_num)
+                tracker()(numbers, step)
             except Exception as error:  # a full disk, a lost network: no reason to lose a run
                 del self.trackers[name]
-                print0(f"NOT TRACKED from step {iter_num} on: {name}: {error}; training continues")
-
-    def note_slowness(self, device, speed, seconds, resume):
-        """Print a note, once, if steps on a CPU have become three times as slow (config/runtime/waiting.py)."""
-        self.fastest = max(self.fastest, speed)
-        loops = device.type == "cpu" and os.environ.get("OMP_WAIT_POLICY") != "PASSIVE"
-        if loops and not self.slowness_noted and speed < self.fastest / 3 and seconds > 2:  # for seconds: not by chance
-            self.slowness_noted = True
-            cure = f"if another program is busy, stop and enter OMP_WAIT_POLICY=PASSIVE {resume}"
-            print0(f"NOTE    steps take three times as long as before: {cure}")
+                print0(f"NOT TRACKED from step {step} on: {name}: {error}; training continues")
 
     def write(self, lines):
         """Write lines. On a full disk they wait for the next ones, or are lost."""
+        file = self.pending or self.file
         try:
-            self.file.write(lines)
-            self.file.flush()
+            file.write(lines)
+            file.flush()
         except OSError as error:
             print0(f"NOT WRITTEN: {self.path}: {error.strerror}; training continues")
 
 
 def whole_line(line) -> dict | None:
     """Return the facts in a line of the log, None if it is torn."""
-    with suppress(ValueError, RecursionError):
+    with suppress(ValueError):
         match json.loads(line):
             case {"step": int()} as facts if line.endswith(b"\n"):
                 return facts
@@ -110,18 +126,19 @@ def whole_line(line) -> dict | None:
 
 @file_errors()
 def code_version() -> dict:
-    """Return the SHA-256 of the training code and of model.py alone, and the git commit."""
-    files = [ROOT / "model.py", ROOT / "train.py", ROOT / "config" / "__init__.py"]
-    files += sorted([*ROOT.glob("config/runtime/*.py"), *ROOT.glob("data/*.py")])
+    """Return the SHA-256 of the training code, of each of its files, and the git commit."""
+    paths = [ROOT / "model.py", ROOT / "train.py", ROOT / "config" / "__init__.py"]
+    paths += sorted([*ROOT.glob("config/runtime/*.py"), *ROOT.glob("data/*.py")])
     commit = None
     with suppress(OSError, subprocess.SubprocessError):
         command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=10"]
         commit = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    contents = [file.read_bytes() for file in files]
-    return {"sha256": sha256(b"".join(contents)), "model": sha256(contents[0]), "commit": commit}
+    contents = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in paths}
+    files = {name: sha256(content) for name, content in contents.items()}
+    return {"sha256": sha256(b"".join(contents.values())), "files": files, "commit": commit}
 
 
-def start_tensorboard(folder, iter_num):
+def start_tensorboard(folder, iter_num, settings):
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(folder, purge_step=iter_num + 1)  # steps after the checkpoint will run again

@@ -26,9 +26,11 @@ def look_inside(model, idx) -> list[torch.Tensor]:
         weights[attn] = attn.mix_values(q_hat, k_hat, torch.eye(T).to(k_hat).expand(*k_hat.shape[:2], T, T))
 
     hooks = [block.attn.register_forward_hook(keep) for block in model.blocks]
-    model.features(idx)
-    for hook in hooks:
-        hook.remove()
+    try:
+        model.features(idx)
+    finally:
+        for hook in hooks:
+            hook.remove()
     return list(weights.values())
 
 
@@ -36,6 +38,9 @@ def look_inside(model, idx) -> list[torch.Tensor]:
 def draw_maps(model, tokens, tokenizer, path):
     """Write a picture of the attention weights over `tokens`, a list: a row for each layer, a column for each head."""
     path, tokens = Path(path), tokens[-model.config.block_size :]
+    kind = path.suffix.removeprefix(".").lower() or "png"
+    if kind not in ("png", "pdf", "svg"):  # matplotlib's other formats may need LaTeX
+        raise UserError(f"{path}: a map is a .png, .pdf or .svg file")
     if path.exists():
         raise UserError(f"{path} already exists: name a new file")
     if len(tokens) < 2:
@@ -50,9 +55,6 @@ def draw_maps(model, tokens, tokenizer, path):
     side = 1.2 + 0.12 * min(len(tokens), LABELED)
     shape = len(layers), model.config.n_head
     figure = Figure(figsize=(side * shape[1], side * shape[0]), layout="tight")
-    kind = path.suffix.removeprefix(".").lower() or "png"
-    if kind not in figure.canvas.get_supported_filetypes():
-        raise UserError(f"{path}: matplotlib writes no .{kind}: name a .png, .pdf or .svg")
     axes = figure.subplots(*shape, squeeze=False)
     for l, h in np.ndindex(shape):
         axis, weights = axes[l, h], layers[l][0, h].float().cpu().numpy()
