@@ -120,7 +120,10 @@ elif init_from.startswith("hf:"):
 elif init_from.startswith("run:"):
     raw_model, notes = checkpoint.begin_from_run(settings, given, data)
 else:
-    raw_model = GPT(GPTConfig(**checks.of_model(settings), vocab_size=data.meta["vocab_size"]))
+    vocab_size = data.meta["vocab_size"]
+    if vocab_size > 10_000:  # GPT-2's 50,257 would misalign a GPU's products: 50,304 is a multiple of 64
+        vocab_size += -vocab_size % 64
+    raw_model = GPT(GPTConfig(**checks.of_model(settings), vocab_size=vocab_size))
 config = raw_model.config
 notes = checks.ineffective_settings(settings, given, defaults) + notes
 model = distributed.parallelize_model(raw_model, parallel, device, ptdtype)
