@@ -5,7 +5,7 @@ Every setting below can be given as --name=value, and --help lists them. Only th
 """
 
 from config import read_settings  # first: importing config decides how PyTorch's threads will wait (waiting.py)
-from config.runtime.errors import UserError, install_excepthook
+from config.runtime.errors import UserError, install_excepthook, quiet_pipe
 
 install_excepthook()  # users' mistakes end in one line and exit code 2
 
@@ -59,6 +59,7 @@ folder = Path(os.path.expanduser(out_dir)) if out_dir else newest_run()
 saved = load_checkpoint(find_checkpoint(folder, prefer=checkpoint))
 model = build_model(saved).to(device).eval()
 tokenizer = tokenizer_from_state(saved["tokenizer"])
+quiet_pipe()
 for note in code_notes(saved, code_version(), training=False):
     print(f"NOTE    {note}")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 import config.runtime.waiting  # before PyTorch, which reads what it decides
-from config.runtime.errors import UserError, file_errors
+from config.runtime.errors import UserError, file_errors, quiet_pipe
 
 BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 RULE = "# " + "-" * 77 + "\n"
@@ -35,6 +35,7 @@ def split_settings(program, argv=None) -> tuple[dict, dict]:
     block = (source.split(RULE) + [""])[1]  # between the first two rules
     exec(block, {}, defaults)
     if "--help" in argv or "-h" in argv:
+        quiet_pipe()
         print(f"{ast.get_docstring(ast.parse(source)) or ''}\n\n{block.strip()}")
         raise SystemExit(0)
     files, options = {}, {}

@@ -186,7 +186,7 @@ MUTANTS = {
         ("elif self.first_checkpoint.exists():", "elif False:", "test_resume.py -k kill_while"),
         ("if first or not self.path.exists():", "if first:", "test_resume.py -k deleted"),
         ("if not ours or", "if", "test_resume.py -k moved"),
-        ('        probe.write_bytes(b"")\n', "", "test_resume.py -k written_to"),
+        ('        probe.write_bytes(b"")\n        probe.unlink()\n', "", "test_resume.py -k written_to"),
         ("        if not self.pending:\n", "        if True:\n", "test_tracking.py -k old_curve"),
         ('*ROOT.glob("data/*.py")', "", "test_tracking.py -k version"),
     ],

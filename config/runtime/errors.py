@@ -60,8 +60,6 @@ def report_error(kind, error, traceback):
     line = ""
     if issubclass(kind, KeyboardInterrupt):
         code = 128 + signal.SIGINT
-    elif issubclass(kind, BrokenPipeError):
-        code = 141  # the reader has left, as `| head` does: end like any program, and silently
     elif getattr(error, "for_user", False):
         code = getattr(error, "exit_code", 2)
         line = " ".join(str(error).splitlines())
@@ -92,6 +90,12 @@ def exit_program(code=0):
     if together:  # the interpreter's shutdown would be aborted by a waiting thread of gloo
         os._exit(code)
     raise SystemExit(code)
+
+
+def quiet_pipe():
+    """Let `| head` end the program silently."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 class StopSignal:

@@ -23,7 +23,7 @@ BENCH = Path(__file__).resolve().parent
 sys.path.insert(0, str(BENCH.parents[1]))
 from config import read_settings, split_settings
 from config.runtime.devices import pick_device
-from config.runtime.errors import UserError, clock, install_excepthook
+from config.runtime.errors import UserError, clock, install_excepthook, quiet_pipe
 from figure import write_figure
 from growth import by_length, growth_table, write_growth_figure
 from plan import Comparison
@@ -95,6 +95,8 @@ def main(argv):
     again = shlex.join(["python", sys.argv[0], *argv])
     comparisons, top = read_comparisons(argv)
     options = comparisons[0].options
+    if options["plan"] or options["show"]:
+        quiet_pipe()
     if options["plan"]:
         for comparison in comparisons:
             number = runs_at_a_time(options["workers"], comparison.device)
