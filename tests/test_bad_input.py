@@ -248,6 +248,12 @@ def test_checkpoint(trained, capsys, damage):
         check(trained, command, DAMAGES[damage], capsys)
 
 
+def test_a_run_from_before_fields_left_the_config_opens(trained):
+    rewrite("config.update(value_residual=False, connection='latest')")
+    trained(SAMPLE)
+    trained(RESUME)
+
+
 ONE_ALONE = {
     "rewrite('tokenizer.clear()')": (SAMPLE, "not a tokenizer of kind 'char', 'bpe' or 'hf': {}"),
     "turn(Path('out/run/best.pt'), lambda old: old[:-1])": (RESUME, "best.pt: damaged, or not a checkpoint"),

@@ -19,6 +19,8 @@ from model import GPT, GPTConfig
 # settings that a resumed run may change; with any other it would be a different run
 MAY_CHANGE = {"out_dir", "init_from", "overwrite", "eval_only", "max_iters", "device", "compile", "parallel"}
 MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "eval_tokens", "log_interval", "tensorboard", "wandb"}
+# fields that a GPTConfig once had, at the values that changed nothing
+FORMER = {"value_residual": False, "connection": "latest"}
 # settings that a run does not inherit from the one it starts from
 NOT_INHERITED = {"block_size", "vocab_size", "dropout", "activation_checkpointing"}
 # weights that mean something else under another value of a setting, in spite of the same name and shape
@@ -54,10 +56,14 @@ def newest_run():
 
 
 def config_of(checkpoint):
-    unknown = checkpoint["config"].keys() - {field.name for field in fields(GPTConfig)}
+    settings = dict(checkpoint["config"])
+    for name, default in FORMER.items():
+        if settings.get(name) == default:
+            del settings[name]
+    unknown = settings.keys() - {field.name for field in fields(GPTConfig)}
     if unknown:
         raise UserError(f"{checkpoint['path']}: its model has {', '.join(sorted(unknown))}, which model.py lacks")
-    return GPTConfig(**checkpoint["config"])
+    return GPTConfig(**settings)
 
 
 def build_model(checkpoint) -> GPT:
