@@ -1,214 +1,239 @@
-"""What a comparison says: a table, the smallest detectable differences, notes, and all runs as CSV."""
+"""What a comparison says: a table, a sentence for each candidate, verdict.json, and the ledger of all verdicts."""
 
 import csv
 import io
-import math
+import json
 import statistics
+import time
 
-from config.runtime.errors import file_errors
+from config.runtime.devices import machine_name
+from config.runtime.errors import clock, file_errors
 from config.runtime.files import atomic_write
-from runs import DEFAULTS, NO_MATTER
-from stats import TIE, holm
+from config.runtime.log import code_version
+from frozen import differing_files
+from plan import SAME
+from stats import FAILS, NO_LONGER, PAYS, TIES, UNDECIDED, detectable, gain_of, mean, worth
 
-HEADER = ["candidate", "parameters", "rate", "loss", "measured gain", "× operations", "× time", "break-even gain"]
-HEADER += ["verdict", "compute worth"]
-FACTS = ["loss", "best_loss", "best_step", "parameters", "flops", "seconds", "machine", "commit"]
+HEADER = ["candidate", "gain at equal steps", "cost: operations, time", "gain at equal cost", "verdict", "seeds"]
+DETAILS = ["variant", "parameters", "learning rate", "steps", "loss", "± between seeds", "compute worth"]
+SCHEMA = 1  # of verdict.json
+MEANS = {
+    PAYS: "{name} pays: {by} it beats {base} trained at equal cost, by {gain} nats per token",
+    FAILS: "{name} does not pay: {by} {base}, trained for no more than {name} costs, is better by {gain} nats per token",
+    TIES: "{name} ties: {by} it differs from {base} trained at equal cost by less than 0.02 nats ({gain})",
+    UNDECIDED: "{name} is undecided: {by} the gain at equal cost is {gain}, which may be chance",
+    NO_LONGER: "{name} cannot be judged: {by} longer training makes {base} worse; use more data, or dropout",
+}
 
 
 class Report:
-    def __init__(self, comparison):
-        self.comparison = comparison
-        self.planned = comparison.planned()
-        self.done = [plan for plan in self.planned if comparison.is_done(plan)]
-        self.lacking = len(self.planned) - len(self.done)
-        self.candidates = {candidate.name: candidate for candidate in comparison.candidates}
-        self.base, *self.others = self.candidates
-        self.main = {name: comparison.results(self.done, "main", of) for name, of in self.candidates.items()}
-        fits = {name: comparison.curve(self.candidates[name], self.done) for name in self.others}
-        self.fits = {name: fit for name, fit in fits.items() if fit}
-        self.p = holm({name: fit.gain({1.0: 1})[3] for name, fit in self.fits.items()})  # at equal steps
+    def __init__(self, comparison, command="", seconds=0.0):
+        self.comparison, self.command, self.seconds = comparison, command, seconds
+        self.base, self.candidates = comparison.baseline, comparison.variants[1:]
+        self.found = {one: comparison.standing(one) for one in self.candidates if one not in comparison.trouble}
 
-    def costs(self, name):
-        return self.comparison.costs(self.candidates[name], self.fits[name].cost)
+    def verdict(self, candidate):
+        if candidate in self.comparison.trouble:
+            return self.comparison.trouble[candidate][0]
+        found = self.found[candidate]
+        return self.comparison.verdict(candidate, found[0]) if found else UNDECIDED
 
-    def row(self, name):
-        runs, fit = self.main[name], self.fits.get(name)
-        if not runs:
-            return [name] + [""] * (len(HEADER) - 1)
-        losses = [result["loss"] for result in runs]
-        of_earlier_code = " (earlier code)" * any(result.get("earlier", False) for result in runs)
-        cells = [name + of_earlier_code, f"{runs[0]['parameters']:,}", f"{runs[0]['rate']:g}"]
-        diverged = None in losses
-        cells.append("diverged" if diverged else f"{statistics.fmean(losses):.3f}{plus_minus(deviation(losses))}")
-        cells.append(self.measured_gain(name) if fit else "")
-        cells += [self.operations(name), self.times(name)]
-        if not fit or len(fit.rungs) == 1:
-            return cells + ["", "", ""]
-        gains = [(price, fit.break_even(cost)) for price, cost in self.costs(name).items() if fit.reference(cost)]
-        by_price = [decimal(gain) + f" by {price}" * (len(gains) > 1) for price, gain in gains]
-        return cells + ["; ".join(by_price), self.verdict(name), self.worth(name)]
+    def verdicts(self):
+        return [self.verdict(one) for one in self.candidates]
 
-    def measured_gain(self, name):
-        """Return the gain over the baseline's main runs ± the half-width of its 95% interval."""
-        gain, _, half, _ = self.fits[name].gain({1.0: 1})
-        word = "" if not self.p[name] < 0.05 else " better" if gain > 0 else " worse"
-        return decimal(gain, "+") + plus_minus(half) + word
+    def facts(self, candidate) -> dict:
+        """Return what verdict.json says of a candidate."""
+        comparison, verdict = self.comparison, self.verdict(candidate)
+        facts = {"name": candidate.name, "verdict": verdict, "why": comparison.trouble.get(candidate, ("", ""))[1]}
+        facts |= self.identity(candidate) | {"seeds": 0, "equal_steps": None, "prices": {}}
+        if not self.found.get(candidate):
+            return facts
+        look, judgements = self.found[candidate]
+        runs, rungs, level = comparison.losses(candidate, look), comparison.rungs(look), comparison.level
+        paired = comparison.same_batches(candidate) and comparison.are_paired(look)
+        equal = gain_of(runs, rungs[1.0], paired)
+        facts |= {"seeds": len(runs), "paired": paired, "equal_steps": {"gain": equal.value, "half": equal.half(level)}}
+        for price, cost in comparison.costs(candidate).items():
+            judged = judgements[price]
+            facts["prices"][price] = {
+                "cost": cost,
+                "verdict": judged.verdict,
+                "gain": judged.gain.value,
+                "half": judged.gain.half(level),
+                "over_the_baseline_at": judged.rung,
+                "break_even": mean(rungs[1.0]) - mean(rungs[judged.rung]),
+                "worth": worth(mean(runs), rungs),
+                "detectable": judged.gain.detectable(level),
+            }
+        return facts
 
-    def operations(self, name):
-        """Return the operations of a whole training over the baseline's, if both have ended."""
-        ended = [[run["flops"] for run in self.main[of] if run["loss"] is not None] for of in (name, self.base)]
-        return f"{ended[0][0] / ended[1][0]:.2f}" if all(ended) else ""
+    def identity(self, variant):
+        files = differing_files(variant.home, self.base.home)
+        code = {"words": variant.code or "work tree", "hash": variant.home.name, "differs_in": files}
+        settings = variant.changed(variant.settings)
+        return {"code": code, "identity": variant.identity, "settings": settings, "parameters": variant.parameters}
 
-    def times(self, name):
-        timing = self.comparison.timing
-        if not timing.is_known():
-            return ""
-        ratio, spread = timing.ratio(self.candidates[name], self.candidates[self.base])
-        return f"{ratio:.2f}" + f" ± {spread:.2f}" * (spread >= 0.005)
+    # -- in words ------------------------------------------------------------------------------------------------
 
-    def verdict(self, name):
-        """Return the verdict. Name the cost if it is *pays*, if the costs disagree, or if only time counts."""
-        fit, costs, prices = self.fits[name], self.costs(name), {}
-        for price, cost in costs.items():
-            prices.setdefault(fit.verdict(cost) or "undecided", []).append(price)
-        if len(prices) == 1 and "pays" not in prices and "operations" in costs:
-            return next(iter(prices))
-        return "; ".join(f"{verdict} by {' and '.join(of)}" for verdict, of in prices.items())
+    def table(self):
+        return as_table(HEADER, [self.row(candidate) for candidate in self.candidates])
 
-    def worth(self, name):
-        """Return the cost that brings the baseline to a candidate's loss; beyond the ladder, that of its end."""
-        rungs, found = self.fits[name].rungs, self.fits[name].worth()
-        if not found:
-            return ""
-        beyond = {0.0: f"< {rungs[0]:.3g}", math.inf: f"> {rungs[-1]:.3g}"}
-        low, worth, high = (beyond.get(times, f"{times:.2f}") for times in found)
-        return f"{'roughly ' * (len(rungs) < 4)}{worth} ({low} to {high})"
+    def row(self, candidate):
+        facts = self.facts(candidate)
+        cells = [candidate.name, "", "", "", facts["verdict"], str(facts["seeds"])]
+        if facts["equal_steps"]:
+            cells[1] = signed(facts["equal_steps"])
+            cells[2] = self.cost(candidate)
+            several = len(facts["prices"]) > 1
+            texts = [signed(one) + f" by {price}" * several for price, one in facts["prices"].items()]
+            cells[3] = "; ".join(texts)
+            each = {one["verdict"] for one in facts["prices"].values()}
+            if len(each) > 1:
+                cells[4] = "; ".join(f"{one['verdict']} by {price}" for price, one in facts["prices"].items())
+        return cells
 
-    def sentence(self, name):
-        """Return which difference would have been found, or "" where that is not known."""
-        fit = self.fits.get(name)
-        cost = fit and next(iter(self.costs(name).values()))
-        if not fit or len(fit.rungs) == 1 or not fit.reference(cost) or math.isnan(fit.could_see(cost)):
-            return ""
-        found = f"{fit.could_see(cost):.3f} at equal cost is found in roughly 80% of such comparisons"
-        return f"{name}: a difference of {found}."
+    def cost(self, candidate):
+        comparison, cost = self.comparison, f"{candidate.flops / self.base.flops:.2f}"
+        if not comparison.timing.is_known([candidate, self.base]):
+            return cost
+        ratio, spread = comparison.timing.ratio(candidate, self.base)
+        steps = candidate.settings["max_iters"] / self.base.settings["max_iters"]
+        return f"{cost}, {ratio * steps:.2f} ± {ratio * steps * spread:.2f}"
+
+    def sentences(self, candidate):
+        """Yield what was found of a candidate, in words."""
+        facts = self.facts(candidate)
+        if facts["why"]:
+            yield f"{candidate.name}: {facts['verdict']}: {facts['why']}"
+        elif not facts["prices"]:
+            yield f"{candidate.name} is undecided: its first runs are missing"
+        for price, one in facts["prices"].items():
+            by = f"by {price}" + f" ({one['cost']:.2f} times the baseline's)," 
+            gain = signed(one) if one["verdict"] != FAILS else signed(one | {"gain": -one["gain"]}).lstrip("+")
+            yield MEANS[one["verdict"]].format(name=candidate.name, base=self.base.name, by=by, gain=gain)
+        if facts["verdict"] == UNDECIDED and facts["prices"]:
+            yield self.what_next(candidate, facts)
+
+    def what_next(self, candidate, facts):
+        """Return what it would take to decide about a candidate."""
+        comparison, seeds = self.comparison, facts["seeds"]
+        later = [look for look in comparison.looks if look > seeds]
+        more = later[0] if later else 2 * seeds
+        runs = [comparison.run_at(one, 0.0, 0, 1.0) for one in (candidate, self.base)]
+        left = clock((more - seeds) * sum(map(comparison.timing.run_seconds, runs)))
+        least = min(one["detectable"] for one in facts["prices"].values()) * (seeds / more) ** 0.5
+        how = "rerun the command" if later else f"--seeds={','.join(map(str, [*comparison.looks, more]))}"
+        return f"{more - seeds} more seeds ({left}) would find {least:.3f}: {how}"
+
+    def where(self):
+        """Return where a verdict holds."""
+        base, settings = self.base, self.base.settings
+        tokens = base.tokens_per_step * settings["max_iters"] / base.parameters
+        size = f"{settings['n_layer']} layers, width {settings['n_embd']}, {tokens:.2g} tokens per parameter"
+        return f"This holds at {size}, on {settings['dataset']}."
 
     def notes(self):
         """Return the caveats of the table, one per line."""
         comparison, lines = self.comparison, []
-        if self.lacking:
-            lines.append(f"{self.lacking} of {len(self.planned)} runs are missing")
-            lines += [line + ": --reuse keeps the old ones" for line in comparison.what_changed()]
-        if comparison.quick:
-            lines.append("quick: the results are meaningless")
-        for plan in self.done:
-            if comparison.result(plan.run)["loss"] is None and plan.stage in ("main", "ladder"):
-                lines.append(f"diverged: {plan.run.label()}")
-        if not comparison.is_searching() and comparison.lengths() and not comparison.committed:
+        missing = comparison.missing()
+        if missing:
+            lines.append(f"{len(missing)} runs are missing, at least")
+        if not comparison.is_searching():
             lines.append("no learning rates are tried: a rate unsuited to a length makes the baseline worse there")
-        lines += self.notes_on_sizes() + self.notes_on_ends()
-        if len(self.others) > 4:
-            chance = "about one in forty seems to pay by chance: rerun those that do with other --seeds"
-            lines.append(f"{len(self.others)} candidates: where nothing pays, {chance}")
-        means = [mean for _, _, mean, _ in self.lengths()]
-        if any(later > earlier for earlier, later in zip(means, means[1:])):
-            lines.append("the baseline's loss rises with its length somewhere: a shorter run is used there")
-        for fact in ("machine", "commit"):
-            values = sorted({str(comparison.result(plan.run)[fact]) for plan in self.done})
-            if len(values) > 1:
-                lines.append(f"runs of more than one {fact}: {'; '.join(values)}")
-        return lines
-
-    def tokens_per_parameter(self):
-        result = self.main[self.base][0]
-        return self.comparison.baseline.tokens_per_step * result["steps"] / result["parameters"]
-
-    def notes_on_sizes(self):
-        """Return lines on tokens for each parameter, and on candidates that have more or fewer parameters."""
-        if not self.main[self.base]:
-            return []
-        lines, parameters, tokens = [], self.main[self.base][0]["parameters"], self.tokens_per_parameter()
-        if tokens < 20:
-            early = "this early, more training lowers the loss a lot, so a costly candidate must gain as much"
-            lines.append(f"{tokens:.2g} tokens for each parameter of the baseline: {early}")
-        for name in self.others:
-            times = self.main[name][0]["parameters"] / parameters if self.main[name] else 1
+        for candidate in self.found:
+            files = [file for file in differing_files(candidate.home, self.base.home) if file.startswith(("train", "data"))]
+            if files:
+                lines.append(f"{candidate.name} has its own {', '.join(files)}: its batches and its steps may differ")
+            times = candidate.parameters / self.base.parameters
             if abs(times - 1) > 0.2:
                 also = "compare it with a wider or narrower baseline (--n_embd) too"
-                lines.append(f"{name} has {times:.2f} times the baseline's parameters: {also}")
+                lines.append(f"{candidate.name} has {times:.2f} times the baseline's parameters: {also}")
+        if len(self.candidates) > 4:
+            lines.append("of many candidates that gain nothing, 2 to 3% seem to pay: confirm with --first_seed=101")
         return lines
 
-    def notes_on_ends(self):
-        """Return lines on trainings whose loss is lowest long before their end."""
-        lines, groups = [], {}
-        for plan in self.done:
-            result = self.comparison.last_result(plan.run)
-            if plan.stage in ("main", "ladder") and result["loss"] is not None:
-                groups.setdefault((plan.candidate.name, result["steps"]), []).append(result)
-        for (name, steps), results in groups.items():
-            at = statistics.median(result["best_step"] for result in results)
-            rise = statistics.fmean(result["loss"] - result["best_loss"] for result in results)
-            if at < 0.8 * steps and (self.comparison.options["best"] or rise > TIE):
-                early = "before its learning rate has decayed: a shorter run may reach a lower loss"
-                lines.append(f"{name}: of {steps:,} steps its loss is lowest after {at:,.0f}, {early}")
-        return lines
-
-    def lengths(self):
-        """Return (steps, learning rate, mean loss, deviation) of the baseline's lengths."""
-        found = {}
-        baseline = self.comparison.baseline
-        ladder = self.main[self.base] + self.comparison.results(self.done, "ladder", baseline)
-        for result in sorted(ladder, key=lambda result: result["steps"]):
-            if result["loss"] is not None:
-                found.setdefault((result["steps"], result["rate"]), []).append(result["loss"])
-        return [(*key, statistics.fmean(losses), deviation(losses)) for key, losses in found.items()]
-
-    def markdown(self):
-        parts = [f"## {self.comparison.title}" * bool(self.comparison.title)]
-        parts.append(as_table(HEADER, [self.row(name) for name in self.main]))
-        rows = [[f"{steps:,}", f"{rate:g}", f"{mean:.3f}{plus_minus(sd)}"] for steps, rate, mean, sd in self.lengths()]
-        if len(rows) > 1:
-            parts += [f"{self.base} by its steps:", as_table(["steps", "rate", "loss"], rows)]
-        sentences = [f"- {sentence}" for sentence in map(self.sentence, self.others) if sentence]
-        parts.append("\n".join(sentences))
+    def markdown(self, details=False):
+        parts = [self.table()]
+        if details:
+            parts.append(as_table(DETAILS, self.details()))
+        sentences = [f"{sentence}." for one in self.candidates for sentence in self.sentences(one)]
+        parts.append(" ".join([*sentences, self.where()]))
         parts.append("\n".join(f"NOTE {line}" for line in self.notes()))
         return "\n\n".join(part for part in parts if part) + "\n"
 
+    def details(self):
+        """Return a row for each variant and each length of the baseline."""
+        groups = {}
+        for run, result in self.comparison.results.items():
+            if result["loss"] is not None and run.seed >= self.comparison.options["first_seed"]:
+                groups.setdefault((run.variant, run.steps), []).append((run, result["loss"]))
+        rows = []
+        for (variant, steps), found in sorted(groups.items(), key=lambda item: (item[0][0].name, item[0][1])):
+            losses = [loss for _, loss in found]
+            sd = f"{statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
+            prices = self.facts(variant)["prices"] if variant in self.found else {}
+            worths = "; ".join(f"{one['worth']:.2f} by {price}" for price, one in prices.items())
+            cells = [variant.name, f"{variant.parameters:,}", f"{found[0][0].rate:g}", f"{steps:,}"]
+            rows.append([*cells, f"{statistics.fmean(losses):.4f}", sd, worths])
+        return rows
+
+    def lines(self):
+        """Return a line for each candidate, of a fixed form, for programs."""
+        lines = []
+        for candidate in self.candidates:
+            facts = self.facts(candidate)
+            worst = min(facts["prices"].values(), key=lambda one: one["gain"], default=None)
+            gain = f"{worst['gain']:+.4f} ± {worst['half']:.4f}" if worst else "none"
+            lines.append(f"VERDICT {facts['verdict']} | {candidate.name} | gain {gain} | seeds {facts['seeds']}")
+        return lines
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def json(self):
+        comparison, settings = self.comparison, self.base.settings
+        rungs = comparison.rungs(0)
+        noise = statistics.stdev(rungs[1.0].values()) if 1.0 in rungs else None
+        return {
+            "schema": SCHEMA,
+            "command": self.command,
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "seconds": round(self.seconds),
+            "machine": machine_name(comparison.device),
+            "commit": code_version()["commit"],
+            "data": {"dataset": settings["dataset"], "sha256": comparison.meta["sha256"]},
+            "where": self.where(),
+            "level": comparison.level,
+            "baseline": {"name": self.base.name, "noise": noise} | self.identity(self.base),
+            "candidates": [self.facts(candidate) for candidate in self.candidates],
+        }
+
     def csv(self):
-        """Return all runs, a line each: stage, candidate, the settings that are not defaults, and its results."""
-        given = [plan.run.settings() for plan in self.done]  # as planned, so that `read_committed` finds the run
-        names = sorted({name for settings in given for name in settings} - set(NO_MATTER))
+        """Return all runs, a line each."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["stage", "candidate", *names, *FACTS])
-        for plan, settings in zip(self.done, given):
-            values = [settings.get(name, DEFAULTS[name]) for name in names]
-            result = self.comparison.last_result(plan.run)
-            writer.writerow([plan.stage, plan.candidate.name, *values, *(result[fact] for fact in FACTS)])
+        names = ["rate", "seed", "steps", "loss", "logged", "flops", "seconds", "machine", "refused"]
+        writer.writerow(["variant", "code", "folder", *names])
+        for run, result in self.comparison.results.items():
+            place = [run.variant.name, run.variant.home.name, run.folder.name]
+            writer.writerow([*place, *(result[name] for name in names)])
         return text.getvalue()
 
     @file_errors()
-    def write(self, command):
-        text, folder = self.markdown(), self.comparison.options["out"]
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in (("table.md", f"    {command}\n\n{text}"), ("runs.csv", self.csv())):
+    def write(self):
+        folder, facts = self.comparison.options["out"], self.json()
+        contents = {"table.md": f"    {self.command}\n\n{self.markdown(details=True)}", "runs.csv": self.csv()}
+        contents["verdict.json"] = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
+        for name, content in contents.items():
             with atomic_write(folder / name) as file:
                 file.write(content.encode())
-        print(f"saved: {folder / 'table.md'}, {folder / 'runs.csv'}")
+        with open(folder.parent / "verdicts.jsonl", "ab") as ledger:
+            ledger.write(json.dumps(facts).encode() + b"\n")
+        print(f"saved: {', '.join(str(folder / name) for name in contents)}")
 
 
-def plus_minus(half):
-    """Return " ± half", or nothing where nothing is known."""
-    return "" if math.isnan(half) else f" ± {half:.3f}"
-
-
-def decimal(number, sign=""):
-    """Return a number to three digits, and never -0.000."""
-    return f"{round(number, 3) + 0.0:{sign}.3f}"
-
-
-def deviation(values):
-    return statistics.stdev(values) if len(values) > 1 else math.nan
+def signed(one):
+    """Return a gain ± half the width of its interval, and never -0.000."""
+    return f"{round(one['gain'], 3) + 0.0:+.3f} ± {one['half']:.3f}"
 
 
 def as_table(header, rows):
