@@ -48,6 +48,7 @@ class Comparison:
         if options["cost"] not in ("both", "operations", "time"):
             raise UserError(f"cost = {options['cost']!r} does not work: it must be one of both, operations, time")
         self.results, self.trouble = {}, {}  # {run: its result}, {variant: (a verdict, why)}
+        self.tuned = {}  # {(variant, multiple of its length): (the best learning rate, the runs that found it)}
         self.prepare(read_variants(words, common, options))
 
     def prepare(self, variants):
@@ -170,6 +171,8 @@ class Comparison:
         near = 2.0 ** round(math.log2(cost))
         if near != cost and abs(cost / near - 1) < 0.1 and (near == 1 or near < cost):
             return self.tuning(variant, near)  # the best rate hardly changes with so little
+        if (variant, cost) in self.tuned:
+            return self.tuned[variant, cost]
         grid = self.first_rates(variant, cost)
         while True:
             grid.sort()
@@ -181,7 +184,8 @@ class Comparison:
             best = losses.index(min(losses))
             if 0 < best < len(grid) - 1 or len(grid) == MOST_RATES:
                 if losses[best] < math.inf:
-                    return vertex(grid, losses, best), runs
+                    self.tuned[variant, cost] = vertex(grid, losses, best), runs
+                    return self.tuned[variant, cost]
                 self.trouble.setdefault(variant, (DIVERGED, f"every run, down to a learning rate of {grid[0]:g}"))
                 self.check_baseline()
                 return None, []

@@ -8,8 +8,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import f as f_distribution
-from scipy.stats import t as student
+from scipy.special import fdtrc, stdtr, stdtrit  # the distributions of F and of Student's t
 
 TIE = 0.02  # nats: a candidate whose whole interval is nearer to 0 ties with the baseline
 SAME_COST = 0.005  # relative difference up to which costs count as equal
@@ -32,7 +31,7 @@ class Gain(NamedTuple):
 
     def half(self, level):
         """Return the half-width of the interval of a level such as 0.95, by Student's t."""
-        return self.error * float(student.ppf((1 + level) / 2, self.freedom)) if self.error else 0.0
+        return self.error * float(stdtrit(self.freedom, (1 + level) / 2)) if self.error else 0.0
 
     def detectable(self, level):
         """Return the gain that is found, at this level, with a probability of roughly 80%."""
@@ -57,18 +56,16 @@ def mean(group):
 
 
 def seeds_matter(groups):
-    """Return whether seeds shift the losses of all groups, {seed: loss} each, alike: by an F test (p < 0.05)."""
-    seen = [(i, seed, loss) for i, group in enumerate(groups) for seed, loss in group.items()]
-    losses = [loss for _, _, loss in seen]
-    of_group = [{f"group {i}": 1} for i, _, _ in seen]
-    of_both = [row | {f"seed {seed}": 1} for row, (_, seed, _) in zip(of_group, seen)]
-    without, shared = LinearModel(of_group, losses), LinearModel(of_both, losses)
-    gained = without.freedom - shared.freedom
-    if not gained or not shared.freedom:
+    """Return whether seeds shift the losses of all groups alike, {seed: loss} each: by an F test (p < 0.05)."""
+    losses = np.array([[group[seed] for seed in groups[0]] for group in groups])
+    rows, columns = (number - 1 for number in losses.shape)  # degrees of freedom of groups and of seeds
+    if not rows or not columns:
         return False
-    left = shared.noise @ shared.noise
-    explained = (without.noise @ without.noise - left) / gained
-    return bool(f_distribution.sf(explained / (left / shared.freedom), gained, shared.freedom) < 0.05)
+    noise = losses - losses.mean(axis=1, keepdims=True)  # without what is the group's
+    of_seed = noise.mean(axis=0)
+    left = ((noise - of_seed) ** 2).sum() / (rows * columns)
+    explained = (rows + 1) * (of_seed**2).sum() / columns
+    return bool(explained > 0 and fdtrc(columns, rows * columns, explained / left if left else math.inf) < 0.05)
 
 
 # -- the verdict at a cost -------------------------------------------------------------------------------------
@@ -168,8 +165,8 @@ class LinearModel:
         x = self.columns([row])[0]
         variance = self.noise @ self.noise / self.freedom if self.freedom else math.nan
         value, error = float(x @ self.coefficients), math.sqrt(variance * (x @ self.inverse @ x))
-        p = 2 * student.sf(abs(value) / error, self.freedom) if error else float(value == 0)
-        return value, student.ppf(0.975, self.freedom) * error, p
+        p = 2 * stdtr(self.freedom, -abs(value) / error) if error else float(value == 0)
+        return value, stdtrit(self.freedom, 0.975) * error, p
 
 
 def holm(p):
