@@ -85,13 +85,13 @@ def main(argv):
         return print_plan(comparison)
     if not options["show"]:
         do(comparison, began, again)
-    report = Report(comparison, again, time.time() - began)
+    report = Report(comparison)
     print("\n" + report.markdown(options["details"]))
     if not options["show"]:
-        report.write()
+        report.write(again, time.time() - began)
         write_figure(report, options["out"] / "figure.png")
     print("\n".join(report.lines()))
-    raise SystemExit(exit_code_of(comparison, report) if options["exit_code"] else CRASHED in report.verdicts() and 1)
+    return exit_code_of(report, options["exit_code"])
 
 
 def print_plan(comparison):
@@ -103,37 +103,23 @@ def print_plan(comparison):
         print(" && ".join(alone + shlex.join(command) for command in run.commands(options["device"])))
 
 
-def exit_code_of(comparison, report):
+def exit_code_of(report, asked):
     verdicts = report.verdicts()
-    for verdict, code in ((PAYS, 0), (CRASHED, 1), (REFUSED, 4), (UNDECIDED, 11)):
-        if verdict in verdicts:
-            return code
-    return 10
+    codes = {PAYS: 0, CRASHED: 1, REFUSED: 4, UNDECIDED: 11} if asked else {CRASHED: 1}
+    found = [code for verdict, code in codes.items() if verdict in verdicts]
+    return found[0] if found else 10 * asked
 
 
 def do(comparison, began, again):
     """Do all missing runs of a comparison. On a signal, those in progress save and end."""
     number = runs_at_a_time(comparison.options["workers"], comparison.device)
-    workers, timing = Workers(number, comparison.device), comparison.timing
+    workers = Workers(number, comparison.device)
     try:
+        if comparison.options["cost"] != "operations":
+            measure_steps(comparison, workers)
         if comparison.missing():
-            timing.measure(comparison.sound(), workers)
             announce(comparison, number)
-        elif comparison.options["cost"] != "operations":
-            timing.measure(comparison.sound(), workers)
-        shown = 0
-        while todo := comparison.missing():
-            for run in todo:
-                if time.time() + timing.run_seconds(run) < began + comparison.options["budget"]:
-                    workers.offer(run)
-            if not workers.running:
-                print("the budget is spent: no further run would end within it")
-                break
-            wait(comparison, workers)
-            looks = sum(bool(comparison.standing(one)) and comparison.standing(one)[0] + 1 for one in comparison.sound()[1:])
-            if looks > shown and comparison.missing():
-                print("\nso far:\n\n" + Report(comparison, again).table(), flush=True)
-            shown = looks
+        do_runs(comparison, workers, began + comparison.options["budget"])
     except Stopped as stopped:
         print(f"\nstopped after {clock(time.time() - began)}; to resume: {again}", flush=True)
         raise SystemExit(128 + stopped.args[0]) from None
@@ -144,19 +130,49 @@ def do(comparison, began, again):
             tidy(run.folder)
 
 
-def wait(comparison, workers):
-    """Wait for a run, and say what it has brought. A candidate whose code crashes is out; the others go on."""
-    try:
-        for run, seconds in workers.wait().items():
-            result = comparison.result(run)
-            tidy(run.folder)
-            comparison.timing.learn(run, seconds)
-            said = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
-            print(f"{run.label()}: {result['refused'] or said}", flush=True)
-    except Crashed as crash:
-        print(f"{crash.run.label()}:\n{crash}", file=sys.stderr)
-        comparison.trouble[crash.run.variant] = CRASHED, str(crash).splitlines()[-1]
-        comparison.check_baseline()
+def do_runs(comparison, workers, deadline):
+    shown = Report(comparison).table()
+    while todo := comparison.missing():
+        for run in todo:
+            if time.time() + comparison.timing.run_seconds(run) < deadline:
+                workers.offer(run)
+        if not workers.running:
+            print("the budget is spent: no further run would end within it")
+            return
+        try:
+            say(comparison, workers.wait())
+        except Crashed as crash:
+            drop(comparison, crash)
+        table = Report(comparison).table()
+        if table != shown:  # a look is complete
+            print(f"\nso far:\n\n{table}\n", flush=True)
+        shown = table
+
+
+def measure_steps(comparison, workers):
+    while len(comparison.sound()) > 1:
+        try:
+            return comparison.timing.measure(comparison.sound(), workers)
+        except Crashed as crash:
+            drop(comparison, crash)
+
+
+def say(comparison, ended):
+    """Say what runs have brought."""
+    for run, seconds in ended.items():
+        result = comparison.result(run)
+        tidy(run.folder)
+        comparison.timing.learn(run, seconds)
+        said = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
+        print(f"{run.label()}: {result['refused'] or said}", flush=True)
+
+
+def drop(comparison, crash):
+    """Leave out a variant whose code has crashed, and show its traceback. The others go on."""
+    print(f"{crash.run.label()}:\n{crash}", file=sys.stderr)
+    (variant,) = (one for one in comparison.variants if one.name == crash.run.variant.name)
+    comparison.trouble[variant] = CRASHED, str(crash).splitlines()[-1]
+    comparison.check_baseline()
 
 
 def announce(comparison, number):
@@ -171,4 +187,4 @@ def announce(comparison, number):
 
 if __name__ == "__main__":
     install_excepthook()
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

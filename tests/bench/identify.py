@@ -105,16 +105,15 @@ def fingerprint(variant, folder) -> str:
 
     Only what is repeated is shortened: steps, sequences in a batch, micro-steps and windows to evaluate on.
     """
-    settings = dict(variant.settings)
-    for name, most in {"batch_size": 2, "grad_accum_steps": 2, "warmup_iters": 2}.items():
-        settings[name] = min(most, settings[name])
+    settings, shortened = dict(variant.settings), {"batch_size": 2, "grad_accum_steps": 2, "warmup_iters": 2}
+    settings |= {name: min(most, settings[name]) for name, most in shortened.items()}
     settings |= {"max_iters": 4, "eval_interval": 4, "checkpoint_interval": 4, "log_interval": 1, "eval_tokens": 64}
     settings |= {"device": "cpu", "compile": "false", "tensorboard": False, "wandb": False, "seed": 0}
     options = [f"--{name}={value}" for name, value in variant.changed(settings).items()]
     ask(variant, [variant.home / "train.py", *options, f"--out_dir={folder}"], folder)
     lines = [line for line in read_log(folder) if line["event"] in ("step", "eval")]
     numbers = [[line.get(name) for name in ("loss", "grad_norm", "train_loss", "val_loss")] for line in lines]
-    content = json.dumps(numbers).encode()
+    content = json.dumps([numbers, *(variant.settings[name] for name in (*shortened, "max_iters", "compile"))]).encode()
     checkpoint = folder / "ckpt.pt"
     if checkpoint.exists():  # none if it has diverged
         weights = torch.load(checkpoint, weights_only=True)["model"].values()

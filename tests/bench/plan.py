@@ -63,13 +63,14 @@ class Comparison:
         self.windows = save_windows(data, settings, self.folder)
         found = identify(variants, self.folder, self.windows, self.device)
         self.variants = [one if isinstance(facts, CodeError) else facts for one, facts in found.items()]
+        first = {}  # the first variant of each fingerprint
         for variant, facts in zip(self.variants, found.values()):
             if isinstance(facts, CodeError):
                 self.trouble[variant] = CRASHED, str(facts)
             elif variant.refused:
                 self.trouble[variant] = REFUSED, variant.refused
-            elif variant is not self.baseline and variant.fingerprint == self.baseline.fingerprint:
-                self.trouble[variant] = SAME, f"it computes the same as {self.baseline.name}, to the last bit"
+            elif first.setdefault(variant.fingerprint, variant) is not variant:
+                self.trouble[variant] = SAME, f"{variant.name} computes what {first[variant.fingerprint].name} does"
         self.check_baseline()
         self.timing = Timing(self.folder, self.device)
         if self.options["cost"] == "time" and not self.timing.is_known(self.sound()) and self.options["plan"]:
@@ -173,6 +174,8 @@ class Comparison:
             return self.tuning(variant, near)  # the best rate hardly changes with so little
         if (variant, cost) in self.tuned:
             return self.tuned[variant, cost]
+        if (variant is not self.baseline or cost != 1) and not self.tuning(self.baseline, 1.0)[0]:
+            return None, []
         grid = self.first_rates(variant, cost)
         while True:
             grid.sort()

@@ -15,7 +15,7 @@ from plan import SAME
 from stats import FAILS, NO_LONGER, PAYS, TIES, UNDECIDED, detectable, gain_of, mean, worth
 
 HEADER = ["candidate", "gain at equal steps", "cost: operations, time", "gain at equal cost", "verdict", "seeds"]
-DETAILS = ["variant", "parameters", "learning rate", "steps", "loss", "± between seeds", "compute worth"]
+DETAILS = ["variant", "parameters", "learning rate", "steps", "loss", "± between seeds"]
 SCHEMA = 1  # of verdict.json
 MEANS = {
     PAYS: "{name} pays: {by} it beats {base} trained at equal cost, by {gain} nats per token",
@@ -27,8 +27,8 @@ MEANS = {
 
 
 class Report:
-    def __init__(self, comparison, command="", seconds=0.0):
-        self.comparison, self.command, self.seconds = comparison, command, seconds
+    def __init__(self, comparison):
+        self.comparison = comparison
         self.base, self.candidates = comparison.baseline, comparison.variants[1:]
         self.found = {one: comparison.standing(one) for one in self.candidates if one not in comparison.trouble}
 
@@ -171,10 +171,8 @@ class Report:
         for (variant, steps), found in sorted(groups.items(), key=lambda item: (item[0][0].name, item[0][1])):
             losses = [loss for _, loss in found]
             sd = f"{statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
-            prices = self.facts(variant)["prices"] if variant in self.found else {}
-            worths = "; ".join(f"{one['worth']:.2f} by {price}" for price, one in prices.items())
             cells = [variant.name, f"{variant.parameters:,}", f"{found[0][0].rate:g}", f"{steps:,}"]
-            rows.append([*cells, f"{statistics.fmean(losses):.4f}", sd, worths])
+            rows.append([*cells, f"{statistics.fmean(losses):.4f}", sd])
         return rows
 
     def lines(self):
@@ -189,15 +187,14 @@ class Report:
 
     # -- files ---------------------------------------------------------------------------------------------------
 
-    def json(self):
-        comparison, settings = self.comparison, self.base.settings
-        rungs = comparison.rungs(0)
+    def json(self, command, seconds):
+        comparison, settings, rungs = self.comparison, self.base.settings, self.comparison.rungs(0)
         noise = statistics.stdev(rungs[1.0].values()) if 1.0 in rungs else None
         return {
             "schema": SCHEMA,
-            "command": self.command,
+            "command": command,
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "seconds": round(self.seconds),
+            "seconds": round(seconds),
             "machine": machine_name(comparison.device),
             "commit": code_version()["commit"],
             "data": {"dataset": settings["dataset"], "sha256": comparison.meta["sha256"]},
@@ -219,9 +216,9 @@ class Report:
         return text.getvalue()
 
     @file_errors()
-    def write(self):
-        folder, facts = self.comparison.options["out"], self.json()
-        contents = {"table.md": f"    {self.command}\n\n{self.markdown(details=True)}", "runs.csv": self.csv()}
+    def write(self, command, seconds):
+        folder, facts = self.comparison.options["out"], self.json(command, seconds)
+        contents = {"table.md": f"    {command}\n\n{self.markdown(details=True)}", "runs.csv": self.csv()}
         contents["verdict.json"] = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
         for name, content in contents.items():
             with atomic_write(folder / name) as file:

@@ -127,14 +127,12 @@ def nearest(cost, rungs):
 def worth(loss, rungs):
     """Return the cost at which the baseline reaches a loss, along straight lines over log cost between its rungs.
 
-    Below its shortest training it is 0, beyond its longest infinity.
+    None if that is less than its shortest training, or more than its longest.
     """
     costs = sorted(rungs)
     losses = np.minimum.accumulate([mean(rungs[cost]) for cost in costs])
-    if loss > losses[0]:
-        return 0.0
-    if loss < losses[-1]:
-        return math.inf
+    if not losses[0] >= loss >= losses[-1]:
+        return None
     return math.exp(np.interp(-loss, -losses, np.log(costs)))
 
 
