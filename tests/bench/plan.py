@@ -24,7 +24,7 @@ USUAL_NOISE = 0.01  # nats, of the same run with another seed, by characters at 
 MOST_RATES = 10  # learning rates tried per variant
 ALIKE = 0.05  # largest relative difference at which time and operations count as one cost
 SAME, REFUSED, CRASHED, DIVERGED = "computes the same", "refused", "crashed", "diverged"
-WORST_FIRST = (FAILS, NO_LONGER, UNDECIDED, TIES, PAYS)  # of the verdicts by operations and by time
+WORST_FIRST = ("", FAILS, NO_LONGER, UNDECIDED, TIES, PAYS)  # of the verdicts by operations and by time
 
 
 class Refused(UserError):
@@ -49,6 +49,7 @@ class Comparison:
             raise UserError(f"cost = {options['cost']!r} does not work: it must be one of both, operations, time")
         self.results, self.trouble = {}, {}  # {run: its result}, {variant: (a verdict, why)}
         self.tuned = {}  # {(variant, multiple of its length): (the best learning rate, the runs that found it)}
+        self.judged = {}  # {(candidate, look): its judgements}, once they are complete
         self.prepare(read_variants(words, common, options))
 
     def prepare(self, variants):
@@ -255,21 +256,23 @@ class Comparison:
 
     def judgements(self, candidate, look):
         """Return {price: its Judgement} of a candidate at a look, or None while its own runs are missing."""
+        if (candidate, look) in self.judged:
+            return self.judged[candidate, look]
         runs, rungs = self.losses(candidate, look), self.rungs(look)
         if not runs or 1.0 not in rungs:
             return None
-        paired = self.same_batches(candidate) and self.are_paired(look)
-        spread = {"operations": 0.0, "time": 0.0}
-        costs = self.costs(candidate)
-        if "time" in costs:
-            spread["time"] = self.timing.ratio(candidate, self.baseline)[1]
-        return {price: judge(runs, rungs, cost, self.level, paired, spread[price]) for price, cost in costs.items()}
+        paired, found = self.same_batches(candidate) and self.are_paired(look), {}
+        for price, cost in self.costs(candidate).items():
+            spread = self.timing.ratio(candidate, self.baseline)[1] if price == "time" else 0.0
+            found[price] = judge(runs, rungs, cost, self.level, paired, spread)
+        if all(one.verdict for one in found.values()):
+            self.judged[candidate, look] = found
+        return found
 
     def verdict(self, candidate, look):
         """Return the worse of a candidate's verdicts by operations and by time, or "" while runs are missing."""
-        found = self.judgements(candidate, look)
-        verdicts = {judgement.verdict for judgement in found.values()} if found else {""}
-        return next((verdict for verdict in WORST_FIRST if verdict in verdicts), "") if "" not in verdicts else ""
+        verdicts = [one.verdict for one in (self.judgements(candidate, look) or {}).values()]
+        return min(verdicts, key=WORST_FIRST.index, default="")
 
     def open(self, look):
         """Return the candidates that no earlier look has decided."""

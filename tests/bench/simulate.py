@@ -55,7 +55,8 @@ class Simulated(Comparison):
     def __init__(self, truth, rng, seeds="3,5,8", rates=""):
         self.truth, self.rng, self.device = truth, rng, None
         self.options = {"cost": "operations", "rates": rates, "first_seed": 1, "out": Path("nowhere")}
-        self.rates, self.ladder, self.results, self.trouble, self.tuned = [], [], {}, {}, {}
+        self.rates, self.ladder = [], []
+        self.results, self.trouble, self.tuned, self.judged = {}, {}, {}, {}
         self.looks = read_looks(seeds)
         self.level = 1 - ERROR_OF_A_LOOK[len(self.looks)]
         settings = compare.read_settings(compare.__file__.replace("tests/bench/compare.py", "train.py"), [])
