@@ -1,5 +1,6 @@
 """What each variant costs, whether it is sound, and under which name its runs are kept: by what it computes."""
 
+import ast
 import json
 import os
 import platform
@@ -111,9 +112,11 @@ def fingerprint(variant, folder) -> str:
     settings |= {"device": "cpu", "compile": "false", "tensorboard": False, "wandb": False, "seed": 0}
     options = [f"--{name}={value}" for name, value in variant.changed(settings).items()]
     ask(variant, [variant.home / "train.py", *options, f"--out_dir={folder}"], folder)
+    steps = ast.dump(ast.parse((variant.home / "train.py").read_text()))  # what it does later, a few steps do not show
     lines = [line for line in read_log(folder) if line["event"] in ("step", "eval")]
     numbers = [[line.get(name) for name in ("loss", "grad_norm", "train_loss", "val_loss")] for line in lines]
-    content = json.dumps([numbers, *(variant.settings[name] for name in (*shortened, "max_iters", "compile"))]).encode()
+    lengths = [variant.settings[name] for name in (*shortened, "max_iters", "compile")]
+    content = json.dumps([steps, numbers, lengths]).encode()
     checkpoint = folder / "ckpt.pt"
     if checkpoint.exists():  # none if it has diverged
         weights = torch.load(checkpoint, weights_only=True)["model"].values()
