@@ -104,7 +104,7 @@ def print_plan(comparison):
 
 
 def exit_code_of(report, asked):
-    verdicts = report.verdicts()
+    verdicts = [facts["verdict"] for facts in report.facts]
     codes = {PAYS: 0, CRASHED: 1, REFUSED: 4, UNDECIDED: 11} if asked else {CRASHED: 1}
     found = [code for verdict, code in codes.items() if verdict in verdicts]
     return found[0] if found else 10 * asked

@@ -8,8 +8,7 @@ COLORS = {"operations": "#1f5fa8", "time": "#c46210"}
 def write_figure(report, path):
     """Draw the gains at equal cost. An earlier figure at `path` is removed."""
     path.unlink(missing_ok=True)
-    facts = [report.facts(candidate) for candidate in report.candidates]
-    drawn = [(one["name"], price, each) for one in facts for price, each in one["prices"].items()]
+    drawn = [(one["name"], price, each) for one in report.facts for price, each in one["prices"].items()]
     if not drawn:
         return
     figure = Figure(figsize=(7, 1.3 + 0.4 * len(drawn)), dpi=120, layout="constrained")

@@ -244,15 +244,15 @@ class Comparison:
         found = {cost: self.losses(self.baseline, look, cost) for cost in sorted(costs)}
         return {cost: losses for cost, losses in found.items() if losses}
 
-    def same_batches(self, variant):
-        """Return whether a variant's steps see as many tokens as the baseline's, and are as many."""
-        names = ("batch_size", "grad_accum_steps", "max_iters")
-        return all(variant.settings[name] == self.baseline.settings[name] for name in names)
+    def are_paired(self, candidate, look):
+        """Return whether a candidate's runs are compared with the baseline's of equal seeds, which saw equal batches.
 
-    def are_paired(self, look):
-        """Return whether runs of equal seeds are compared with one another, by all variants of one length."""
-        groups = [self.losses(variant, look) for variant in self.sound() if self.same_batches(variant)]
-        return seeds_matter([group for group in groups if group])
+        Whether seeds matter is a test over all variants of the baseline's length and batches.
+        """
+        names = ("batch_size", "grad_accum_steps", "max_iters")
+        alike = [one for one in self.sound() if all(one.settings[n] == self.baseline.settings[n] for n in names)]
+        groups = [losses for losses in (self.losses(one, look) for one in alike) if losses]
+        return candidate in alike and seeds_matter(groups)
 
     def judgements(self, candidate, look):
         """Return {price: its Judgement} of a candidate at a look, or None while its own runs are missing."""
@@ -261,7 +261,7 @@ class Comparison:
         runs, rungs = self.losses(candidate, look), self.rungs(look)
         if not runs or 1.0 not in rungs:
             return None
-        paired, found = self.same_batches(candidate) and self.are_paired(look), {}
+        paired, found = self.are_paired(candidate, look), {}
         for price, cost in self.costs(candidate).items():
             spread = self.timing.ratio(candidate, self.baseline)[1] if price == "time" else 0.0
             found[price] = judge(runs, rungs, cost, self.level, paired, spread)
@@ -285,15 +285,13 @@ class Comparison:
         return {one.needs for judgements in found if judgements for one in judgements.values() if one.needs}
 
     def standing(self, candidate):
-        """Return (look, judgements) of the last look at a candidate that is complete, or None."""
-        last = None
+        """Return (verdict, why, look, judgements) of a candidate, by the last look that is complete."""
+        verdict, why, seen, judgements = *self.trouble.get(candidate, (UNDECIDED, "")), None, {}
         for look in range(len(self.looks)):
-            if not self.verdict(candidate, look):
+            if verdict != UNDECIDED or not self.verdict(candidate, look):
                 break
-            last = look, self.judgements(candidate, look)
-            if self.verdict(candidate, look) != UNDECIDED:
-                break
-        return last
+            verdict, seen, judgements = self.verdict(candidate, look), look, self.judgements(candidate, look)
+        return verdict, why, seen, judgements
 
     def known_noise(self):
         """Return the deviation of the baseline's losses in the last comparison on these tokens, or a usual one."""

@@ -81,8 +81,7 @@ class Simulated(Comparison):
             for run in runs:
                 self.do(run)
         candidate = self.variants[1]
-        look, judgements = self.standing(candidate)
-        (judged,) = judgements.values()
+        (judged,) = self.standing(candidate)[3].values()
         truth = self.truth.mean(judged.rung) - self.truth.mean(self.truth.cost) + self.truth.gain
         covered = abs(judged.gain.value - truth) <= judged.gain.half(self.level)
         return judged.verdict, covered, sum(result["cost"] for result in self.results.values())

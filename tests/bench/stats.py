@@ -55,17 +55,20 @@ def mean(group):
     return sum(group.values()) / len(group)
 
 
+def noise_of(losses):
+    """Return the degrees of freedom and the variance that losses (groups, seeds) have without each one's mean."""
+    left = losses - losses.mean(axis=1, keepdims=True)
+    left = left - left.mean(axis=0)
+    freedom = (len(losses) - 1) * (losses.shape[1] - 1)
+    return freedom, (left**2).sum() / freedom if freedom else math.nan
+
+
 def seeds_matter(groups):
     """Return whether seeds shift the losses of all groups alike, {seed: loss} each: by an F test (p < 0.05)."""
     losses = np.array([[group[seed] for seed in groups[0]] for group in groups])
-    rows, columns = (number - 1 for number in losses.shape)  # degrees of freedom of groups and of seeds
-    if not rows or not columns:
-        return False
-    noise = losses - losses.mean(axis=1, keepdims=True)  # without what is the group's
-    of_seed = noise.mean(axis=0)
-    left = ((noise - of_seed) ** 2).sum() / (rows * columns)
-    explained = (rows + 1) * (of_seed**2).sum() / columns
-    return bool(explained > 0 and fdtrc(columns, rows * columns, explained / left if left else math.inf) < 0.05)
+    freedom, variance = noise_of(losses)
+    of_seeds = len(losses) * np.var(losses.mean(axis=0), ddof=1)
+    return bool(variance > 0 and fdtrc(losses.shape[1] - 1, freedom, of_seeds / variance) < 0.05)
 
 
 # -- the verdict at a cost -------------------------------------------------------------------------------------
@@ -144,29 +147,6 @@ def detectable(noise, seeds, level):
 # -- tables of many groups (tasks.py) --------------------------------------------------------------------------
 
 
-class LinearModel:
-    """Least squares of y on rows of named numbers; names missing from a row count as 0."""
-
-    def __init__(self, rows, y):
-        self.names = list(dict.fromkeys(name for row in rows for name in row))
-        X, y = self.columns(rows), np.array(y, dtype=float)
-        self.inverse = np.linalg.pinv(X.T @ X)
-        self.coefficients = self.inverse @ X.T @ y
-        self.freedom = len(y) - np.linalg.matrix_rank(X)
-        self.noise = y - X @ self.coefficients
-
-    def columns(self, rows):
-        return np.array([[row.get(name, 0.0) for name in self.names] for row in rows])
-
-    def estimate(self, row):
-        """Return (a row's prediction, half its 95% interval, the p-value of its being 0)."""
-        x = self.columns([row])[0]
-        variance = self.noise @ self.noise / self.freedom if self.freedom else math.nan
-        value, error = float(x @ self.coefficients), math.sqrt(variance * (x @ self.inverse @ x))
-        p = 2 * stdtr(self.freedom, -abs(value) / error) if error else float(value == 0)
-        return value, stdtrit(self.freedom, 0.975) * error, p
-
-
 def holm(p):
     """Return p-values with Holm's correction, by name: with 95% probability none is below 0.05 by chance."""
     by_name, largest = {}, 0.0
@@ -179,18 +159,19 @@ def holm(p):
 def differences(groups, name="loss"):
     """Return each group's `name` less the first one's, {group: (difference, half its interval's width, corrected p)}.
 
-    `name` = its group's + its seed's + noise, by least squares. Groups with a run that diverged are left out.
+    `name` = its group's + its seed's + noise, all groups with the same seeds. Those with a run that diverged are out.
     """
-    first, *others = groups
-    if has_diverged(groups[first], name):
-        return {}
+    first, *_ = groups
     finite = {group: results for group, results in groups.items() if not has_diverged(results, name)}
-    seen = [(group, result) for group, results in finite.items() for result in results]
-    rows = [{group: 1, f"seed {result['run']['seed']}": 1} for group, result in seen]
-    model = LinearModel(rows, [result[name] for _, result in seen])
-    estimates = {group: model.estimate({group: 1, first: -1}) for group in others if group in finite}
-    p = holm({group: estimate[2] for group, estimate in estimates.items()})
-    return {group: (estimate[0], estimate[1], p[group]) for group, estimate in estimates.items()}
+    if first not in finite or len(finite) < 2:
+        return {}
+    values = {group: {one["run"]["seed"]: one[name] for one in results} for group, results in finite.items()}
+    table = np.array([[of_seed[seed] for seed in values[first]] for of_seed in values.values()])
+    freedom, variance = noise_of(table)
+    gains = {group: Gain(mean(values[group]) - mean(values[first]), math.sqrt(2 * variance / table.shape[1]), freedom)
+             for group in values if group != first}
+    p = holm({group: 2 * stdtr(freedom, -abs(gain.value) / gain.error) for group, gain in gains.items()})
+    return {group: (gain.value, gain.half(0.95), p[group]) for group, gain in gains.items()}
 
 
 def has_diverged(results, name="loss"):
