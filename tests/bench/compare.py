@@ -115,8 +115,6 @@ def do(comparison, began, again):
     number = runs_at_a_time(comparison.options["workers"], comparison.device)
     workers = Workers(number, comparison.device)
     try:
-        if comparison.options["cost"] != "operations":
-            measure_steps(comparison, workers)
         if comparison.missing():
             announce(comparison, number)
         do_runs(comparison, workers, began + comparison.options["budget"])
@@ -134,7 +132,7 @@ def do_runs(comparison, workers, deadline):
     shown = Report(comparison).table()
     while todo := comparison.missing():
         for run in todo:
-            if time.time() + comparison.timing.run_seconds(run) < deadline:
+            if time.time() + comparison.run_seconds(run) < deadline:
                 workers.offer(run)
         if not workers.running:
             print("the budget is spent: no further run would end within it")
@@ -149,20 +147,12 @@ def do_runs(comparison, workers, deadline):
         shown = table
 
 
-def measure_steps(comparison, workers):
-    while len(comparison.sound()) > 1:
-        try:
-            return comparison.timing.measure(comparison.sound(), workers)
-        except Crashed as crash:
-            drop(comparison, crash)
-
-
 def say(comparison, ended):
     """Say what runs have brought."""
     for run, seconds in ended.items():
         result = comparison.result(run)
         tidy(run.folder)
-        comparison.timing.learn(run, seconds)
+        comparison.ended.append((run.flops, seconds))
         said = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
         print(f"{run.label()}: {result['refused'] or said}", flush=True)
 
@@ -170,8 +160,7 @@ def say(comparison, ended):
 def drop(comparison, crash):
     """Leave out a variant whose code has crashed, and show its traceback. The others go on."""
     print(f"{crash.run.label()}:\n{crash}", file=sys.stderr)
-    (variant,) = (one for one in comparison.variants if one.name == crash.run.variant.name)
-    comparison.trouble[variant] = CRASHED, str(crash).splitlines()[-1]
+    comparison.trouble[crash.run.variant] = CRASHED, str(crash).splitlines()[-1]
     comparison.check_baseline()
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import statistics
 import sys
 from collections import Counter
 from contextlib import contextmanager, redirect_stdout
@@ -18,10 +19,11 @@ from frozen import freeze, link_data, split_code
 from identify import CodeError, identify, read_json_lines
 from runs import Run, Variant, read_variant, result_of, split_name
 from stats import ERROR_OF_A_LOOK, FAILS, NO_LONGER, PAYS, TIES, UNDECIDED, is_same, judge, needed_rungs, seeds_matter
-from timing import Timing
 
 USUAL_NOISE = 0.01  # nats, of the same run with another seed, by characters at 400 steps
 MOST_RATES = 10  # learning rates tried per variant
+SPREAD = 0.02  # by how much the ratio of two step times differs between sessions, at least
+SPEED, OVERHEAD = 3e10, 15  # operations a second, and seconds of a run besides, before a run has ended
 ALIKE = 0.05  # largest relative difference at which time and operations count as one cost
 SAME, REFUSED, CRASHED, DIVERGED = "computes the same", "refused", "crashed", "diverged"
 WORST_FIRST = ("", FAILS, NO_LONGER, UNDECIDED, TIES, PAYS)  # of the verdicts by operations and by time
@@ -49,6 +51,7 @@ class Comparison:
             raise UserError(f"cost = {options['cost']!r} does not work: it must be one of both, operations, time")
         self.results, self.trouble = {}, {}  # {run: its result}, {variant: (a verdict, why)}
         self.tuned = {}  # {(variant, multiple of its length): (the best learning rate, the runs that found it)}
+        self.ended = []  # (operations, seconds) of the runs that have ended since the comparison began
         self.judged = {}  # {(candidate, look): its judgements}, once they are complete
         self.prepare(read_variants(words, common, options))
 
@@ -73,9 +76,6 @@ class Comparison:
             elif first.setdefault(variant.fingerprint, variant) is not variant:
                 self.trouble[variant] = SAME, f"{variant.name} computes what {first[variant.fingerprint].name} does"
         self.check_baseline()
-        self.timing = Timing(self.folder, self.device)
-        if self.options["cost"] == "time" and not self.timing.is_known(self.sound()) and self.options["plan"]:
-            raise UserError("--cost=time is measured where the runs are done: plan them with --cost=operations")
 
     @property
     def baseline(self):
@@ -208,20 +208,31 @@ class Comparison:
 
     # -- what the runs say ---------------------------------------------------------------------------------------
 
+    def times(self, candidate):
+        """Return the ratio of a candidate's step time to the baseline's, and its relative uncertainty, or None.
+
+        Both are of the first look's runs, which alternate. They must be of one machine.
+        """
+        if not all(self.losses(variant, 0) for variant in (candidate, self.baseline)):
+            return None
+        runs = [[self.result(self.run(one, seed)) for seed in self.seeds(0)] for one in (candidate, self.baseline)]
+        if len({result["machine"] for results in runs for result in results}) > 1:
+            return None
+        ours, theirs = ([result["step_seconds"] for result in results] for results in runs)
+        ratios = [a / b for a, b in zip(ours, theirs)]
+        return statistics.median(ratios), max(SPREAD, (max(ratios) - min(ratios)) / 2 / statistics.median(ratios))
+
     def costs(self, candidate) -> dict:
         """Return what a candidate's training costs, over the baseline's: {"operations": ..., "time": ...}.
 
         The time is left out where it differs from the operations by no more than a twentieth, or its own spread.
         """
-        operations = candidate.flops / self.baseline.flops
-        if self.options["cost"] == "operations" or not self.timing.is_known(self.sound()):
+        operations, times, asked = candidate.flops / self.baseline.flops, self.times(candidate), self.options["cost"]
+        if asked == "operations" or not times:
             return {"operations": operations}
-        ratio, spread = self.timing.ratio(candidate, self.baseline)
-        time = float(f"{ratio * candidate.settings['max_iters'] / self.baseline.settings['max_iters']:.3g}")
-        if self.options["cost"] == "time":
-            return {"time": time}
-        differs = abs(time / operations - 1) > max(ALIKE, spread)
-        return {"operations": operations} | ({"time": time} if differs else {})
+        time = float(f"{times[0] * candidate.settings['max_iters'] / self.baseline.settings['max_iters']:.3g}")
+        differs = abs(time / operations - 1) > max(ALIKE, times[1])
+        return ({"operations": operations} if asked == "both" else {}) | ({"time": time} if differs or asked == "time" else {})
 
     def losses(self, variant, look, cost=1.0):
         """Return {seed: loss} of a variant at a look, or None if a run is missing or has diverged."""
@@ -263,7 +274,7 @@ class Comparison:
             return None
         paired, found = self.are_paired(candidate, look), {}
         for price, cost in self.costs(candidate).items():
-            spread = self.timing.ratio(candidate, self.baseline)[1] if price == "time" else 0.0
+            spread = self.times(candidate)[1] if price == "time" else 0.0
             found[price] = judge(runs, rungs, cost, self.level, paired, spread)
         if all(one.verdict for one in found.values()):
             self.judged[candidate, look] = found
@@ -308,8 +319,13 @@ class Comparison:
         least = [(self.run_at(one, 0.0, 0, 1.0), searched[0] + self.looks[0]) for one in self.sound()]
         most = [(run, searched[1] + self.looks[-1]) for run, _ in least]
         most += [(self.run_at(self.baseline, 0.0, 0, cost), searched[1] + self.looks[-1]) for cost in costs - {1.0}]
-        seconds = self.timing.run_seconds
-        return [(sum(n for _, n in some), sum(n * seconds(run) for run, n in some)) for some in (least, most)]
+        return [(sum(n for _, n in some), sum(n * self.run_seconds(run) for run, n in some)) for some in (least, most)]
+
+    def run_seconds(self, run):
+        """Return how long a run will take, by those that have ended: they also import, evaluate and are measured."""
+        if not self.ended:
+            return run.flops / SPEED + OVERHEAD
+        return run.flops * sum(seconds for _, seconds in self.ended) / sum(flops for flops, _ in self.ended)
 
 
 # -- reading the arguments -------------------------------------------------------------------------------------

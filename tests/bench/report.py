@@ -76,12 +76,11 @@ class Report:
         return [facts["name"], equal, self.cost(candidate), by_price(gains, prices), verdict, str(facts["seeds"])]
 
     def cost(self, candidate):
-        timing, cost = self.comparison.timing, f"{candidate.flops / self.base.flops:.2f}" if candidate.flops else ""
-        if not timing.is_known([candidate, self.base]):
-            return cost
-        ratio, spread = timing.ratio(candidate, self.base)
-        ratio *= candidate.settings["max_iters"] / self.base.settings["max_iters"]
-        return f"{cost}, {ratio:.2f} ± {ratio * spread:.2f}"
+        cost, times = f"{candidate.flops / self.base.flops:.2f}", self.comparison.times(candidate)
+        if not times:
+            return cost if candidate.flops else ""
+        ratio = times[0] * candidate.settings["max_iters"] / self.base.settings["max_iters"]
+        return f"{cost}, {ratio:.2f} ± {ratio * times[1]:.2f}"
 
     def sentences(self, candidate, facts):
         """Yield what was found of a candidate, in words."""
@@ -101,7 +100,7 @@ class Report:
         later = [look for look in comparison.looks if look > seeds]
         more = later[0] if later else 2 * seeds
         runs = [comparison.run_at(one, 0.0, 0, 1.0) for one in (candidate, self.base)]
-        left = clock((more - seeds) * sum(map(comparison.timing.run_seconds, runs)))
+        left = clock((more - seeds) * sum(map(comparison.run_seconds, runs)))
         least = min(one["detectable"] for one in facts["prices"].values()) * (seeds / more) ** 0.5
         how = "rerun the command" if later else f"--seeds={','.join(map(str, [*comparison.looks, more]))}"
         return f"{more - seeds} more seeds ({left}) would find {least:.3f}: {how}."

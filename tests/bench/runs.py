@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -101,7 +102,11 @@ class Run:
     seed: int
     steps: int
     parent: Path
-    windows: Path | None = None  # what its loss is measured on; None: it is only timed
+    windows: Path  # what its loss is measured on
+
+    @property
+    def flops(self):
+        return self.variant.flops_per_token * self.variant.tokens_per_step * self.steps
 
     @cached_property
     def folder(self):
@@ -125,7 +130,7 @@ class Run:
         train = [sys.executable, str(self.variant.home / "train.py"), *options, f"--out_dir={self.folder}"]
         measured = str(self.folder / "measured.json")
         measure = [sys.executable, str(EXAMINE), str(self.variant.home), str(self.windows), measured, str(self.folder)]
-        return [[*train, "--init_from=auto"], *([measure] if self.windows else [])]
+        return [[*train, "--init_from=auto"], measure]
 
     def label(self):
         return f"{self.variant.name}, rate {self.rate:g}, seed {self.seed}, {self.steps:,} steps"
@@ -148,7 +153,9 @@ def result_of(run, tokens=None) -> dict | None:
     if not lines or lines[-1]["event"] not in ("end", "diverged"):
         return None
     result = {"loss": None, "logged": None, "refused": "", "seconds": lines[-1].get("seconds")}
-    result |= {"flops": run.variant.flops_per_token * run.variant.tokens_per_step * run.steps}
+    speeds = [line["tokens_per_second"] for line in lines if line["event"] == "step"]
+    speed = statistics.median(speeds[1:] or speeds or [math.nan])  # the first one warms up
+    result |= {"flops": run.flops, "step_seconds": run.variant.tokens_per_step / speed}
     result |= {"machine": lines[0].get("machine"), "seed": run.seed, "steps": run.steps, "rate": run.rate}
     if lines[-1]["event"] == "diverged":
         return result

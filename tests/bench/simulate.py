@@ -68,6 +68,9 @@ class Simulated(Comparison):
     def result(self, run):
         return self.results.get(run)
 
+    def times(self, candidate):
+        return None
+
     def do(self, run):
         own = run.variant is not self.baseline
         cost = run.steps / self.baseline.settings["max_iters"] * (self.truth.cost if own else 1)
