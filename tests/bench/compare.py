@@ -38,7 +38,7 @@ workers = 0  # runs at a time; 0: one for each thread of the CPU, or each GPU
 device = "auto"  # auto, cpu, cuda, mps
 plan = False  # print the commands that can run now, one per line; run nothing
 show = False  # print the results so far; run nothing
-details = False  # print a longer table too
+details = False  # print a table of all runs too
 exit_code = False  # say the verdict by the exit code: 0 pays, 10 does not, 11 undecided, 4 refused
 # -----------------------------------------------------------------------------
 
@@ -160,8 +160,7 @@ def say(comparison, ended):
 def drop(comparison, crash):
     """Leave out a variant whose code has crashed, and show its traceback. The others go on."""
     print(f"{crash.run.label()}:\n{crash}", file=sys.stderr)
-    comparison.trouble[crash.run.variant] = CRASHED, str(crash).splitlines()[-1]
-    comparison.check_baseline()
+    comparison.leave_out(crash.run.variant, CRASHED, str(crash).splitlines()[-1])
 
 
 def announce(comparison, number):

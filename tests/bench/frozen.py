@@ -109,7 +109,6 @@ def link_data(home, prepared):
 
 def differing_files(home, other):
     """Return the names of the files in which two frozen codes differ."""
-    names = {path.relative_to(one).as_posix() for one in (home, other) for path in one.rglob("*.py")}
-    texts = ({name: (one / name).read_bytes() if (one / name).exists() else b"" for name in names} for one in (home, other))
-    mine, theirs = texts
-    return sorted(name for name in names if mine[name] != theirs[name])
+    mine, theirs = ({path.relative_to(one).as_posix(): path.read_bytes() for path in one.rglob("*.py")}
+                    for one in (home, other))  # fmt: skip
+    return sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))

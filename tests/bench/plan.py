@@ -70,23 +70,23 @@ class Comparison:
         first = {}  # the first variant of each fingerprint
         for variant, facts in zip(self.variants, found.values()):
             if isinstance(facts, CodeError):
-                self.trouble[variant] = CRASHED, str(facts)
+                self.leave_out(variant, CRASHED, str(facts))
             elif variant.refused:
-                self.trouble[variant] = REFUSED, variant.refused
+                self.leave_out(variant, REFUSED, variant.refused)
             elif first.setdefault(variant.fingerprint, variant) is not variant:
-                self.trouble[variant] = SAME, f"{variant.name} computes what {first[variant.fingerprint].name} does"
-        self.check_baseline()
+                self.leave_out(variant, SAME, f"{variant.name} computes what {first[variant.fingerprint].name} does")
 
     @property
     def baseline(self):
         return self.variants[0]
 
-    def check_baseline(self):
-        verdict, why = self.trouble.get(self.baseline, ("", ""))
-        if verdict == CRASHED:
+    def leave_out(self, variant, verdict, why):
+        """Note why a variant cannot take part. The others go on, unless it is the baseline."""
+        self.trouble.setdefault(variant, (verdict, why))
+        if variant is self.baseline and verdict == CRASHED:
             raise SystemExit(1)  # its traceback has been printed
-        if verdict:
-            raise Refused(f"the baseline, {self.baseline.name}, is {verdict}: {why}")
+        if variant is self.baseline:
+            raise Refused(f"the baseline, {variant.name}, is {verdict}: {why}")
 
     def sound(self):
         """Return the variants that can be trained."""
@@ -94,15 +94,12 @@ class Comparison:
 
     def result(self, run):
         """Return the result of a run, or None if it has not ended. Note what disqualifies its variant."""
-        if run not in self.results:
-            found = result_of(run, self.meta["sha256"])
-            if not found:
-                return None
+        found = self.results.get(run) or result_of(run, self.meta["sha256"])
+        if found:
             self.results[run] = found
-        if self.results[run]["refused"] and run.variant not in self.trouble:
-            self.trouble[run.variant] = REFUSED, self.results[run]["refused"]
-            self.check_baseline()
-        return self.results[run]
+        if found and found["refused"]:
+            self.leave_out(run.variant, REFUSED, found["refused"])
+        return found
 
     # -- what to run ---------------------------------------------------------------------------------------------
 
@@ -120,8 +117,9 @@ class Comparison:
 
     def stages(self):
         """Yield the runs of one stage after another. Whoever iterates has seen to it that those before have ended."""
-        if self.sound()[1:]:
-            yield from self.searches([self.baseline], 1.0)
+        if not self.sound()[1:]:
+            return
+        yield from self.searches([self.baseline], 1.0)
         yield from self.searches(self.sound()[1:], 1.0)
         for look in range(len(self.looks)):
             if not self.open(look):
@@ -190,8 +188,7 @@ class Comparison:
                 if losses[best] < math.inf:
                     self.tuned[variant, cost] = vertex(grid, losses, best), runs
                     return self.tuned[variant, cost]
-                self.trouble.setdefault(variant, (DIVERGED, f"every run, down to a learning rate of {grid[0]:g}"))
-                self.check_baseline()
+                self.leave_out(variant, DIVERGED, f"every run, down to a learning rate of {grid[0]:g}")
                 return None, []
             grid.append(2 * grid[-1] if best and losses[best] < math.inf else grid[0] / 2)
 
@@ -200,11 +197,12 @@ class Comparison:
         if cost != 1:  # the best rate falls with length
             own = self.tuning(variant, 1.0)[0]
             return [own / 2, own] if cost > 1 else [own, 2 * own]
-        own, settings = variant.settings["learning_rate"], self.baseline.settings
-        if variant is self.baseline:
-            return list(self.rates) or [own / 2, own, 2 * own]
-        own *= self.tuning(self.baseline, 1.0)[0] / settings["learning_rate"]
-        return [float(f"{factor * own:.3g}") for factor in (0.5, 1, 2)]
+        own = variant.settings["learning_rate"]
+        if variant is not self.baseline:
+            own = float(f"{own * self.tuning(self.baseline, 1.0)[0] / self.baseline.settings['learning_rate']:.3g}")
+        elif self.rates:
+            return list(self.rates)
+        return [own / 2, own, 2 * own]
 
     # -- what the runs say ---------------------------------------------------------------------------------------
 
@@ -241,9 +239,8 @@ class Comparison:
         runs = [self.run(variant, seed, cost) for seed in self.seeds(look)]
         results = [self.result(run) for run in runs]
         for run, result in zip(runs, results):
-            if result and result["loss"] is None and not result["refused"]:
-                self.trouble.setdefault(variant, (DIVERGED, run.label()))
-                self.check_baseline()
+            if result and result["loss"] is None:
+                self.leave_out(variant, DIVERGED, run.label())
         return None if variant in self.trouble or not all(results) else {run["seed"]: run["loss"] for run in results}
 
     def rungs(self, look):

@@ -15,7 +15,6 @@ from frozen import differing_files
 from stats import FAILS, NO_LONGER, PAYS, TIE, TIES, UNDECIDED, gain_of, mean, worth
 
 HEADER = ["candidate", "gain at equal steps", "cost: operations, time", "gain at equal cost", "verdict", "seeds"]
-DETAILS = ["variant", "parameters", "steps", "rate", "loss", "seeds"]
 RESULTS = ["rate", "seed", "steps", "loss", "logged", "flops", "seconds", "machine", "refused"]
 SCHEMA = 1  # of verdict.json
 MEANS = {
@@ -131,19 +130,14 @@ class Report:
 
     def markdown(self, details=False):
         sentences = [text for pair in zip(self.candidates, self.facts) for text in self.sentences(*pair)]
-        parts = [self.table(), *([as_table(DETAILS, self.details())] if details else [])]
+        parts = [self.table(), as_table(["variant", "folder", *RESULTS], self.runs()) if details else ""]
         parts += ["\n".join([*sentences, self.where()]), "\n".join(f"NOTE {line}" for line in self.notes())]
         return "\n\n".join(filter(None, parts)) + "\n"
 
-    def details(self):
-        """Yield a row for each variant and each of its lengths."""
-        groups = {}
+    def runs(self):
+        """Yield a row for each run that has ended."""
         for run, result in self.comparison.results.items():
-            if result["loss"] is not None and run.seed >= self.comparison.options["first_seed"]:
-                groups.setdefault((run.variant, run.steps, run.rate), []).append(result["loss"])
-        for (variant, steps, rate), losses in groups.items():
-            loss = f"{statistics.fmean(losses):.4f}" + (f" ± {statistics.stdev(losses):.4f}" if len(losses) > 1 else "")
-            yield [variant.name, f"{variant.parameters:,}", f"{steps:,}", f"{rate:g}", loss, str(len(losses))]
+            yield [run.variant.name, run.folder.name, *(str(result[name]) for name in RESULTS)]
 
     def lines(self):
         """Yield a line for each candidate, of a fixed form, for programs."""
@@ -172,20 +166,12 @@ class Report:
             "candidates": self.facts,
         }
 
-    def csv(self):
-        """Return all runs, a line each."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["variant", "code", "folder", *RESULTS])
-        for run, result in self.comparison.results.items():
-            place = [run.variant.name, run.variant.home.name, run.folder.name]
-            writer.writerow([*place, *(result[name] for name in RESULTS)])
-        return text.getvalue()
-
     @file_errors()
     def write(self, command, seconds):
         folder, facts = self.comparison.options["out"], self.json(command, seconds)
-        contents = {"table.md": f"    {command}\n\n{self.markdown(details=True)}", "runs.csv": self.csv()}
+        rows = io.StringIO()
+        csv.writer(rows, lineterminator="\n").writerows([["variant", "folder", *RESULTS], *self.runs()])
+        contents = {"table.md": f"    {command}\n\n{self.markdown()}", "runs.csv": rows.getvalue()}
         contents["verdict.json"] = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
         for name, content in contents.items():
             with atomic_write(folder / name) as file:
