@@ -1,5 +1,6 @@
 """Runs as processes of a comparison: failed, interrupted, side by side, and from frozen code."""
 
+import csv
 import json
 import os
 import runpy
@@ -293,10 +294,9 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, forked, capsys):
     assert found["cheat"]["verdict"] == "refused" and "it logs 1.0000 where its weights give" in found["cheat"]["why"]
     assert "order has its own train.py: its batches and its steps may differ" in printed.out
     assert found["crash"]["verdict"] == "crashed" and "AssertionError: mine" in printed.err
-    (runs_of_edit,) = [row for row in (checkout.parent / "out" / "runs.csv").read_text().splitlines() if "seed1-" in row
-                       and row.startswith("edit,")]
-    loss, logged = (float(number) for number in runs_of_edit.split(",")[6:8])
-    assert loss == pytest.approx(logged, abs=1e-4)
+    with open(checkout.parent / "out" / "runs.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["variant"] == "edit"]
+    assert len(rows) == 2 and all(abs(float(row["loss"]) - float(row["logged"])) < 1e-4 for row in rows)
     assert "edit: computes the same" not in printed.out
     again = compare_here(checkout, "--against=HEAD", "edit:")  # the edit is taken back
     assert again["edit"]["verdict"] == "computes the same"
