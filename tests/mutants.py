@@ -233,7 +233,7 @@ MUTANTS = {
     ],
     "tests/bench/frozen.py": [
         ("            if word.endswith(\".diff\"):\n", "            if word == code[-1]:\n", "test_runs.py -k code_is"),
-        ('alone = os.environ | {"GIT_CEILING_DIRECTORIES"', 'alone = os.environ | {"NOTHING"', "test_runs.py -k code_is"),
+        ('{"GIT_CEILING_DIRECTORIES"', '{"NOTHING"', "test_runs.py -k code_is"),
     ],
     "tests/bench/tasks.py": [
         ("((step + 1) / warmup", "(step / warmup", "test_experiments.py -k fair"),
@@ -247,7 +247,7 @@ MUTANTS = {
     "tests/bench/plan.py": [
         ("math.exp(-slope", "math.exp(slope", COMPARE),
         ("losses[best] < math.inf else grid[0] / 2)", "losses[best] < math.inf else grid[0] / 8)", COMPARE),
-        ("own * self.tuning(self.baseline, 1.0)[0] / self", "own * self.baseline.settings['learning_rate'] / self", COMPARE),
+        ("{own * self.tuning(self.baseline, 1.0)[0] / ", "{own * self.baseline.settings['learning_rate'] / ", COMPARE),
         ('self.options["first_seed"] - 1, cost)', 'self.options["first_seed"], cost)', COMPARE),
         ("yield from self.rung(min(costs), look)", "yield from self.rung(max(costs), look)", COMPARE),
         ("if not self.open(look):", "if False:", COMPARE),
@@ -255,11 +255,11 @@ MUTANTS = {
         ("time / operations - 1) > max(ALIKE", "time / operations - 1) > max(9", COMPARE),
         ('if len({result["machine"] for', 'if 0 * len({result["machine"] for', COMPARE),
         ("with stdout_to_stderr():", "if True:", "test_runs.py -k any_shell"),
-        ("or looks[0] < 2 or", "or", COMPARE),
+        ("not 2 <= looks[0]", "not 1 <= looks[0]", COMPARE),
         ('("dataset", "block_size", ', '("dataset", ', COMPARE),
     ],
     "tests/bench/stats.py": [
-        ("return Gain(value, math.sqrt(total), total**2", "return Gain(value, math.sqrt(total) / 2, total**2", VERDICTS),
+        ("math.sqrt(total), total**2", "math.sqrt(total) / 2, total**2", VERDICTS),
         ("if gain.value + gain.half(level) < 0:", "if gain.value < 0:", VERDICTS),
         ("paired and length == 1)", "False)", COMPARE),
         ("key=lambda rung: mean(rungs[rung]))\n    gain", "key=lambda rung: -rung)\n    gain", VERDICTS),

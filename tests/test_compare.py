@@ -44,7 +44,8 @@ def line(run):
 
 def write_log(run, loss, logged=None, refused="", **of_start):
     """Write what train.py and the referee leave of a run that ends at `loss`, or diverges for None."""
-    speed = run.variant.tokens_per_step / (1e-9 * run.variant.flops_per_token * (1.5 if run.variant.name == "slow" else 1))
+    slower = 1.5 if run.variant.name == "slow" else 1.0
+    speed = run.variant.tokens_per_step / (1e-9 * run.variant.flops_per_token * slower)
     start = {"event": "start", "step": 0, "code": {"sha256": "c"}, "data": DATA, "machine": "here"} | of_start
     lines = [start] + [{"event": "step", "step": 8 * i, "tokens_per_second": speed} for i in (1, 2, 3)]
     if loss is None:
@@ -120,8 +121,8 @@ FAST = ("--rates=none", "--cost=operations", "--learning_rate=0.005")
 
 
 def verdict_of(said, name):
-    (found,) = [line.split(" | ")[0] for line in said.splitlines() if line.startswith("VERDICT") and f"| {name} |" in line]
-    return found.removeprefix("VERDICT ")
+    (row,) = [row for row in said.splitlines() if row.startswith("VERDICT") and f"| {name} |" in row]
+    return row.split(" | ")[0].removeprefix("VERDICT ")
 
 
 def lengths(study, name="base", seed=1):
@@ -185,6 +186,15 @@ def test_longer_training_that_hurts_the_baseline_is_said(study):
     rising = lambda run: 2.0 + (0.1 if run.steps > 800 else 0.0) + 0.01 * noise(run)
     study.loss = rising
     assert verdict_of(study(BASE, "good: --residual=m1", *FAST), "good") == "longer training hurts the baseline"
+
+
+def test_costs_that_are_nearly_the_same_share_a_rung(study):
+    COSTS.update(bad=1.861)
+    GAINS["bad"] = 0.3
+    said = study(BASE, "good: --residual=m1", "bad: --residual=m1", *FAST)
+    COSTS.update(bad=1.86)
+    GAINS["bad"] = -0.1
+    assert verdict_of(said, "good") == verdict_of(said, "bad") == "pays" and lengths(study) == [800, 1488]
 
 
 @pytest.mark.parametrize("limit", [4, 12])
@@ -414,7 +424,8 @@ def test_against_a_commit_the_baseline_is_the_first_variant_as_it_was(study):
 
 
 def test_a_candidates_own_settings_win(study):
-    a, b = comparison_of(study, "a: config/m1_shakespeare.py", "b: --batch_size=4", "--residual=m2", "--batch_size=8").variants
+    words = "a: config/m1_shakespeare.py", "b: --batch_size=4", "--residual=m2", "--batch_size=8"
+    a, b = comparison_of(study, *words).variants
     assert [(c.settings["residual"], c.settings["batch_size"]) for c in (a, b)] == [("m2", 8), ("m2", 4)]
 
 

@@ -44,8 +44,9 @@ def with_logits(change):
     class Mine(GPT):
         def forward(self, idx, targets=None):
             logits = change(self, super().forward(idx)[0], idx, targets)
-            loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
-            return logits, loss
+            if targets is None:
+                return logits, None
+            return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
     return Mine
 
@@ -101,7 +102,10 @@ def only_with_dropout(model, logits, idx, targets):
     return logits + later(idx, 1) if model.training and model.config.dropout else logits
 
 
-@pytest.mark.parametrize("change, dtype, dropout", [(only_in_bfloat16, "bfloat16", 0), (only_with_dropout, "float32", 0.1)])
+@pytest.mark.parametrize("change, dtype, dropout", [
+    (only_in_bfloat16, "bfloat16", 0),
+    (only_with_dropout, "float32", 0.1),
+])  # fmt: skip
 def test_a_leak_in_the_runs_own_type_and_dropout_is_refused(change, dtype, dropout):
     with pytest.raises(Refused, match="sees the future"):
         examine.look_before(with_logits(change), config(dropout=dropout), context_of(dtype))
@@ -160,7 +164,11 @@ def without_the_hardest(logits, targets):
     return losses.sort().values[: int(0.9 * len(losses))].mean()
 
 
-@pytest.mark.parametrize("loss", [over_ignored, without_the_hardest, lambda *a: F.cross_entropy(*a, ignore_index=-1) / 2])
+def half(logits, targets):
+    return F.cross_entropy(logits, targets, ignore_index=-1) / 2
+
+
+@pytest.mark.parametrize("loss", [over_ignored, without_the_hardest, half])
 def test_a_loss_that_is_not_the_cross_entropy_is_refused(loss):
     with pytest.raises(Refused, match="is not comparable with others"):
         examine.look_before(with_loss(loss), config(), context_of())

@@ -87,7 +87,10 @@ def is_of_a_study(page, command):
     return "/studies/" in page and "compare.py" in command
 
 
-@pytest.mark.parametrize("page, command", [pair for pair in COMMANDS if "..." not in pair[1] and not is_of_a_study(*pair)])
+TO_PARSE = [(page, command) for page, command in COMMANDS if "..." not in command and not is_of_a_study(page, command)]
+
+
+@pytest.mark.parametrize("page, command", TO_PARSE)
 def test_commands_parse(page, command, monkeypatch):
     """Every setting in them exists, and so does every config file."""
     monkeypatch.syspath_prepend(BENCH)

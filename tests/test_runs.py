@@ -85,7 +85,7 @@ def test_how_many_runs_at_a_time(monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process of its parent's end")
 def test_runs_end_with_a_comparison_that_is_killed():
-    child = "import ctypes, subprocess, sys; sys.path.insert(0, sys.argv[1]); import time; from runs import end_with_parent;"
+    child = "import subprocess, sys, time; sys.path.insert(0, sys.argv[1]); from runs import end_with_parent; "
     child += "print(subprocess.Popen(['sleep', '60'], preexec_fn=end_with_parent).pid, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", child, str(BENCH)], stdout=subprocess.PIPE, text=True) as process:
         number = int(process.stdout.readline())
@@ -282,7 +282,8 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, forked, capsys):
     loss = ("train.py", "total, tokens = distributed.all_sum(sums).tolist()", "total, tokens = 1.0, 1.0")
     order = ("train.py", "data.batch(seed, iter_num,", "data.batch(seed, iter_num + 1,")
     crash = ("train.py", "    iter_num += 1\n", "    iter_num += 1\n    assert iter_num < 10, 'mine'\n")
-    diffs = {name: diff_of(checkout, name, change) for name, change in {"cheat": loss, "order": order, "crash": crash}.items()}
+    changes = {"cheat": loss, "order": order, "crash": crash}
+    diffs = {name: diff_of(checkout, name, change) for name, change in changes.items()}
     with open(checkout / "model.py", "a") as file:
         file.write(BEYOND)
     words = [f"{name}: {path}" if " " not in str(path) else f"{name}: '{path}'" for name, path in diffs.items()]

@@ -90,7 +90,9 @@ def test_each_length_has_its_own_noise():
 ])  # fmt: skip
 def test_seeds_matter_where_they_shift_all_variants_alike(offsets, shared):
     wobble = [0.001, -0.002, 0.001]
-    groups = [group(*(2.0 - i + off + wobble[(i + s) % 3] for s, off in enumerate(row))) for i, row in enumerate(offsets)]
+    groups = []
+    for i, row in enumerate(offsets):
+        groups.append(group(*(2.0 - i + offset + wobble[(i + seed) % 3] for seed, offset in enumerate(row))))
     assert stats.seeds_matter(groups) == shared
 
 
@@ -109,7 +111,8 @@ def tight(loss):
 
 
 def test_rungs_are_needed_from_below():
-    assert stats.needed_rungs(3.9) == [1, 2, 3.9] and stats.needed_rungs(1.0) == [1.0] and stats.needed_rungs(0.4) == [0.4]
+    assert stats.needed_rungs(3.9) == [1, 2, 3.9]
+    assert stats.needed_rungs(1.0) == [1.0] and stats.needed_rungs(0.4) == [0.4]
     assert stats.needed_rungs(1.004) == [1.004] and stats.needed_rungs(2.003) == [1, 2.003]
     rungs = {1.0: tight(2.0)}
     assert stats.judge(tight(1.7), rungs, 3.9, 0.95, False).needs == 2.0

@@ -159,8 +159,9 @@ def say(comparison, ended):
 
 def drop(comparison, crash):
     """Leave out a variant whose code has crashed, and show its traceback. The others go on."""
-    print(f"{crash.run.label()}:\n{crash}", file=sys.stderr)
-    comparison.leave_out(crash.run.variant, CRASHED, str(crash).splitlines()[-1])
+    run, said = crash.args
+    print(f"{run.label()}:\n{said}", file=sys.stderr)
+    comparison.leave_out(run.variant, CRASHED, said.splitlines()[-1])
 
 
 def announce(comparison, number):
@@ -170,7 +171,8 @@ def announce(comparison, number):
     print(f"{fewest} to {most} runs, {number} at a time on {comparison.device}: {least} to {top}")
     noise = comparison.known_noise()
     found = [f"{seeds} seeds {detectable(noise, seeds, comparison.level):.3f}" for seeds in comparison.looks]
-    print(f"gains in nats that are found with 80%, if losses vary by {noise:.3f} with the seed: {', '.join(found)}", flush=True)
+    chance = f"if losses vary by {noise:.3f} nats with the seed, these gains are found with 80% probability"
+    print(f"{chance}: {', '.join(found)}", flush=True)
 
 
 if __name__ == "__main__":

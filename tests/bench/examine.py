@@ -136,14 +136,15 @@ def look_ahead(model, context, when):
         other_x, other_y = context.rows([others // 2 + i % max(1, others - others // 2)])
         changed_x, changed_y = x.clone(), y.clone()
         changed_x[0, t:], changed_y[0, t - 1 :] = other_x[0, t:], other_y[0, t - 1 :]
-        difference = (call(model, context, changed_x, changed_y) - logits).abs().amax(dim=-1)
+        changed = changed_x, changed_y
+        difference = (call(model, context, *changed) - logits).abs().amax(dim=-1)
         difference[~steady] = 0
         difference[0, t:] = 0
-        if difference.any() and not is_rounding(model, context.dtype, difference, logits, (x, y), (changed_x, changed_y)):
+        if difference.any() and not is_rounding(model, context.dtype, difference, logits, (x, y), changed):
             row, position = divmod(int(difference.argmax()), T)
             if row:
                 raise Refused(f"it sees other sequences of its batch {when}: the logits of one change with another")
-            raise Refused(f"it sees the future {when}: at position {position} its logits change with tokens from {t} on")
+            raise Refused(f"it sees the future {when}: its logits at position {position} change with tokens from {t} on")
 
 
 def call(model, context, x, y):

@@ -1,4 +1,4 @@
-"""What a comparison runs, from the cheapest evidence up: a pure function of its arguments and of the runs that ended."""
+"""What a comparison runs, cheapest evidence first: a pure function of its arguments and of the runs that ended."""
 
 import json
 import math
@@ -18,7 +18,8 @@ from data.prepare import ensure_prepared
 from frozen import freeze, link_data, split_code
 from identify import CodeError, identify, read_json_lines
 from runs import Run, Variant, read_variant, result_of, split_name
-from stats import ERROR_OF_A_LOOK, FAILS, NO_LONGER, PAYS, TIES, UNDECIDED, is_same, judge, needed_rungs, seeds_matter
+from stats import ERROR_OF_A_LOOK, FAILS, NO_LONGER, PAYS, TIES, UNDECIDED
+from stats import judge, nearest, needed_rungs, seeds_matter
 
 USUAL_NOISE = 0.01  # nats, of the same run with another seed, by characters at 400 steps
 MOST_RATES = 10  # learning rates tried per variant
@@ -43,7 +44,7 @@ class Comparison:
 
     def __init__(self, words, common, options, device):
         self.options, self.device = options, device
-        self.looks = read_looks(options["seeds"])
+        self.looks = read_looks(options)
         self.level = 1 - ERROR_OF_A_LOOK[len(self.looks)]  # of the interval at each look
         self.rates = numbers(options, "rates")
         self.ladder = sorted(numbers(options, "ladder"))
@@ -230,7 +231,9 @@ class Comparison:
             return {"operations": operations}
         time = float(f"{times[0] * candidate.settings['max_iters'] / self.baseline.settings['max_iters']:.3g}")
         differs = abs(time / operations - 1) > max(ALIKE, times[1])
-        return ({"operations": operations} if asked == "both" else {}) | ({"time": time} if differs or asked == "time" else {})
+        if asked == "time":
+            return {"time": time}
+        return {"operations": operations} | ({"time": time} if differs else {})
 
     def losses(self, variant, look, cost=1.0):
         """Return {seed: loss} of a variant at a look, or None if a run is missing or has diverged."""
@@ -243,13 +246,18 @@ class Comparison:
                 self.leave_out(variant, DIVERGED, run.label())
         return None if variant in self.trouble or not all(results) else {run["seed"]: run["loss"] for run in results}
 
+    def rung_costs(self):
+        """Return the costs at which the baseline may have to be trained, without near duplicates."""
+        needed = [rung for one in self.sound()[1:] for cost in self.costs(one).values() for rung in needed_rungs(cost)]
+        kept = []
+        for cost in [1.0, *self.ladder, *needed]:
+            if nearest(cost, kept) is None:
+                kept.append(cost)
+        return kept
+
     def rungs(self, look):
         """Return the baseline's losses by cost, as far as all seeds of a look are there."""
-        costs = {1.0, *self.ladder}
-        for candidate in self.sound()[1:]:
-            for cost in self.costs(candidate).values():
-                costs |= {rung for rung in needed_rungs(cost) if not any(is_same(rung, other) for other in costs)}
-        found = {cost: self.losses(self.baseline, look, cost) for cost in sorted(costs)}
+        found = {cost: self.losses(self.baseline, look, cost) for cost in self.rung_costs()}
         return {cost: losses for cost, losses in found.items() if losses}
 
     def are_paired(self, candidate, look):
@@ -289,8 +297,9 @@ class Comparison:
 
     def needed(self, look):
         """Return the costs at which the baseline must be trained before a look decides."""
-        found = [self.judgements(candidate, look) for candidate in self.open(look)]
-        return {one.needs for judgements in found if judgements for one in judgements.values() if one.needs}
+        found = [self.judgements(candidate, look) or {} for candidate in self.open(look)]
+        needs = [one.needs for judgements in found for one in judgements.values() if one.needs]
+        return {nearest(cost, self.rung_costs()) for cost in needs}
 
     def standing(self, candidate):
         """Return (verdict, why, look, judgements) of a candidate, by the last look that is complete."""
@@ -311,12 +320,14 @@ class Comparison:
 
     def forecast(self):
         """Return (runs, seconds of one worker) at least and at most."""
-        searched = (3, 6) if self.is_searching() else (0, 0)
-        costs = {rung for one in self.sound()[1:] for cost in self.costs(one).values() for rung in needed_rungs(cost)}
-        least = [(self.run_at(one, 0.0, 0, 1.0), searched[0] + self.looks[0]) for one in self.sound()]
-        most = [(run, searched[1] + self.looks[-1]) for run, _ in least]
-        most += [(self.run_at(self.baseline, 0.0, 0, cost), searched[1] + self.looks[-1]) for cost in costs - {1.0}]
-        return [(sum(n for _, n in some), sum(n * self.run_seconds(run) for run, n in some)) for some in (least, most)]
+        own = [(variant, 1.0) for variant in self.sound()]
+        rungs = [(self.baseline, cost) for cost in self.rung_costs() if cost != 1]
+        found = []
+        for lengths, searched, seeds in ((own, 3, self.looks[0]), (own + rungs, 6, self.looks[-1])):
+            each = seeds + searched * self.is_searching()
+            seconds = [each * self.run_seconds(self.run_at(variant, 0.0, 0, cost)) for variant, cost in lengths]
+            found.append((each * len(lengths), sum(seconds)))
+        return found
 
     def run_seconds(self, run):
         """Return how long a run will take, by those that have ended: they also import, evaluate and are measured."""
@@ -367,14 +378,12 @@ def numbers(options, name):
     return values
 
 
-def read_looks(text):
+def read_looks(options):
     """Return the numbers of seeds after which a verdict is tried."""
-    parts = text.split(",")
-    looks = [int(part) for part in parts if part.strip().isdecimal() and len(part) < 5]
-    rising = len(looks) == len(parts) and all(a < b for a, b in zip(looks, looks[1:]))
-    if not rising or looks[0] < 2 or len(looks) not in ERROR_OF_A_LOOK:
+    looks = [int(number) for number in numbers(options, "seeds")]
+    if looks != sorted(looks) or len(looks) not in ERROR_OF_A_LOOK or not 2 <= looks[0] <= looks[-1] < 1000:
         needed = "one number, or up to five that rise, such as 3,5,8; a single seed is no comparison"
-        raise UserError(f"seeds = {text!r} does not work: it must be {needed}")
+        raise UserError(f"seeds = {options['seeds']!r} does not work: it must be {needed}")
     return looks
 
 

@@ -124,7 +124,8 @@ class Report:
                 yield f"{facts['name']} has its own {', '.join(files)}: its batches and its steps may differ"
             times = facts["parameters"] / self.base.parameters
             if times and abs(times - 1) > 0.2:
-                yield f"{facts['name']} has {times:.2f} times the parameters: compare it with a baseline of another --n_embd"
+                also = "compare it with a wider or narrower baseline (--n_embd) too"
+                yield f"{facts['name']} has {times:.2f} times the baseline's parameters: {also}"
         if len(self.candidates) > 4:
             yield "of candidates that gain nothing, 2 to 3% seem to pay: confirm with --first_seed=101"
 

@@ -213,11 +213,7 @@ class Stopped(Exception):
 
 
 class Crashed(Exception):
-    """A run ended with a traceback, which the exception holds: a slip in the variant's code."""
-
-    def __init__(self, run, said):
-        super().__init__(said)
-        self.run = run
+    """A run ended with a traceback, a slip in the variant's code. Holds the run and what it printed."""
 
 
 class Job:

@@ -58,7 +58,7 @@ class Simulated(Comparison):
         self.options = {"cost": "operations", "rates": rates, "first_seed": 1, "out": Path("nowhere")}
         self.rates, self.ladder = [], []
         self.results, self.trouble, self.tuned, self.judged = {}, {}, {}, {}
-        self.looks = read_looks(seeds)
+        self.looks = read_looks({"seeds": seeds})
         self.level = 1 - ERROR_OF_A_LOOK[len(self.looks)]
         settings = compare.read_settings(compare.__file__.replace("tests/bench/compare.py", "train.py"), [])
         base = Variant("base", settings, settings, Path("code"), flops_per_token=1e6)
