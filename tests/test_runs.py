@@ -1,43 +1,76 @@
-"""Runs of train.py as processes of a comparison: failed, interrupted, side by side."""
+"""Runs as processes of a comparison: failed, interrupted, side by side, and from frozen code."""
 
+import csv
+import json
+import os
+import runpy
+import shutil
+import subprocess
 import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch._dynamo  # noqa: F401  which optimizers import: once, for all forked processes
 
-from conftest import ROOT
+from conftest import ROOT, copy_repository
 
-sys.path.insert(0, str(ROOT / "tests" / "bench"))
+BENCH = ROOT / "tests" / "bench"
+sys.path.insert(0, str(BENCH))
 
+import compare
+import frozen
+import identify
 import runs
 from config.runtime.devices import pick_device
+from config.runtime.errors import FolderInUse, UserError
 from runs import Workers
 
 
 class Printing:
-    """A run whose process prints a text and fails."""
+    """A run whose processes print a text each, and end with a code."""
 
-    def __init__(self, folder, text):
-        self.folder, self.text = folder, text
+    def __init__(self, folder, *texts, code=0):
+        self.folder, self.texts, self.code = folder, texts, code
 
-    def command(self, device):
-        return [sys.executable, "-c", f"print({self.text!r}); raise SystemExit(2)"]
+    def commands(self, device):
+        return [[sys.executable, "-c", f"print({text!r}); raise SystemExit({self.code})"] for text in self.texts]
 
     def label(self):
         return "a run"
 
 
-def test_the_last_line_of_a_run_that_fails_is_told(tmp_path):
+def done(*arguments, **options):
     workers = Workers(1, pick_device("cpu"))
-    workers.offer(Printing(tmp_path, "Traceback ...\nTypeError: no"))
-    with pytest.raises(ValueError, match=r"a run: TypeError: no \(full output: .*output.txt\)"):
-        workers.wait()
+    workers.offer(Printing(*arguments, **options))
+    return workers.wait()
+
+
+def test_its_commands_are_done_one_after_another(tmp_path):
+    assert done(tmp_path, "one", "two") and (tmp_path / "output.txt").read_text() == "one\ntwo\n"
+
+
+@pytest.mark.parametrize("code, kind, said", [
+    (1, runs.Crashed, "TypeError: no"),
+    (2, UserError, "a run: TypeError: no"),
+    (3, FolderInUse, "another process trains a run: wait for it"),
+    (143, UserError, "ended by signal 15: rerun the command"),
+])  # fmt: skip
+def test_an_exit_code_is_told_in_words(tmp_path, code, kind, said):
+    (tmp_path / "output.txt").write_text("what another comparison printed\n")
+    with pytest.raises(kind, match=said) as error:
+        done(tmp_path, "Traceback ...\nTypeError: no", "never", code=code)
+    assert "another comparison" not in str(error.value)
+    assert (tmp_path / "output.txt").read_text().startswith("what another comparison printed\nTraceback")
 
 
 def test_a_process_that_is_asked_to_end_has_not_failed(tmp_path, monkeypatch):
     workers = Workers(1, pick_device("cpu"))
-    workers.offer(Printing(tmp_path, ""))
-    ((process, *_),) = workers.running.values()
-    monkeypatch.setattr(runs.time, "sleep", lambda seconds: setattr(workers.signal, "number", 15) or process.wait())
+    workers.offer(Printing(tmp_path, "", code=2))
+    (job,) = workers.running.values()
+    monkeypatch.setattr(runs.time, "sleep", lambda seconds: setattr(workers.signal, "number", 15) or job.process.wait())
     with pytest.raises(runs.Stopped):
         workers.wait()
 
@@ -48,3 +81,244 @@ def test_how_many_runs_at_a_time(monkeypatch):
     monkeypatch.setattr(runs.os, "sched_getaffinity", lambda _: range(6), raising=False)
     cpu = pick_device("cpu")
     assert [runs.runs_at_a_time(workers, cpu) for workers in (0, 2)] == [6, 2]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process of its parent's end")
+def test_runs_end_with_a_comparison_that_is_killed():
+    child = "import subprocess, sys, time; sys.path.insert(0, sys.argv[1]); from runs import end_with_parent; "
+    child += "print(subprocess.Popen(['sleep', '60'], preexec_fn=end_with_parent).pid, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", child, str(BENCH)], stdout=subprocess.PIPE, text=True) as process:
+        number = int(process.stdout.readline())
+        process.kill()
+    for _ in range(200):
+        try:
+            if Path(f"/proc/{number}/stat").read_text().split(") ")[1][0] == "Z":
+                return
+        except OSError:
+            return
+        time.sleep(0.05)
+    raise AssertionError("it goes on")
+
+
+# -- frozen code ---------------------------------------------------------------------------------------------
+
+SHORTER = "max_iters = 800  # total steps", "max_iters = 8  # total steps"
+
+
+def diff_of(checkout, name, *changes):
+    """Write a diff of (file, old, new) changes, and leave the checkout as it was."""
+    for file, old, new in changes:
+        text = (checkout / file).read_text()
+        assert text.count(old) == 1, (file, old, text.count(old))
+        (checkout / file).write_text(text.replace(old, new))
+    path = checkout.parent / f"{name}.diff"
+    path.write_text(git(checkout, "diff"))
+    git(checkout, "checkout", "--", ".")
+    return path
+
+
+def git(folder, *arguments):
+    command = ["git", "-c", "user.name=x", "-c", "user.email=x@y", *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory):
+    folder = copy_repository(tmp_path_factory.mktemp("check out"))  # a space, which a plan must quote
+    git(folder, "init", "-q")
+    git(folder, "add", "*.py", "*/*.py", "*/*/*.py")
+    git(folder, "commit", "-qm", "first")
+    return folder
+
+
+@pytest.fixture
+def checkout(committed, monkeypatch):
+    monkeypatch.setattr(frozen, "ROOT", committed)
+    monkeypatch.setattr("data.prepare.DATA", committed / "data")
+    yield committed
+    git(committed, "checkout", "-q", "--", ".")
+
+
+def test_code_is_that_of_a_commit_a_folder_a_diff_or_the_work_tree(checkout, tmp_path):
+    one = diff_of(checkout, "one", ("train.py", *SHORTER))
+    two = diff_of(checkout, "two", ("train.py", "seed = 1337 ", "seed = 7 "))
+    commit = frozen.freeze(["@HEAD"], tmp_path)
+    assert frozen.freeze([], tmp_path) == commit == frozen.freeze([str(checkout)], tmp_path)
+    both = frozen.freeze([str(one), str(two)], tmp_path)
+    assert frozen.freeze(["@HEAD", str(one), str(two)], tmp_path) == both != commit
+    assert "max_iters = 8 " in (both / "train.py").read_text() and "seed = 7 " in (both / "train.py").read_text()
+    assert frozen.differing_files(both, commit) == ["train.py"]
+    (checkout / "model.py").write_text("edited")  # meanwhile
+    assert (commit / "model.py").read_text() != "edited"
+    assert frozen.freeze([], tmp_path) != commit == frozen.freeze(["@HEAD"], tmp_path)
+
+
+@pytest.mark.parametrize("code, named", [
+    (["@nonsense"], "@nonsense: git does not know this commit"),
+    (["missing.diff"], "missing.diff: no such file"),
+    (["@HEAD", "@HEAD~1"], "one variant has one code"),
+])  # fmt: skip
+def test_code_that_is_not_there_is_named(checkout, tmp_path, code, named):
+    with pytest.raises(UserError, match=named):
+        frozen.freeze(code, tmp_path)
+
+
+def test_a_diff_that_does_not_apply_is_named(checkout, tmp_path):
+    diff = diff_of(checkout, "twice", ("train.py", *SHORTER))
+    with pytest.raises(UserError, match="twice.diff does not apply"):
+        frozen.freeze([str(diff), str(diff)], tmp_path)
+
+
+# -- with programs themselves --------------------------------------------------------------------------------
+
+
+class Forked:
+    """A process that runs a Python program with PyTorch imported already, which takes a tenth of the time."""
+
+    def __init__(self, command, stdout, stderr, **_):
+        self.returncode, self.pid = None, os.fork()
+        if self.pid:
+            return
+        code = 1
+        try:
+            os.dup2(stdout.fileno(), 1)
+            os.dup2(stderr.fileno(), 2)
+            sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+            sys.excepthook, sys.argv = sys.__excepthook__, command[1:]
+            for name in list(sys.modules):  # what another code has under the same name
+                if name.partition(".")[0] in ("model", "config", "data"):
+                    del sys.modules[name]
+            sys.path.insert(0, str(Path(command[1]).parent))
+            try:
+                runpy.run_path(command[1], run_name="__main__")
+                code = 0
+            except Exception:
+                sys.excepthook(*sys.exc_info())
+        except SystemExit as end:
+            code = end.code or 0
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def poll(self):
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+    def wait(self):
+        while self.poll() is None:
+            time.sleep(0.02)
+        return self.returncode
+
+
+def run_forked(command, **_):
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        code = Forked(command, out, err).wait()
+        err.seek(0)
+        return SimpleNamespace(returncode=code, stderr=err.read())
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    monkeypatch.setattr(identify, "subprocess", SimpleNamespace(run=run_forked, DEVNULL=None))
+    monkeypatch.setattr(runs, "subprocess", SimpleNamespace(Popen=Forked, DEVNULL=None))
+    monkeypatch.setattr(identify.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(compare, "write_figure", lambda *_: None)
+
+
+SMALL = ["--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=150", "--batch_size=2", "--max_iters=12"]
+SMALL += ["--warmup_iters=1", "--eval_tokens=400"]
+MODEL = "class GPT(nn.Module):", "class GPT(nn.Module):  # mine"
+DECAY = "1 + math.cos(math.pi * done)", "1 + math.cos(3 * done)"
+BEYOND = """
+
+def cut(self, idx, targets=None, forward=GPT.forward):
+    return forward(self, torch.cat((idx[:, :128], torch.zeros_like(idx[:, 128:])), dim=1), targets)
+
+
+GPT.forward = cut
+"""
+
+
+def test_a_fingerprint_is_that_of_what_is_computed(checkout, tmp_path, forked):
+    """At the run's own context: what a model does with tokens beyond 128 is part of it."""
+
+    def mark(name, *code):
+        home = frozen.freeze(list(code), tmp_path / "code")
+        frozen.link_data(home, checkout / "data" / "shakespeare_char")
+        defaults, settings = runs.read_variant("mine", SMALL, [], home)
+        return identify.fingerprint(runs.Variant("mine", settings, defaults, home), tmp_path / name)
+
+    nothing = mark("nothing")
+    assert mark("comment", str(diff_of(checkout, "comment", ("model.py", *MODEL)))) == nothing
+    assert mark("decay", str(diff_of(checkout, "decay", ("train.py", *DECAY)))) != nothing
+    with open(checkout / "model.py", "a") as file:
+        file.write(BEYOND)
+    assert mark("beyond") != nothing
+
+
+def test_train_py_that_fails_is_told_with_its_traceback(checkout, tmp_path, forked, capsys):
+    home = tmp_path / "code"
+    home.mkdir()
+    (home / "train.py").write_text("raise TypeError('mine')")
+    defaults, settings = runs.read_variant("mine", SMALL, [], checkout)
+    with pytest.raises(identify.CodeError, match="TypeError: mine"):
+        identify.fingerprint(runs.Variant("mine", settings, defaults, home), tmp_path / "run")
+    assert "Traceback" in capsys.readouterr().err
+
+
+def compare_here(checkout, *arguments):
+    """Return verdict.json's candidates, by name, after a comparison of two seeds in the checkout."""
+    out = checkout.parent / "out"
+    fast = ["--rates=none", "--seeds=2", "--cost=operations", "--device=cpu", "--workers=1", f"--out={out}"]
+    compare.main([*arguments, *SMALL, *fast])
+    return {one["name"]: one for one in json.loads((out / "verdict.json").read_text())["candidates"]}
+
+
+def test_an_edit_is_compared_with_the_last_commit(checkout, forked, capsys):
+    """Also with a candidate that changes its own evaluation, one that changes its data order, and one that crashes."""
+    loss = ("train.py", "total, tokens = distributed.all_sum(sums).tolist()", "total, tokens = 1.0, 1.0")
+    order = ("train.py", "data.batch(seed, iter_num,", "data.batch(seed, iter_num + 1,")
+    crash = ("train.py", "    iter_num += 1\n", "    iter_num += 1\n    assert iter_num < 10, 'mine'\n")
+    changes = {"cheat": loss, "order": order, "crash": crash}
+    diffs = {name: diff_of(checkout, name, change) for name, change in changes.items()}
+    with open(checkout / "model.py", "a") as file:
+        file.write(BEYOND)
+    words = [f"{name}: {path}" if " " not in str(path) else f"{name}: '{path}'" for name, path in diffs.items()]
+    found = compare_here(checkout, "--against=HEAD", "edit:", *words)
+    printed = capsys.readouterr()
+    git(checkout, "checkout", "--", ".")
+    assert found["edit"]["verdict"] in ("pays", "does not pay", "tie", "undecided")
+    assert found["edit"]["code"]["differs_in"] == ["model.py"] and found["edit"]["seeds"] == 2
+    assert found["cheat"]["verdict"] == "refused" and "it logs 1.0000 where its weights give" in found["cheat"]["why"]
+    assert "order has its own train.py: its batches and its steps may differ" in printed.out
+    assert found["crash"]["verdict"] == "crashed" and "AssertionError: mine" in printed.err
+    with open(checkout.parent / "out" / "runs.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["variant"] == "edit"]
+    assert len(rows) == 2 and all(abs(float(row["loss"]) - float(row["logged"])) < 1e-4 for row in rows)
+    assert "edit: computes the same" not in printed.out
+    again = compare_here(checkout, "--against=HEAD", "edit:")  # the edit is taken back
+    assert again["edit"]["verdict"] == "computes the same"
+
+
+def test_a_plan_holds_in_any_shell(checkout, forked, capsys):
+    """Its lines, run by sh, train and measure: then a comparison has nothing left to do."""
+    fast = ["--rates=none", "--seeds=2", "--cost=operations", "--device=cpu", f"--out={checkout.parent / 'planned'}"]
+    arguments = ["a:", "b: --dropout=0.1", *SMALL, *fast]
+    shutil.rmtree(checkout / "data" / "shakespeare_char" / "__pycache__", ignore_errors=True)
+    (checkout / "data" / "shakespeare_char" / "meta.json").unlink()  # a fresh clone: what prepare.py prints is no plan
+    compare.main([*arguments, "--plan"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and all(line.startswith("env OMP_NUM_THREADS=1 ") or " && " in line for line in lines)
+    subprocess.run(["sh", "-c", lines[0]], check=True, cwd="/", capture_output=True)
+    compare.main([*arguments, "--plan"])
+    assert capsys.readouterr().out.splitlines() == lines[1:]
+
+
+def test_a_torn_line_of_fingerprints_is_left_out(tmp_path):
+    path = tmp_path / identify.KNOWN
+    path.write_bytes(b'{"key": 1}\n{"key": ')
+    identify.remember(tmp_path, {"key": 2})
+    assert identify.read_json_lines(path) == [{"key": 1}, {"key": 2}]

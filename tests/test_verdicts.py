@@ -1,155 +1,147 @@
-"""What compare.py says of simulated runs: how often it is wrong, and what a fit makes of a ladder."""
+"""What compare.py says of simulated runs: how often it is wrong, and the statistics behind a verdict."""
 
 import math
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
-import growth
 import stats
-from report import Report
-from simulate import CURVES, comparison_of, pays, reports, simulate
-
-POWER = {"curve": CURVES["8 layers of width 256"], "noise": 0.005}
-SLOW = POWER | {"curve": CURVES["slow"]}
+from simulate import Simulated, Truth, simulate
 
 
-@pytest.mark.parametrize("arguments, settings", [
-    ((1.24, 3), POWER),
-    ((1.41, 9), POWER),
-    ((2.83, 5), SLOW | {"of_candidate": 0.5}),
-    ((1.41, 3), SLOW | {"of_candidate": 2}),
-    ((2.83, 5), POWER | {"of_seed": 0.02}),
-    ((1.41, 9, "--ladder=4"), POWER),
-    ((1.019, 9), POWER),  # as good as the baseline's own cost
-    ((1.41, 3), POWER | {"of_candidate": 3}),
+def group(*losses):
+    return dict(enumerate(losses))
+
+
+@pytest.mark.parametrize("kind", [
+    {"cost": 1.0},
+    {"cost": 1.86},
+    {"cost": 1.4, "of_candidate": 2.0, "growth": 0.5},
+    {"cost": 0.4, "of_candidate": 0.5},
+    {"cost": 1.0, "of_seed": 0.03, "noise": 0.005},
+    {"cost": 1.86, "drop": 0.1},
 ])  # fmt: skip
-def test_nothing_seems_to_pay_where_nothing_does(arguments, settings):
-    """The baseline's curve has a floor, the costs are not those of its ladder, and the candidate's noise is another."""
-    noisy = settings.get("of_candidate") == 3
-    shares, covered = simulate(comparison_of(*arguments), 300, np.random.default_rng(0), **settings)
-    assert pays(shares) <= (0.06 if noisy else 0.04)
-    assert all((0.88 if noisy else 0.92) <= share <= 0.99 for share in covered.values())
+def test_where_nothing_pays_nothing_seems_to(kind):
+    """The candidate is as good as the baseline at equal cost: *pays* and *does not pay* are both wrong."""
+    shares, covered, _ = simulate(Truth(**kind), 60, np.random.default_rng(0), rates="none")
+    assert shares.get(stats.PAYS, 0) <= 0.1 and shares.get(stats.FAILS, 0) <= 0.14 and covered > 0.85
 
 
-def test_what_pays_is_found():
-    """Of effects as large as a comparison says that it finds with roughly 80%, about as many are found."""
-    comparison, rng = comparison_of(1.41, 5), np.random.default_rng(1)
-    least = np.mean([each.fits["candidate"].could_see(1.41) for each in reports(comparison, 50, rng, **POWER)])
-    shares, _ = simulate(comparison, 200, rng, effect=least, **POWER)
-    assert 0.6 < pays(shares) < 0.95
+def test_what_pays_is_found_and_costs_less_than_eight_seeds():
+    shares, _, cost = simulate(Truth(gain=0.025), 60, np.random.default_rng(1), rates="none")
+    assert shares.get(stats.PAYS, 0) > 0.85 and cost < 14
 
 
-def rising(cost):
-    """A baseline that is at its best at its own length."""
-    return 1.619 + (0.02 if cost > 1 else -0.11) * math.log2(cost)
+def test_what_is_far_worse_is_found_with_three_seeds():
+    shares, _, cost = simulate(Truth(cost=3.9, gain=-0.4), 20, np.random.default_rng(2), rates="none")
+    assert shares == {stats.FAILS: 1.0} and cost == pytest.approx(3 + 3 * 3.9)
 
 
-@pytest.mark.parametrize("effect", [0.0, 0.015])
-def test_a_baseline_may_always_train_for_less(effect):
-    """Longer training makes the baseline worse, so a candidate may beat it at its cost and not before."""
-    settings = {"curve": rising, "noise": 0.005, "effect": effect}
-    shares, _ = simulate(comparison_of(1.86, 3), 100, np.random.default_rng(0), **settings)
-    assert pays(shares) == 0 and shares.get(stats.NO_LONGER if effect else "does not pay") > 0.5
+def test_a_gain_as_large_as_said_to_be_detectable_is_found_in_roughly_80_percent():
+    least = stats.detectable(0.01, 5, 0.95)
+    shares, _, _ = simulate(Truth(gain=least), 100, np.random.default_rng(3), seeds="5", rates="none")
+    assert 0.65 < shares[stats.PAYS] < 0.93
 
 
-def test_only_runs_whose_steps_have_the_same_tokens_share_offsets():
-    results = [
-        {"flops": flops, "seed": seed, "loss": 2 - flops / 10 + 0.02 * seed + 0.001 * ((seed + flops) % 2)}
-        for flops in (1, 2, 4)
-        for seed in (1, 2, 3)
-    ]
-    ladder, runs = results, [result | {"flops": 1.5} for result in results[:3]]
-    shared, apart = (stats.CostCurve(ladder, runs, same_batches) for same_batches in (True, False))
-    assert shared.shared and not apart.shared
-    assert shared.gain({1.0: 1})[2] < apart.gain({1.0: 1})[2] / 2
+def test_a_search_half_an_octave_off_is_corrected():
+    """The best rate lies between two of the grid: the vertex finds it."""
+    simulated = Simulated(Truth(noise=1e-6), np.random.default_rng(0))
+    while runs := simulated.missing():
+        for run in runs:
+            simulated.do(run)
+    assert simulated.tuning(simulated.baseline, 1.0)[0] == pytest.approx(0.005, rel=0.02)
+
+
+# -- one difference ------------------------------------------------------------------------------------------
+
+
+def test_a_gain_is_welchs_or_that_of_pairs():
+    runs, base = [1.0, 2.0, 4.0, 3.5], [1.2, 2.1, 4.4, 3.6]
+    for paired, expected in ((True, scipy.stats.ttest_rel(base, runs)),
+                             (False, scipy.stats.ttest_ind(base, runs, equal_var=False))):  # fmt: skip
+        gain = stats.gain_of(group(*runs), group(*base), paired)
+        assert gain.value == pytest.approx(np.mean(base) - np.mean(runs)) and gain.freedom == pytest.approx(expected.df)
+        interval = expected.confidence_interval(0.95)
+        assert gain.half(0.95) == pytest.approx((interval.high - interval.low) / 2)
+
+
+def test_every_run_of_the_baseline_counts():
+    few, many = (stats.gain_of(group(1.0, 1.01, 0.99), group(*[1.1, 1.11, 1.09] * n), False) for n in (1, 3))
+    assert many.error < few.error
+
+
+def test_each_length_has_its_own_noise():
+    """A longer baseline that scatters does not widen the interval over a shorter one."""
+    rungs = {1.0: group(2.0, 2.001, 1.999), 2.0: group(1.9, 2.3, 1.7)}
+    judged = stats.judge(group(2.2, 2.201, 2.199), rungs, 2.0, 0.95, False)
+    assert judged.verdict == stats.FAILS and judged.rung == 1.0 and judged.gain.half(0.95) < 0.01
 
 
 @pytest.mark.parametrize("offsets, shared", [
     ([(0.02, 0.0, -0.02)] * 4, True),
     ([(0.02, 0.0, -0.02), (-0.02, 0.02, 0.0), (0.0, -0.02, 0.02), (0.02, -0.02, 0.0)], False),
+    ([(0.02, 0.0, -0.02)], False),
 ])  # fmt: skip
-def test_seeds_matter_where_they_lie_alike_at_all_lengths(offsets, shared):
+def test_seeds_matter_where_they_shift_all_variants_alike(offsets, shared):
     wobble = [0.001, -0.002, 0.001]
-    ladder = [
-        {"flops": flops, "seed": seed, "loss": 2.0 - flops + offset + wobble[(flops + seed) % 3]}
-        for flops, of_length in enumerate(offsets, start=1)
-        for seed, offset in enumerate(of_length)
-    ]
-    assert stats.seeds_matter(ladder) == shared
+    groups = []
+    for i, row in enumerate(offsets):
+        groups.append(group(*(2.0 - i + offset + wobble[(i + seed) % 3] for seed, offset in enumerate(row))))
+    assert stats.seeds_matter(groups) == shared
 
 
-def test_a_rung_that_is_a_little_off_is_corrected():
-    """At 1.02 times a rung's cost the baseline has gained 2 % of the slope, which the chord to the next understates."""
-    curve = CURVES["8 layers of width 256"]
-    ladder = [{"flops": flops, "seed": 1, "loss": curve(flops)} for flops in (1, 0.5, 2)]
-    fit = stats.CostCurve(ladder, [{"flops": 1.02, "seed": 1, "loss": 2.0}])
-    assert fit.loss(fit.at(1.02)) == pytest.approx(curve(1.02), abs=2e-4)
-    assert fit.loss(fit.at(1.41)) > curve(1.41) + 0.005  # where there is no rung: a chord, for *does not pay* alone
+def test_the_f_test_is_that_of_a_two_way_analysis_of_variance():
+    losses = np.random.default_rng(0).normal(size=(3, 5)) + 0.9 * np.arange(5)
+    rest = losses - losses.mean(0) - losses.mean(1, keepdims=True) + losses.mean()
+    f = 3 * losses.mean(0).var(ddof=1) / ((rest**2).sum() / 8)
+    assert stats.seeds_matter([group(*row) for row in losses]) == (scipy.stats.f.sf(f, 4, 8) < 0.05)
+
+
+# -- the verdict at a cost -----------------------------------------------------------------------------------
+
+
+def tight(loss):
+    return group(loss, loss + 0.001, loss - 0.001)
+
+
+def test_rungs_are_needed_from_below():
+    assert stats.needed_rungs(3.9) == [1, 2, 3.9]
+    assert stats.needed_rungs(1.0) == [1.0] and stats.needed_rungs(0.4) == [0.4]
+    assert stats.needed_rungs(1.004) == [1.004] and stats.needed_rungs(2.003) == [1, 2.003]
+    rungs = {1.0: tight(2.0)}
+    assert stats.judge(tight(1.7), rungs, 3.9, 0.95, False).needs == 2.0
+    rungs[2.0] = tight(1.8)
+    assert stats.judge(tight(1.7), rungs, 3.9, 0.95, False).needs == 3.9
+    rungs[3.9] = tight(1.65)
+    assert stats.judge(tight(1.7), rungs, 3.9, 0.95, False)[0::2] == (stats.FAILS, 3.9)
+    assert stats.judge(tight(1.6), rungs, 3.9, 0.95, False).verdict == stats.PAYS
+    assert stats.judge(tight(1.65), rungs, 3.9, 0.95, False).verdict == stats.TIES
+
+
+def test_the_lowest_loss_at_any_lower_cost_is_to_be_beaten():
+    """The baseline is worse again at the candidate's cost, but not significantly."""
+    rungs = {1.0: tight(2.0), 2.0: group(1.99, 2.03, 2.01)}
+    judged = stats.judge(tight(1.9), rungs, 2.0, 0.95, False)
+    assert judged.verdict == stats.PAYS and judged.rung == 1.0
+    rungs[2.0] = tight(2.05)
+    assert stats.judge(tight(1.9), rungs, 2.0, 0.95, False).verdict == stats.NO_LONGER
+
+
+def test_an_uncertain_cost_widens_the_interval_of_a_verdict():
+    """Of step times that vary by 0.1 between sessions, along the slope of the baseline's loss."""
+    rungs = {1.0: tight(2.0), 1.5: tight(1.8)}
+    assert stats.judge(tight(1.78), rungs, 1.5, 0.95, False).verdict == stats.PAYS
+    wide = stats.judge(tight(1.78), rungs, 1.5, 0.95, False, spread=0.1)
+    assert wide.verdict == stats.UNDECIDED and wide.gain.error == pytest.approx(0.2 / math.log(1.5) * 0.1, rel=0.01)
 
 
 def test_worth_is_the_cost_of_the_same_loss():
-    curve = CURVES["8 layers of width 256"]
-
-    def worth(loss, rungs=(1, 0.5, 2, 4)):
-        noise = [1e-5, -1e-5]
-        ladder = [{"flops": cost, "seed": s, "loss": curve(cost) + noise[s]} for cost in rungs for s in (0, 1)]
-        runs = [{"flops": 3.0, "seed": s, "loss": loss - noise[s]} for s in (0, 1)]
-        return stats.CostCurve(ladder, runs).worth()
-
-    assert worth(curve(1.41)) == pytest.approx([1.41] * 3, rel=0.01)
-    assert worth(curve(0.4)) == [0, 0, 0] and worth(curve(5)) == [math.inf] * 3
-    assert worth(curve(1.41), rungs=(1, 0.5, 2))[1] == pytest.approx(1.48, abs=0.03)  # along a chord, so roughly
-
-
-def of_length(steps, slope):
-    """Return a report of three seeds: the candidate gains 0.01 at 400 steps, and `slope` more with each doubling.
-
-    Sizes and costs are those of the runs: with committed results, a candidate's own are of another vocabulary.
-    """
-    shape = {"settings": {"max_iters": steps}, "tokens_per_step": 10, "batch": [1, 1, 10]}
-    baseline, candidate = SimpleNamespace(**shape), SimpleNamespace(**shape)
-    doublings = math.log2(steps / 400)
-    losses = {"standard": 3 - 0.3 * doublings + 0.01 * doublings**2}
-    losses["candidate"] = losses["standard"] - 0.01 - slope * doublings
-    main = {}
-    for name, flops in (("standard", steps), ("candidate", 1.1 * steps)):
-        noise = zip((1, 2, 3), (-0.001, 0.0, 0.001))
-        facts = {"flops": flops, "steps": steps, "parameters": 1000}
-        main[name] = [{"loss": losses[name] + off, "seed": seed, **facts} for seed, off in noise]
-    comparison = SimpleNamespace(baseline=baseline, timing=SimpleNamespace(is_known=lambda: False))
-    candidates = {"standard": baseline, "candidate": candidate}
-    report, others = object.__new__(Report), {"base": "standard", "others": ["candidate"], "lacking": 0}
-    vars(report).update(comparison=comparison, candidates=candidates, main=main, fits={"candidate": None}, **others)
-    return report
-
-
-@pytest.mark.parametrize("slope", [-0.005, 0.004])
-def test_how_a_gain_grows_with_training(slope):
-    reports = [of_length(steps, slope) for steps in (1600, 400, 25600, 6400)]
-    reports[2].lacking = 1  # a length whose runs are not all there is left out
-    reports = growth.by_length(reports)
-    assert [report.comparison.baseline.settings["max_iters"] for report in reports] == [400, 1600, 6400]
-    assert [report.tokens_per_parameter() for report in reports] == [4, 16, 64]
-    (found,) = growth.all_growths(reports)
-    assert found.costs() == {"steps": 1, "operations": pytest.approx(1.1)}
-    for cost in (1.0, 1.1):  # the baseline's loss is a parabola over the log of its length, so it is exact
-        values, halves = found.gains(cost)
-        for value, doublings in zip(values, (0, 2, 4)):
-            more = math.log2(cost)
-            longer = -0.3 * more + 0.01 * ((doublings + more) ** 2 - doublings**2)
-            assert value == pytest.approx(0.01 + slope * doublings + longer, abs=1e-9)
-        per_doubling, half = found.per_doubling(values, halves)
-        assert per_doubling == pytest.approx(slope + 0.02 * math.log2(cost), abs=1e-9) and 0 < half < 0.002
-    fewer, deeper = of_length(6400, slope), of_length(25600, slope)
-    fewer.candidates.pop("candidate")  # more seeds of some of the candidates are no length
-    assert growth.by_length([*reports, fewer]) == reports
-    deeper.comparison.baseline.settings["n_layer"] = 4
-    assert growth.by_length([*reports, deeper]) == []
-    assert growth.by_length(reports[:1]) == growth.by_length([reports[0], reports[0]]) == []
+    rungs = {1.0: group(2.0), 2.0: group(1.8), 4.0: group(1.7)}
+    assert stats.worth(1.9, rungs) == pytest.approx(2**0.5) and stats.worth(1.75, rungs) == pytest.approx(2 * 2**0.5)
+    assert stats.worth(2.1, rungs) is stats.worth(1.6, rungs) is None

@@ -1,50 +1,45 @@
 """
-Compare variants with a baseline on any text, each at its best learning rate, at equal cost:
+Does it pay? Compare variants with a baseline on any text, each at its best learning rate, at equal cost:
 
-    python tests/bench/compare.py config/standard_shakespeare.py config/m1_shakespeare.py "--residual=m1 --keep_input"
+    python tests/bench/compare.py --against=HEAD config/m1_shakespeare.py                    # my edit of model.py
+    python tests/bench/compare.py config/standard_shakespeare.py config/m1_shakespeare.py "mine: my.diff --keep_input"
 
 Every argument is a variant, written as after train.py, in quotes if it has several words. The first one is the
-baseline. "NAME: ..." gives it a name. Settings outside quotes apply to all; a variant's own take precedence. The name
-of a file in tests/bench/studies stands for the comparisons in it.
-
-Rerun it to continue. Finished runs are reused unless the variant's computation or the tokens have changed.
+baseline. "NAME: ..." gives it a name; @COMMIT, a folder or diffs name its code, which otherwise is the work tree.
+Settings outside quotes apply to all; a variant's own take precedence. Rerun it to continue.
 """
 
 import json
-import re
-import runpy
 import shlex
 import sys
 import time
-from contextlib import redirect_stdout
 from pathlib import Path
 
-BENCH = Path(__file__).resolve().parent
-sys.path.insert(0, str(BENCH.parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from config import read_settings, split_settings
 from config.runtime.devices import pick_device
-from config.runtime.errors import UserError, clock, install_excepthook, quiet_pipe
+from config.runtime.errors import UserError, clock, file_errors, install_excepthook, quiet_pipe
 from figure import write_figure
-from growth import by_length, growth_table, write_growth_figure
-from plan import Comparison
+from plan import CRASHED, REFUSED, Comparison
 from report import Report
-from runs import Stopped, Workers, read_committed, runs_at_a_time, share_a_cpu, tidy
+from runs import Crashed, Stopped, Workers, runs_at_a_time, share_a_cpu, tidy
+from stats import PAYS, UNDECIDED, detectable
 
 # -----------------------------------------------------------------------------
-out = ""  # folder of table.md, runs.csv, figure.png and the runs; empty: out/compare, or out/<the study's name>
+against = ""  # a commit, such as HEAD: the baseline is the first variant as that commit has it
+out = "out/compare"  # folder of table.md, verdict.json, runs.csv, figure.png and the runs
 rates = ""  # learning rates to start from, as 1e-3,2e-3; empty: 0.5, 1 and 2 times the variant's; none: no search
-seeds = "1,2,3"  # of the main runs and the ladder
-ladder = ""  # multiples of baseline's max_iters, as 0.5,2,4; empty: powers of 2 up to the highest cost; none: no ladder
-ladder_seeds = ""  # seeds of the ladder; empty: those of the main runs
+seeds = "3,5,8"  # how many seeds each look has; one number: that many, and no looks
+first_seed = 1  # of the seeds; 101, for example, confirms a verdict on seeds that it has not seen
+ladder = ""  # multiples of the baseline's max_iters to train it for, as 0.5,2,4, besides those that a verdict needs
 cost = "both"  # operations, time or both: what "equal cost" means
+budget = ""  # such as 20m or 2h: no run starts that would not end within it
 workers = 0  # runs at a time; 0: one for each thread of the CPU, or each GPU
 device = "auto"  # auto, cpu, cuda, mps
 plan = False  # print the commands that can run now, one per line; run nothing
 show = False  # print the results so far; run nothing
-best = False  # use each run's lowest validation loss (set --eval_interval), not its last
-reuse = False  # use old runs of variants that have changed
-keep = False  # keep the checkpoints of runs that have ended
-quick = False  # tiny runs, to see that it works: the results are meaningless
+details = False  # print a table of all runs too
+exit_code = False  # say the verdict by the exit code: 0 pays, 10 does not, 11 undecided, 4 refused
 # -----------------------------------------------------------------------------
 
 
@@ -57,106 +52,129 @@ def read_arguments(argv):
     return own | split_settings(__file__, mine)[1], words, common
 
 
-def read_study(name) -> dict:
-    """Return {title: arguments} of the comparisons of a study."""
-    studies = sorted(path.stem for path in (BENCH / "studies").glob("*.py"))
-    if name not in studies:
-        raise UserError(f"{name}: a baseline and a candidate are needed, or one of the studies {', '.join(studies)}")
-    return runpy.run_path(str(BENCH / "studies" / f"{name}.py"))["COMPARISONS"]
+@file_errors()
+def make_comparison(argv):
+    options, words, common = read_arguments(argv)
+    options |= {"out": Path(options["out"]).expanduser(), "budget": seconds_of(options["budget"])}
+    if options["first_seed"] < 1:
+        raise UserError(f"first_seed = {options['first_seed']} does not work: the one before it finds the rates")
+    if ":" in options["device"]:
+        cure = "CUDA_VISIBLE_DEVICES keeps them on one"
+        raise UserError(f"device = {options['device']!r} does not work: runs take all GPUs in turn; {cure}")
+    options["out"].mkdir(parents=True, exist_ok=True)
+    return Comparison(words, common, options, pick_device(options["device"]))
 
 
-def read_comparisons(argv):
-    """Return the comparisons of the arguments, and the folder for their results."""
-    options, words, _ = read_arguments(argv)
-    study = words[0] if len(words) == 1 else ""
-    top = Path(options["out"] or f"out/{study or 'compare'}")
-    rest = [word for word in argv if not study or word != study]
-    committed, times, results = None, {}, BENCH / "results" / f"{study}.csv"
-    if options["show"] and results.exists() and not next(top.glob("**/log.jsonl"), None):  # it has not been begun here
-        committed, times_file = read_committed(results), results.with_name(f"{study}_times.json")
-        times = json.loads(times_file.read_text()) if times_file.exists() else {}
-    comparisons = []
-    for title, arguments in (read_study(study) if study else {"": []}).items():
-        options, words, common = read_arguments([*arguments, *rest])
-        if len(words) < 2:
-            needed = "config/standard_shakespeare.py config/m1_shakespeare.py"
-            raise UserError(f"a baseline and a candidate are needed: {needed}")
-        options["out"] = top / re.sub(r"\W+", "-", title) if title else top
-        if ":" in options["device"]:
-            cure = "CUDA_VISIBLE_DEVICES keeps them on one"
-            raise UserError(f"device = {options['device']!r} does not work: runs take all GPUs in turn; {cure}")
-        device = pick_device(options["device"])
-        with redirect_stdout(sys.stderr):  # what preparing a text prints is no part of a plan
-            comparisons.append(Comparison(title, words, common, options, device, committed, times.get(title)))
-    return comparisons, top
+def seconds_of(budget):
+    """Return a budget such as 20m in seconds."""
+    number, unit = budget[:-1], budget[-1:]
+    if not budget:
+        return float("inf")
+    if not number.isdecimal() or unit not in "smh":
+        raise UserError(f"budget = {budget!r} does not work: write it as 90s, 20m or 2h")
+    return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
 
 
 def main(argv):
-    again = shlex.join(["python", sys.argv[0], *argv])
-    comparisons, top = read_comparisons(argv)
-    options = comparisons[0].options
+    began, again = time.time(), shlex.join(["python", sys.argv[0], *argv])
+    comparison = make_comparison(argv)
+    options = comparison.options
     if options["plan"] or options["show"]:
         quiet_pipe()
     if options["plan"]:
-        for comparison in comparisons:
-            number = runs_at_a_time(options["workers"], comparison.device)
-            alone = ["env", "OMP_NUM_THREADS=1"] if share_a_cpu(number, comparison.device) else []
-            for run in comparison.missing():
-                print(shlex.join([*alone, *run.command(options["device"])]))
-        return
+        return print_plan(comparison)
     if not options["show"]:
-        for comparison in comparisons:
-            do(comparison, again)
-    reports = [Report(comparison) for comparison in comparisons]
-    for report in reports:
-        print("\n" + report.markdown())
-    if not any(report.lacking for report in reports):  # incomplete results do not overwrite complete ones
-        for report in reports:
-            report.write(again.replace(" --show", ""))
-        write_figure(reports, top / "figure.png")
-    series = by_length(reports)
-    if series:
-        print("\n" + growth_table(series))
-        write_growth_figure(series, top / "growth.png")
+        do(comparison, began, again)
+    report = Report(comparison)
+    print("\n" + report.markdown(options["details"]))
+    if not options["show"]:
+        report.write(again, time.time() - began)
+        write_figure(report, options["out"] / "figure.png")
+    print("\n".join(report.lines()))
+    return exit_code_of(report, options["exit_code"])
 
 
-def do(comparison, again):
-    """Run all missing runs of a comparison. On a signal, those in progress save and end."""
-    options, timing, began = comparison.options, comparison.timing, time.time()
+def print_plan(comparison):
+    """Print the commands of the runs that can be done now, each a line for a shell."""
+    options = comparison.options
     number = runs_at_a_time(options["workers"], comparison.device)
-    workers = Workers(number, comparison.device, options["keep"])
+    alone = "env OMP_NUM_THREADS=1 " if share_a_cpu(number, comparison.device) else ""
+    for run in comparison.missing():
+        print(" && ".join(alone + shlex.join(command) for command in run.commands(options["device"])))
+
+
+def exit_code_of(report, asked):
+    verdicts = [facts["verdict"] for facts in report.facts]
+    codes = {PAYS: 0, CRASHED: 1, REFUSED: 4, UNDECIDED: 11} if asked else {CRASHED: 1}
+    found = [code for verdict, code in codes.items() if verdict in verdicts]
+    return found[0] if found else 10 * asked
+
+
+def do(comparison, began, again):
+    """Do all missing runs of a comparison. On a signal, those in progress save and end."""
+    number = runs_at_a_time(comparison.options["workers"], comparison.device)
+    workers = Workers(number, comparison.device)
     try:
-        lacks_times = options["cost"] != "operations" and not timing.is_known()
-        if comparison.missing() or lacks_times:
-            print(comparison.title or "comparison", flush=True)
-            timing.measure(workers)
-            for line in comparison.what_changed():
-                print(f"{line}: they will be rerun (--reuse keeps the old ones)")
-            print(f"{number} at a time on {comparison.device}: {progress(comparison, number)}; more runs may follow")
-        while (todo := comparison.missing()) or workers.running:
-            for run in todo:
-                workers.offer(run)
-            for run in workers.wait():
-                loss = comparison.result(run)["loss"]
-                said = "diverged" if loss is None else f"loss {loss:.4f}"
-                print(f"{run.label()}: {said}; {progress(comparison, number)}", flush=True)
+        if comparison.missing():
+            announce(comparison, number)
+        do_runs(comparison, workers, began + comparison.options["budget"])
     except Stopped as stopped:
         print(f"\nstopped after {clock(time.time() - began)}; to resume: {again}", flush=True)
         raise SystemExit(128 + stopped.args[0]) from None
     finally:
         workers.stop()
-    for planned in comparison.planned():  # also of runs that a scheduler has done
-        tidy(planned.run.folder, options["keep"])
+    for run in comparison.planned():  # also those that a scheduler has done
+        if comparison.result(run):
+            tidy(run.folder)
 
 
-def progress(comparison, number):
-    """Return as text how many runs are done, and the time left with `number` runs at a time."""
-    planned = comparison.planned()
-    todo = [plan for plan in planned if not comparison.is_done(plan)]
-    left = clock(sum(map(comparison.timing.run_seconds, todo)) / number)
-    return f"{len(planned) - len(todo)} of {len(planned)} runs are done, {left} left"
+def do_runs(comparison, workers, deadline):
+    shown = Report(comparison).table()
+    while todo := comparison.missing():
+        for run in todo:
+            if time.time() + comparison.run_seconds(run) < deadline:
+                workers.offer(run)
+        if not workers.running:
+            print("the budget is spent: no further run would end within it")
+            return
+        try:
+            say(comparison, workers.wait())
+        except Crashed as crash:
+            drop(comparison, crash)
+        table = Report(comparison).table()
+        if table != shown:  # a look is complete
+            print(f"\nso far:\n\n{table}\n", flush=True)
+        shown = table
+
+
+def say(comparison, ended):
+    """Say what runs have brought."""
+    for run, seconds in ended.items():
+        result = comparison.result(run)
+        tidy(run.folder)
+        comparison.ended.append((run.flops, seconds))
+        said = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
+        print(f"{run.label()}: {result['refused'] or said}", flush=True)
+
+
+def drop(comparison, crash):
+    """Leave out a variant whose code has crashed, and show its traceback. The others go on."""
+    run, said = crash.args
+    print(f"{run.label()}:\n{said}", file=sys.stderr)
+    comparison.leave_out(run.variant, CRASHED, said.splitlines()[-1])
+
+
+def announce(comparison, number):
+    """Say before the first run what the comparison may cost, and what it can find."""
+    (fewest, shortest), (most, longest) = comparison.forecast()
+    least, top = clock(shortest / number), clock(longest / number)
+    print(f"{fewest} to {most} runs, {number} at a time on {comparison.device}: {least} to {top}")
+    noise = comparison.known_noise()
+    found = [f"{seeds} seeds {detectable(noise, seeds, comparison.level):.3f}" for seeds in comparison.looks]
+    chance = f"if losses vary by {noise:.3f} nats with the seed, these gains are found with 80% probability"
+    print(f"{chance}: {', '.join(found)}", flush=True)
 
 
 if __name__ == "__main__":
     install_excepthook()
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -1,155 +1,224 @@
-"""Check a candidate before training: is it causal, is its cost right, and does it compute the same as before?"""
+"""
+A variant's model, looked at in a process of that code's own, which answers in a JSON file:
 
+    python examine.py HOME WINDOWS ANSWER SETTINGS.json     before training: what it costs, and whether it is sound
+    python examine.py HOME WINDOWS ANSWER RUN               after: the loss of its weights, and whether they look ahead
+
+HOME is a frozen code (frozen.py). WINDOWS has the referee's own windows of the text. Nothing is imported from HOME but
+its model.py, and nothing that it says about its loss or its operations is believed.
+"""
+
+import copy
+import dataclasses
 import json
 import math
 import os
-import platform
-import subprocess
 import sys
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-import runs
-from config.runtime.checks import of_model
-from config.runtime.errors import UserError
-from config.runtime.files import sha256
-from model import GPT, GPTConfig
-from runs import options_of, read_log
-
-HEAD_WIDTH = 8  # of a small model
-FINGERPRINTS = "fingerprints.jsonl"  # in the folder of the runs
-CLOSE = 0.02  # operations that differ by no more are the same
+TRIES = 8  # backward passes in which a parameter may get a gradient: some methods leave out layers at random
+ROUNDING = {torch.float32: 1e-5}  # what sums in another order may change, relative to the largest logit
+ROUNDING |= {torch.bfloat16: 0.05, torch.float16: 0.05}
 
 
-def small(settings) -> dict:
-    """Return the settings of a few steps with a small width: layers, kind and decay stay unchanged."""
-    width = HEAD_WIDTH * settings["n_head"]
-    short = {"block_size": 128, "batch_size": 2, "grad_accum_steps": 2, "warmup_iters": 2}
-    short = {name: min(most, settings[name]) for name, most in short.items()}
-    once = {"max_iters": 4, "eval_interval": 4, "checkpoint_interval": 4, "log_interval": 1, "eval_tokens": 64}
-    here = {"device": "cpu", "dtype": "float32", "compile": "false", "tensorboard": False, "wandb": False, "seed": 0}
-    return settings | {"n_embd": width, "n_inner": settings["n_inner"] and 2 * width} | short | once | here
+class Refused(Exception):
+    """Why a model cannot take part."""
 
 
-def examine(name, settings, vocab_size):
-    """Raise a UserError if a model sees the future, misreports loss or operations, or has a part that never learns."""
-    plain = small(settings) | {"dropout": 0.0, "activation_checkpointing": False}
+class Context:
+    """Where and in which type a run computes, and the windows of its text."""
+
+    def __init__(self, settings, windows):
+        name = settings["device"]
+        name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+        self.device, self.dtype = torch.device(name), getattr(torch, settings["dtype"])
+        self.vocab_size = windows["vocab_size"]
+        self.x, self.y = windows["x"], windows["y"]  # (N, T); a target of -1 is not counted
+        self.batch_size = settings["batch_size"]
+
+    def autocast(self):
+        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
+
+    def rows(self, some):
+        return self.x[some].to(self.device).long(), self.y[some].to(self.device).long()
+
+
+def cross_entropy(logits, targets):
+    """Return the sum of -log p of the targets, in nats, without those of -1."""
+    logits, targets = logits.flatten(0, 1), targets.flatten()
+    logits, targets = logits[targets >= 0].float(), targets[targets >= 0]
+    return (logits.logsumexp(dim=-1) - logits.gather(1, targets[:, None])[:, 0]).double().sum()
+
+
+# -- before training -------------------------------------------------------------------------------------------
+
+
+def look_before(GPT, config, context):
     torch.manual_seed(0)
-    model = GPT(GPTConfig(**of_model(plain), vocab_size=vocab_size))
+    model = GPT(config).to(context.device)
+    answer = {"parameters": sum(p.numel() for p in model.parameters())}
+    answer["flops_per_token"] = operations(GPT(config), context)
     with torch.no_grad():
         for p in model.parameters():  # away from zeros and ones, behind which a part may hide
             p.add_(0.1 * torch.randn_like(p))
-    idx = torch.randint(vocab_size, (2, plain["block_size"]))
+    check_causal(model, context)
+    check_loss(model.eval(), context)
+    check_gradients(model.train(), context)
+    return answer
+
+
+def operations(model, context):
+    """Return a training step's operations per token, as PyTorch counts them: its backward pass takes twice as many."""
+    x, counter = context.x[:1].long(), FlopCounterMode(display=False)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:  # the fused kernel of a CPU counts 0
+        model(x)
+    return 3 * counter.get_total_flops() / x.numel()
+
+
+@torch.no_grad()
+def check_loss(model, context):
+    x, y = context.rows(slice(4))
+    y[:, ::3] = -1
+    with context.autocast():
+        logits, loss = model(x, y)
+    expected = (cross_entropy(logits, y) / (y >= 0).sum()).item()
+    if not math.isclose(loss.item(), expected, rel_tol=1e-3 if context.dtype == torch.float32 else 2e-2):
+        told = f"its loss is {loss.item():.4f} where the cross-entropy of its logits is {expected:.4f}"
+        raise Refused(f"{told}, so it is not comparable with others")
+
+
+def check_gradients(model, context):
+    x, y = context.rows(slice(2))
+    for seed in range(TRIES):
+        torch.manual_seed(seed)
+        with context.autocast():
+            loss = model(x, y)[1]
+        loss.backward()
+        without = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+        if not without:
+            break
+    for name, p in model.named_parameters():
+        if p.grad is not None and not p.grad.isfinite().all():
+            raise Refused(f"the gradient of its parameter {name} is not finite")
+    if without:
+        raise Refused(f"its parameter {without[0]} gets no gradient, so it never learns")
+
+
+# -- causality -------------------------------------------------------------------------------------------------
+
+
+def check_causal(model, context):
     for training in (False, True):
-        look_ahead(name, model.train(training), idx)
-    check_loss(name, model.eval(), idx)
-    check_operations(name, model.train(), idx)
-    for parameter, p in model.named_parameters():
-        if p.grad is None:
-            raise UserError(f"{name}: its parameter {parameter} gets no gradient, so it never learns")
-        if not p.grad.isfinite().all():
-            raise UserError(f"{name}: the gradient of its parameter {parameter} is not finite")
+        model.train(training)
+        look_ahead(model, context, "in training" if training else "in evaluation")
 
 
 @torch.no_grad()
-def look_ahead(name, model, idx):
-    """Raise a UserError if a token, as input or as target, changes an earlier logit.
+def look_ahead(model, context, when):
+    """Raise Refused if a logit changes with a later token, as input or as target, or with those of another row.
 
-    Logits are compared to the bit: the softmax gives later tokens a weight of exactly 0.
+    From a position on, one row gets the tokens of another place in the text. Logits before it, and those of the other
+    row, are compared to the bit. What differs between two equal calls is random or keeps state, and is no leak.
     """
-    logits, T = model(idx, idx.roll(-1, dims=1))[0], idx.size(1)
-    for t in [*range(1, min(T, 16)), *range(16, T, 16), T - 1]:  # a few of the later ones
-        other = idx.clone()
-        other[:, t] = (idx[:, t] + 1) % model.config.vocab_size
-        changed = (model(other, other.roll(-1, dims=1))[0] != logits).any(dim=-1).any(dim=0)
-        first = int(changed.int().argmax())
-        if changed[first] and first < t:
-            raise UserError(f"{name} sees the future: at position {first} its logits change with token {t}")
+    x, y = context.rows(slice(2))
+    y[:, 5::7] = -1
+    T, others = x.size(1), len(context.x)
+    logits = call(model, context, x, y)
+    steady = (call(model, context, x, y) == logits).all(dim=-1)
+    if not model.training and not steady.all():
+        raise Refused("two equal evaluations differ: it is random, or keeps state, so its loss cannot be compared")
+    for i, t in enumerate(sorted({1, 2, 3, *range(T // 8, T, max(1, T // 8)), T - 1} & set(range(1, T)))):
+        other_x, other_y = context.rows([others // 2 + i % max(1, others - others // 2)])
+        changed_x, changed_y = x.clone(), y.clone()
+        changed_x[0, t:], changed_y[0, t - 1 :] = other_x[0, t:], other_y[0, t - 1 :]
+        changed = changed_x, changed_y
+        difference = (call(model, context, *changed) - logits).abs().amax(dim=-1)
+        difference[~steady] = 0
+        difference[0, t:] = 0
+        if difference.any() and not is_rounding(model, context.dtype, difference, logits, (x, y), changed):
+            row, position = divmod(int(difference.argmax()), T)
+            if row:
+                raise Refused(f"it sees other sequences of its batch {when}: the logits of one change with another")
+            raise Refused(f"it sees the future {when}: its logits at position {position} change with tokens from {t} on")
+
+
+def call(model, context, x, y):
+    torch.manual_seed(0)
+    with context.autocast():
+        return model(x, y)[0].float()
+
+
+def is_rounding(model, dtype, difference, logits, before, after):
+    """Return whether a small difference vanishes in float64, as that of a sum in another order does."""
+    if difference.max() > ROUNDING[dtype] * logits.abs().max():
+        return False
+    wide, exact = copy.deepcopy(model).double(), []
+    for x, y in (before, after):
+        torch.manual_seed(0)
+        exact.append(wide(x, y)[0])
+    left = (exact[0] - exact[1]).abs().amax(dim=-1)[difference > 0]
+    return bool(left.max() < 1e-9 * exact[0].abs().max())
+
+
+# -- after training --------------------------------------------------------------------------------------------
+
+
+def look_after(GPT, config, saved, context):
+    model = GPT(config)
+    model.load_state_dict(saved["model"])
+    model.to(context.device)
+    answer = {"step": saved["iter_num"], "loss": measure(model.eval(), context)}
+    check_causal(model, context)
+    return answer
 
 
 @torch.no_grad()
-def check_loss(name, model, idx):
-    """Raise a UserError if the evaluated loss is not the logits' cross-entropy."""
-    logits, loss = model(idx, idx)
-    expected = F.cross_entropy(logits.flatten(0, 1), idx.flatten())
-    if not math.isclose(loss, expected, rel_tol=1e-4):
-        told = f"its loss is {loss:.4f} where the cross-entropy of its logits is {expected:.4f}"
-        raise UserError(f"{name}: {told}, so it is not comparable with others")
+def measure(model, context):
+    """Return the mean cross-entropy of a model's logits over the referee's windows, in nats per token."""
+    total, counted = 0.0, 0
+    for first in range(0, len(context.x), context.batch_size):
+        x, y = context.rows(slice(first, first + context.batch_size))
+        torch.manual_seed(0)
+        with context.autocast():
+            logits = model(x, torch.zeros_like(y))[0]  # it is not told the targets
+        total, counted = total + cross_entropy(logits, y).item(), counted + (y >= 0).sum().item()
+    return total / counted
 
 
-def check_operations(name, model, idx):
-    """Raise a UserError if flops_per_token differs from PyTorch's count for a forward and backward pass."""
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # whose products are not padded
-        model(idx, idx)[1].backward()
-    counted, said = counter.get_total_flops() / idx.numel(), model.flops_per_token()
-    if abs(counted / said - 1) > CLOSE:
-        told = f"flops_per_token says {said:,.0f} operations at a small width, PyTorch counts {counted:,.0f}"
-        raise UserError(f"{name}: {told}; its cost would be wrong by a factor of {counted / said:.3f}")
+# --------------------------------------------------------------------------------------------------------------
 
 
-def identify(candidates, folder, code, vocab_size):
-    """Return the candidates, each with its `identity`, under which its runs are stored.
+def main(home, windows, answer, source):
+    source, windows = Path(source), torch.load(windows, weights_only=True)
+    trained = source.is_dir()
+    if trained:
+        saved = torch.load(source / "ckpt.pt", map_location="cpu", weights_only=True)
+        settings = saved["settings"]
+    else:
+        settings = json.loads(source.read_text())
+    sys.path[0] = home
+    from model import GPT, GPTConfig
 
-    A candidate is examined and fingerprinted only if `code` is new. The identity changes only if the fingerprint
-    does. On another machine or PyTorch, which may round differently, any change of code changes it.
-    """
-    new = {key_of(one): one for one in candidates if not identity_under(code, one, folder)}
-    if new:
-        print(f"examining {', '.join(candidate.name for candidate in new.values())}", flush=True)
-    for candidate in new.values():
-        examine(candidate.name, candidate.settings, vocab_size)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        marks = list(pool.map(fingerprint, new.values()))
-    machine = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
-    for key, mark in zip(new, marks):
-        facts = {"key": key, "machine": machine, "fingerprint": mark}
-        same = find(folder, **facts)
-        facts |= {"code": code, "identity": same or sha256((code + mark).encode())[:8]}
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / FINGERPRINTS, "a", encoding="utf-8") as file:  # another comparison may add to it too
-            file.write(json.dumps(facts) + "\n")
-    return [replace(candidate, identity=identity_under(code, candidate, folder)) for candidate in candidates]
-
-
-def identity_under(code, candidate, folder):
-    """Return a variant's identity under `code`, or None if it has not been fingerprinted."""
-    return find(folder, key=key_of(candidate), code=code)
+    context = Context(settings, windows)
+    if trained:
+        config = GPTConfig(**saved["config"])
+    else:
+        fields = {field.name for field in dataclasses.fields(GPTConfig)} & settings.keys()
+        config = GPTConfig(**{name: settings[name] for name in fields}, vocab_size=context.vocab_size)
+    try:
+        facts = look_after(GPT, config, saved, context) if trained else look_before(GPT, config, context)
+        facts["refused"] = ""
+    except Refused as why:
+        facts = {"refused": str(why)}
+    temporary = Path(f"{answer}.tmp")
+    temporary.write_text(json.dumps(facts))
+    os.replace(temporary, answer)
 
 
-def key_of(candidate):
-    return sha256(json.dumps(small(candidate.settings), sort_keys=True).encode())[:16]
-
-
-def find(folder, **facts):
-    """Return the identity that the first fingerprint with these facts has, or None."""
-    path = folder / FINGERPRINTS
-    rows = map(json.loads, path.read_text().splitlines()) if path.exists() else []
-    return next((row["identity"] for row in rows if facts.items() <= row.items()), None)
-
-
-def fingerprint(candidate, program=None) -> str:
-    """Return the SHA-256 of the losses and weights of a few steps of train.py, in float32 by one thread of a CPU."""
-    with tempfile.TemporaryDirectory(prefix="fingerprint-") as folder:
-        options = options_of(small(candidate.settings))
-        command = [sys.executable, str(program or runs.TRAIN), *options, f"--out_dir={folder}"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        lines = [line for line in read_log(Path(folder)) if line["event"] in ("step", "eval")]
-        if not lines:
-            print(done.stderr, end="", file=sys.stderr)
-            said = (done.stderr.strip() or "it ended without any output").splitlines()[-1]
-            raise UserError(f"{candidate.name}: train.py cannot finish a step of a small model: {said}")
-        numbers = [[line.get(name) for name in ("loss", "grad_norm", "train_loss", "val_loss")] for line in lines]
-        content = json.dumps(numbers).encode()
-        checkpoint = Path(folder) / "ckpt.pt"
-        if checkpoint.exists():  # none if it has diverged
-            weights = torch.load(checkpoint, weights_only=True)["model"].values()
-            content += b"".join(weight.contiguous().numpy().tobytes() for weight in weights)
-        return sha256(content)
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,214 +1,195 @@
-"""What a comparison says: a table, the smallest detectable differences, notes, and all runs as CSV."""
+"""What a comparison says: a table, a sentence for each candidate, verdict.json, and the ledger of all verdicts."""
 
 import csv
 import io
-import math
+import json
 import statistics
+import time
+from contextlib import suppress
 
-from config.runtime.errors import file_errors
+from config.runtime.devices import machine_name
+from config.runtime.errors import clock, file_errors
 from config.runtime.files import atomic_write
-from runs import DEFAULTS, NO_MATTER
-from stats import TIE, holm
+from config.runtime.log import code_version
+from frozen import differing_files
+from stats import FAILS, NO_LONGER, PAYS, TIE, TIES, UNDECIDED, gain_of, mean, worth
 
-HEADER = ["candidate", "parameters", "rate", "loss", "measured gain", "× operations", "× time", "break-even gain"]
-HEADER += ["verdict", "compute worth"]
-FACTS = ["loss", "best_loss", "best_step", "parameters", "flops", "seconds", "machine", "commit"]
+HEADER = ["candidate", "gain at equal steps", "cost: operations, time", "gain at equal cost", "verdict", "seeds"]
+RESULTS = ["rate", "seed", "steps", "loss", "logged", "flops", "seconds", "machine", "refused"]
+SCHEMA = 1  # of verdict.json
+MEANS = {
+    PAYS: "trained at equal cost, {base} is worse by {gain}",
+    FAILS: "trained for no more than {name} costs, {base} is better by {loss}",
+    TIES: f"trained at equal cost, {{base}} differs by less than {TIE} ({{gain}})",
+    UNDECIDED: "trained at equal cost, {base} is worse by {gain}, which may be chance",
+    NO_LONGER: "longer training makes {base} worse, so use more data or dropout",
+}
 
 
 class Report:
     def __init__(self, comparison):
         self.comparison = comparison
-        self.planned = comparison.planned()
-        self.done = [plan for plan in self.planned if comparison.is_done(plan)]
-        self.lacking = len(self.planned) - len(self.done)
-        self.candidates = {candidate.name: candidate for candidate in comparison.candidates}
-        self.base, *self.others = self.candidates
-        self.main = {name: comparison.results(self.done, "main", of) for name, of in self.candidates.items()}
-        fits = {name: comparison.curve(self.candidates[name], self.done) for name in self.others}
-        self.fits = {name: fit for name, fit in fits.items() if fit}
-        self.p = holm({name: fit.gain({1.0: 1})[3] for name, fit in self.fits.items()})  # at equal steps
+        self.base, *self.candidates = comparison.variants
+        self.facts = [self.facts_of(candidate) for candidate in self.candidates]
 
-    def costs(self, name):
-        return self.comparison.costs(self.candidates[name], self.fits[name].cost)
+    def facts_of(self, candidate) -> dict:
+        """Return what verdict.json says of a candidate."""
+        comparison = self.comparison
+        verdict, why, look, judgements = comparison.standing(candidate)
+        facts = {"name": candidate.name, "verdict": verdict, "why": why, "seeds": 0, "equal_steps": None, "prices": {}}
+        facts |= self.identity(candidate)
+        if not judgements:
+            return facts
+        runs, rungs, level = comparison.losses(candidate, look), comparison.rungs(look), comparison.level
+        equal = gain_of(runs, rungs[1.0], comparison.are_paired(candidate, look))
+        facts |= {"seeds": len(runs), "equal_steps": {"gain": equal.value, "half": equal.half(level)}}
+        for price, judged in judgements.items():
+            facts["prices"][price] = {
+                "cost": comparison.costs(candidate)[price],
+                "verdict": judged.verdict,
+                "gain": judged.gain.value,
+                "half": judged.gain.half(level),
+                "over_the_baseline_at": judged.rung,
+                "break_even": mean(rungs[1.0]) - mean(rungs[judged.rung]),
+                "worth": worth(mean(runs), rungs),
+                "detectable": judged.gain.detectable(level),
+            }
+        return facts
 
-    def row(self, name):
-        runs, fit = self.main[name], self.fits.get(name)
-        if not runs:
-            return [name] + [""] * (len(HEADER) - 1)
-        losses = [result["loss"] for result in runs]
-        of_earlier_code = " (earlier code)" * any(result.get("earlier", False) for result in runs)
-        cells = [name + of_earlier_code, f"{runs[0]['parameters']:,}", f"{runs[0]['rate']:g}"]
-        diverged = None in losses
-        cells.append("diverged" if diverged else f"{statistics.fmean(losses):.3f}{plus_minus(deviation(losses))}")
-        cells.append(self.measured_gain(name) if fit else "")
-        cells += [self.operations(name), self.times(name)]
-        if not fit or len(fit.rungs) == 1:
-            return cells + ["", "", ""]
-        gains = [(price, fit.break_even(cost)) for price, cost in self.costs(name).items() if fit.reference(cost)]
-        by_price = [decimal(gain) + f" by {price}" * (len(gains) > 1) for price, gain in gains]
-        return cells + ["; ".join(by_price), self.verdict(name), self.worth(name)]
+    def identity(self, variant):
+        code = {"words": variant.code or "work tree", "hash": variant.home.name}
+        code["differs_in"] = differing_files(variant.home, self.base.home)
+        settings = variant.changed(variant.settings)
+        return {"code": code, "identity": variant.identity, "settings": settings, "parameters": variant.parameters}
 
-    def measured_gain(self, name):
-        """Return the gain over the baseline's main runs ± the half-width of its 95% interval."""
-        gain, _, half, _ = self.fits[name].gain({1.0: 1})
-        word = "" if not self.p[name] < 0.05 else " better" if gain > 0 else " worse"
-        return decimal(gain, "+") + plus_minus(half) + word
+    # -- in words ------------------------------------------------------------------------------------------------
 
-    def operations(self, name):
-        """Return the operations of a whole training over the baseline's, if both have ended."""
-        ended = [[run["flops"] for run in self.main[of] if run["loss"] is not None] for of in (name, self.base)]
-        return f"{ended[0][0] / ended[1][0]:.2f}" if all(ended) else ""
+    def table(self):
+        return as_table(HEADER, map(self.row, self.candidates, self.facts))
 
-    def times(self, name):
-        timing = self.comparison.timing
-        if not timing.is_known():
-            return ""
-        ratio, spread = timing.ratio(self.candidates[name], self.candidates[self.base])
-        return f"{ratio:.2f}" + f" ± {spread:.2f}" * (spread >= 0.005)
+    def row(self, candidate, facts):
+        prices = facts["prices"]
+        gains, verdicts = [signed(one) for one in prices.values()], [one["verdict"] for one in prices.values()]
+        equal = signed(facts["equal_steps"]) if prices else ""
+        verdict = by_price(verdicts, prices) if prices else facts["verdict"]
+        return [facts["name"], equal, self.cost(candidate), by_price(gains, prices), verdict, str(facts["seeds"])]
 
-    def verdict(self, name):
-        """Return the verdict. Name the cost if it is *pays*, if the costs disagree, or if only time counts."""
-        fit, costs, prices = self.fits[name], self.costs(name), {}
-        for price, cost in costs.items():
-            prices.setdefault(fit.verdict(cost) or "undecided", []).append(price)
-        if len(prices) == 1 and "pays" not in prices and "operations" in costs:
-            return next(iter(prices))
-        return "; ".join(f"{verdict} by {' and '.join(of)}" for verdict, of in prices.items())
+    def cost(self, candidate):
+        cost, times = f"{candidate.flops / self.base.flops:.2f}", self.comparison.times(candidate)
+        if not times:
+            return cost if candidate.flops else ""
+        ratio = times[0] * candidate.settings["max_iters"] / self.base.settings["max_iters"]
+        return f"{cost}, {ratio:.2f} ± {ratio * times[1]:.2f}"
 
-    def worth(self, name):
-        """Return the cost that brings the baseline to a candidate's loss; beyond the ladder, that of its end."""
-        rungs, found = self.fits[name].rungs, self.fits[name].worth()
-        if not found:
-            return ""
-        beyond = {0.0: f"< {rungs[0]:.3g}", math.inf: f"> {rungs[-1]:.3g}"}
-        low, worth, high = (beyond.get(times, f"{times:.2f}") for times in found)
-        return f"{'roughly ' * (len(rungs) < 4)}{worth} ({low} to {high})"
+    def sentences(self, candidate, facts):
+        """Yield what was found of a candidate, in words."""
+        name, base = facts["name"], self.base.name
+        if facts["why"]:
+            yield f"{name}: {facts['verdict']}: {facts['why']}."
+        for price, one in facts["prices"].items():
+            loss = signed(one | {"gain": -one["gain"]})
+            meaning = MEANS[one["verdict"]].format(name=name, base=base, gain=signed(one), loss=loss)
+            yield f"{name}, at {one['cost']:.2f} times the {price}: {one['verdict']}: {meaning}."
+        if facts["verdict"] == UNDECIDED and facts["prices"]:
+            yield self.what_next(candidate, facts)
 
-    def sentence(self, name):
-        """Return which difference would have been found, or "" where that is not known."""
-        fit = self.fits.get(name)
-        cost = fit and next(iter(self.costs(name).values()))
-        if not fit or len(fit.rungs) == 1 or not fit.reference(cost) or math.isnan(fit.could_see(cost)):
-            return ""
-        found = f"{fit.could_see(cost):.3f} at equal cost is found in roughly 80% of such comparisons"
-        return f"{name}: a difference of {found}."
+    def what_next(self, candidate, facts):
+        """Return what it would take to decide about a candidate."""
+        comparison, seeds = self.comparison, facts["seeds"]
+        later = [look for look in comparison.looks if look > seeds]
+        more = later[0] if later else 2 * seeds
+        runs = [comparison.run_at(one, 0.0, 0, 1.0) for one in (candidate, self.base)]
+        left = clock((more - seeds) * sum(map(comparison.run_seconds, runs)))
+        least = min(one["detectable"] for one in facts["prices"].values()) * (seeds / more) ** 0.5
+        how = "rerun the command" if later else f"--seeds={','.join(map(str, [*comparison.looks, more]))}"
+        return f"{more - seeds} more seeds ({left}) would find {least:.3f}: {how}."
+
+    def where(self):
+        """Return where a verdict holds."""
+        base, settings = self.base, self.base.settings
+        tokens = base.tokens_per_step * settings["max_iters"] / base.parameters
+        size = f"{settings['n_layer']} layers, width {settings['n_embd']}, {tokens:.2g} tokens per parameter"
+        return f"This holds at {size}, on {settings['dataset']}."
 
     def notes(self):
-        """Return the caveats of the table, one per line."""
-        comparison, lines = self.comparison, []
-        if self.lacking:
-            lines.append(f"{self.lacking} of {len(self.planned)} runs are missing")
-            lines += [line + ": --reuse keeps the old ones" for line in comparison.what_changed()]
-        if comparison.quick:
-            lines.append("quick: the results are meaningless")
-        for plan in self.done:
-            if comparison.result(plan.run)["loss"] is None and plan.stage in ("main", "ladder"):
-                lines.append(f"diverged: {plan.run.label()}")
-        if not comparison.is_searching() and comparison.lengths() and not comparison.committed:
-            lines.append("no learning rates are tried: a rate unsuited to a length makes the baseline worse there")
-        lines += self.notes_on_sizes() + self.notes_on_ends()
-        if len(self.others) > 4:
-            chance = "about one in forty seems to pay by chance: rerun those that do with other --seeds"
-            lines.append(f"{len(self.others)} candidates: where nothing pays, {chance}")
-        means = [mean for _, _, mean, _ in self.lengths()]
-        if any(later > earlier for earlier, later in zip(means, means[1:])):
-            lines.append("the baseline's loss rises with its length somewhere: a shorter run is used there")
-        for fact in ("machine", "commit"):
-            values = sorted({str(comparison.result(plan.run)[fact]) for plan in self.done})
-            if len(values) > 1:
-                lines.append(f"runs of more than one {fact}: {'; '.join(values)}")
-        return lines
-
-    def tokens_per_parameter(self):
-        result = self.main[self.base][0]
-        return self.comparison.baseline.tokens_per_step * result["steps"] / result["parameters"]
-
-    def notes_on_sizes(self):
-        """Return lines on tokens for each parameter, and on candidates that have more or fewer parameters."""
-        if not self.main[self.base]:
-            return []
-        lines, parameters, tokens = [], self.main[self.base][0]["parameters"], self.tokens_per_parameter()
-        if tokens < 20:
-            early = "this early, more training lowers the loss a lot, so a costly candidate must gain as much"
-            lines.append(f"{tokens:.2g} tokens for each parameter of the baseline: {early}")
-        for name in self.others:
-            times = self.main[name][0]["parameters"] / parameters if self.main[name] else 1
-            if abs(times - 1) > 0.2:
+        """Yield the caveats of the table."""
+        missing = self.comparison.missing()
+        if missing:
+            yield f"{len(missing)} runs are missing, at least"
+        if not self.comparison.is_searching():
+            yield "no learning rates are tried: a rate unsuited to a length makes the baseline worse there"
+        for facts in self.facts:
+            files = [file for file in facts["code"]["differs_in"] if file.startswith(("train", "data"))]
+            if files:
+                yield f"{facts['name']} has its own {', '.join(files)}: its batches and its steps may differ"
+            times = facts["parameters"] / self.base.parameters
+            if times and abs(times - 1) > 0.2:
                 also = "compare it with a wider or narrower baseline (--n_embd) too"
-                lines.append(f"{name} has {times:.2f} times the baseline's parameters: {also}")
-        return lines
+                yield f"{facts['name']} has {times:.2f} times the baseline's parameters: {also}"
+        if len(self.candidates) > 4:
+            yield "of candidates that gain nothing, 2 to 3% seem to pay: confirm with --first_seed=101"
 
-    def notes_on_ends(self):
-        """Return lines on trainings whose loss is lowest long before their end."""
-        lines, groups = [], {}
-        for plan in self.done:
-            result = self.comparison.last_result(plan.run)
-            if plan.stage in ("main", "ladder") and result["loss"] is not None:
-                groups.setdefault((plan.candidate.name, result["steps"]), []).append(result)
-        for (name, steps), results in groups.items():
-            at = statistics.median(result["best_step"] for result in results)
-            rise = statistics.fmean(result["loss"] - result["best_loss"] for result in results)
-            if at < 0.8 * steps and (self.comparison.options["best"] or rise > TIE):
-                early = "before its learning rate has decayed: a shorter run may reach a lower loss"
-                lines.append(f"{name}: of {steps:,} steps its loss is lowest after {at:,.0f}, {early}")
-        return lines
+    def markdown(self, details=False):
+        sentences = [text for pair in zip(self.candidates, self.facts) for text in self.sentences(*pair)]
+        parts = [self.table(), as_table(["variant", "folder", *RESULTS], self.runs()) if details else ""]
+        parts += ["\n".join([*sentences, self.where()]), "\n".join(f"NOTE {line}" for line in self.notes())]
+        return "\n\n".join(filter(None, parts)) + "\n"
 
-    def lengths(self):
-        """Return (steps, learning rate, mean loss, deviation) of the baseline's lengths."""
-        found = {}
-        baseline = self.comparison.baseline
-        ladder = self.main[self.base] + self.comparison.results(self.done, "ladder", baseline)
-        for result in sorted(ladder, key=lambda result: result["steps"]):
-            if result["loss"] is not None:
-                found.setdefault((result["steps"], result["rate"]), []).append(result["loss"])
-        return [(*key, statistics.fmean(losses), deviation(losses)) for key, losses in found.items()]
+    def runs(self):
+        """Yield a row for each run that has ended."""
+        for run, result in self.comparison.results.items():
+            yield [run.variant.name, run.folder.name, *(str(result[name]) for name in RESULTS)]
 
-    def markdown(self):
-        parts = [f"## {self.comparison.title}" * bool(self.comparison.title)]
-        parts.append(as_table(HEADER, [self.row(name) for name in self.main]))
-        rows = [[f"{steps:,}", f"{rate:g}", f"{mean:.3f}{plus_minus(sd)}"] for steps, rate, mean, sd in self.lengths()]
-        if len(rows) > 1:
-            parts += [f"{self.base} by its steps:", as_table(["steps", "rate", "loss"], rows)]
-        sentences = [f"- {sentence}" for sentence in map(self.sentence, self.others) if sentence]
-        parts.append("\n".join(sentences))
-        parts.append("\n".join(f"NOTE {line}" for line in self.notes()))
-        return "\n\n".join(part for part in parts if part) + "\n"
+    def lines(self):
+        """Yield a line for each candidate, of a fixed form, for programs."""
+        for facts in self.facts:
+            worst = min(facts["prices"].values(), key=lambda one: one["gain"], default=None)
+            gain = f"{worst['gain']:+.4f} ± {worst['half']:.4f}" if worst else "none"
+            yield f"VERDICT {facts['verdict']} | {facts['name']} | gain {gain} | seeds {facts['seeds']}"
 
-    def csv(self):
-        """Return all runs, a line each: stage, candidate, the settings that are not defaults, and its results."""
-        given = [plan.run.settings() for plan in self.done]  # as planned, so that `read_committed` finds the run
-        names = sorted({name for settings in given for name in settings} - set(NO_MATTER))
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["stage", "candidate", *names, *FACTS])
-        for plan, settings in zip(self.done, given):
-            values = [settings.get(name, DEFAULTS[name]) for name in names]
-            result = self.comparison.last_result(plan.run)
-            writer.writerow([plan.stage, plan.candidate.name, *values, *(result[fact] for fact in FACTS)])
-        return text.getvalue()
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def json(self, command, seconds):
+        comparison, noise = self.comparison, None
+        with suppress(LookupError):  # while its runs are missing
+            noise = statistics.stdev(comparison.rungs(0)[1.0].values())
+        return {
+            "schema": SCHEMA,
+            "command": command,
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "seconds": round(seconds),
+            "machine": machine_name(comparison.device),
+            "commit": code_version()["commit"],
+            "data": {"dataset": self.base.settings["dataset"], "sha256": comparison.meta["sha256"]},
+            "where": self.where(),
+            "level": comparison.level,
+            "baseline": {"name": self.base.name, "noise": noise} | self.identity(self.base),
+            "candidates": self.facts,
+        }
 
     @file_errors()
-    def write(self, command):
-        text, folder = self.markdown(), self.comparison.options["out"]
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in (("table.md", f"    {command}\n\n{text}"), ("runs.csv", self.csv())):
+    def write(self, command, seconds):
+        folder, facts = self.comparison.options["out"], self.json(command, seconds)
+        rows = io.StringIO()
+        csv.writer(rows, lineterminator="\n").writerows([["variant", "folder", *RESULTS], *self.runs()])
+        contents = {"table.md": f"    {command}\n\n{self.markdown()}", "runs.csv": rows.getvalue()}
+        contents["verdict.json"] = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
+        for name, content in contents.items():
             with atomic_write(folder / name) as file:
                 file.write(content.encode())
-        print(f"saved: {folder / 'table.md'}, {folder / 'runs.csv'}")
+        with open(folder.parent / "verdicts.jsonl", "ab") as ledger:
+            ledger.write(json.dumps(facts).encode() + b"\n")
+        print(f"saved: {', '.join(str(folder / name) for name in contents)}")
 
 
-def plus_minus(half):
-    """Return " ± half", or nothing where nothing is known."""
-    return "" if math.isnan(half) else f" ± {half:.3f}"
+def signed(one):
+    """Return a gain ± half the width of its interval, and never -0.000."""
+    return f"{round(one['gain'], 3) + 0.0:+.3f} ± {one['half']:.3f}"
 
 
-def decimal(number, sign=""):
-    """Return a number to three digits, and never -0.000."""
-    return f"{round(number, 3) + 0.0:{sign}.3f}"
-
-
-def deviation(values):
-    return statistics.stdev(values) if len(values) > 1 else math.nan
+def by_price(texts, prices):
+    """Return the text of each price, or the one that all have."""
+    return texts[0] if len(set(texts)) == 1 else "; ".join(f"{text} by {price}" for text, price in zip(texts, prices))
 
 
 def as_table(header, rows):

@@ -1,11 +1,12 @@
 """Runs of train.py: parse a variant's arguments, build its commands, read its results, and run several at a time."""
 
-import csv
+import ctypes
 import json
 import math
 import os
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -14,129 +15,125 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN = ROOT / "train.py"
+EXAMINE = Path(__file__).with_name("examine.py")
 sys.path.insert(0, str(ROOT))
 
 import torch
 
-from config import convert, read_settings, split_settings
-from config.runtime.checks import check_settings, ineffective_settings, of_model
-from config.runtime.errors import StopSignal, UserError, file_errors
+from config import split_settings
+from config.runtime.errors import FolderInUse, StopSignal, UserError, file_errors
 from config.runtime.files import sha256
 from config.runtime.log import whole_line
-from model import GPT, GPTConfig
+from frozen import split_code
 
-DEFAULTS = read_settings(TRAIN, [])
 OURS = ("out_dir", "init_from", "overwrite", "eval_only", "seed")  # settings that a comparison makes itself
-QUICK_STEPS = ["--max_iters=6", "--warmup_iters=1", "--eval_tokens=64"]
-METHOD = ("attention", "qk_scale", "sigma", "residual", "keep_input")  # settings that a folder's name starts with
 NO_MATTER = ("device", "tensorboard", "wandb")  # settings that do not affect a run's results
+TOLERANCE = 0.005  # nats between the loss that train.py logs and the one its weights give: rounding
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
-    """A variant: its name, its train.py settings, and its cost."""
+class Variant:
+    """What is compared: settings of train.py, and the code that they are settings of."""
 
     name: str
     settings: dict  # all of them
-    parameters: int
-    flops_per_token: float
-    identity: str = ""  # names what it computes (see examine.py); empty for committed results
+    defaults: dict
+    home: Path  # its frozen code
+    code: str = ""  # the words that name it
+    parameters: int = 0
+    flops_per_token: float = 0.0
+    fingerprint: str = ""  # of what a few steps compute
+    identity: str = ""  # names that in its runs' folders
+    refused: str = ""  # why it cannot take part
+
+    @property
+    def tokens_per_step(self):
+        return math.prod(self.settings[name] for name in ("batch_size", "grad_accum_steps", "block_size"))
 
     @property
     def flops(self):
         return self.flops_per_token * self.tokens_per_step * self.settings["max_iters"]
 
-    @property
-    def tokens_per_step(self):
-        return math.prod(self.batch)
-
-    @property
-    def batch(self):
-        return [self.settings[name] for name in ("batch_size", "grad_accum_steps", "block_size")]
+    def changed(self, settings):
+        """Return those of its `settings` that differ from its train.py's defaults."""
+        return {name: value for name, value in settings.items() if value != self.defaults[name]}
 
 
-def read_words(words, common, quick=False):
-    """Return the name and settings of an argument such as "config/m1_shakespeare.py --keep_input" or "NAME: ...".
+def read_words(words, common, home=ROOT):
+    """Return the name and settings of an argument such as "config/m1_shakespeare.py --keep_input" or "NAME: ..."."""
+    name, arguments = split_name(words)
+    return name, read_variant(name, split_code(arguments)[1], common, home)[1]
 
-    Config files come first, then the `common` options, then its own, then, if `quick`, QUICK_STEPS.
-    """
+
+def split_name(words):
+    """Return the name of an argument, which may be given as "NAME: ...", and its words."""
     name, colon, rest = f"{words} ".partition(": ")
     arguments = shlex.split(rest if colon else words)
-    files = [argument for argument in arguments if not argument.startswith("-")]
-    options = [argument for argument in arguments if argument.startswith("-")]
-    if not colon:
-        name = ", ".join([Path(file).stem for file in files] + [option.lstrip("-") for option in options]) or "defaults"
+    short = [word.lstrip("-") if word.startswith(("-", "@")) else Path(word).stem for word in arguments]
+    name = " ".join((name if colon else ", ".join(short) or "defaults").split())
+    return name, arguments
+
+
+def read_variant(name, arguments, common, home):
+    """Return the defaults and the settings of a variant: of the train.py in `home`.
+
+    Config files come first, then the `common` options, then its own.
+    """
+    files = [word for word in arguments if not word.startswith("-")]
+    files = [str(home / word) if (home / word).is_file() else word for word in files]  # as that code has it
+    options = [word for word in arguments if word.startswith("-")]
     given = {}
-    for part in (files, common, options, QUICK_STEPS * quick):
-        given |= split_settings(TRAIN, part)[1]
+    for part in (files, common, options):
+        defaults, some = split_settings(home / "train.py", part)
+        given |= some
     taken = [setting for setting in OURS if setting in given]
     if taken:
         raise UserError(f"{name}: {taken[0]} is set by the comparison: leave it out")
-    settings = DEFAULTS | given
-    check_settings(settings, world_size=1)
-    for note in ineffective_settings(settings, given, DEFAULTS):
-        print(f"NOTE {name}: {note}")
-    return name, settings
+    return defaults, defaults | given
 
 
-def make_candidate(name, settings, vocab_size) -> Candidate:
-    with torch.device("meta"):  # only counted
-        model = GPT(GPTConfig(**of_model(settings), vocab_size=vocab_size))
-    return Candidate(name, settings, model.get_num_params(), model.flops_per_token())
+# -- one run ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Run:
-    candidate: Candidate
+    variant: Variant
     rate: float
     seed: int
-    times: float  # its steps, over those of the candidate
+    steps: int
     parent: Path
+    windows: Path  # what its loss is measured on
 
-    @cached_property
-    def name(self):
-        """Return the name that it has in committed results: of its settings alone."""
-        return folder_name(self.settings())
+    @property
+    def flops(self):
+        return self.variant.flops_per_token * self.variant.tokens_per_step * self.steps
 
     @cached_property
     def folder(self):
-        return self.parent / "-".join(filter(None, (self.name, self.candidate.identity)))
-
-    @property
-    def steps(self):
-        return max(1, round(self.candidate.settings["max_iters"] * self.times))
+        settings = {name: value for name, value in self.settings().items() if name not in NO_MATTER}
+        digest = sha256(json.dumps(settings, sort_keys=True).encode())[:8]
+        name = f"lr{self.rate:g}-seed{self.seed}-{self.steps}-{digest}"
+        return self.parent / f"{name}-{self.variant.identity}"
 
     def settings(self):
         """Return the settings, as far as they differ from train.py's defaults."""
-        settings = dict(self.candidate.settings) | {"learning_rate": self.rate, "seed": self.seed}
-        settings |= {"max_iters": self.steps, "warmup_iters": int(settings["warmup_iters"] * self.times)}
+        settings = dict(self.variant.settings) | {"learning_rate": self.rate, "seed": self.seed}
+        warmup = settings["warmup_iters"] * self.steps / settings["max_iters"]
+        settings |= {"max_iters": self.steps, "warmup_iters": int(warmup + 1e-9)}
         settings["eval_interval"] = settings["eval_interval"] or self.steps  # only at the end
-        return changed(settings)
+        return self.variant.changed(settings)
 
-    def command(self, device="auto"):
-        """Return the command that trains it or, if rerun, resumes it."""
+    def commands(self, device="auto"):
+        """Return the commands that train it, or resume it, and measure its loss."""
         settings = self.settings() | ({} if device == "auto" else {"device": device})
-        return [sys.executable, str(TRAIN), *options_of(settings), f"--out_dir={self.folder}", "--init_from=auto"]
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        train = [sys.executable, str(self.variant.home / "train.py"), *options, f"--out_dir={self.folder}"]
+        measured = str(self.folder / "measured.json")
+        measure = [sys.executable, str(EXAMINE), str(self.variant.home), str(self.windows), measured, str(self.folder)]
+        return [[*train, "--init_from=auto"], measure]
 
     def label(self):
-        return f"{self.candidate.name}, rate {self.rate:g}, seed {self.seed}, {self.steps:,} steps"
-
-
-def changed(settings):
-    return {name: value for name, value in settings.items() if value != DEFAULTS[name]}
-
-
-def options_of(settings):
-    return [f"--{name}={value}" for name, value in changed(settings).items()]
-
-
-def folder_name(settings):
-    settings = {name: value for name, value in changed(settings).items() if name not in NO_MATTER}
-    method = [name if settings[name] is True else str(settings[name]) for name in METHOD if name in settings]
-    digest = sha256(json.dumps(settings, sort_keys=True).encode())[:8]
-    rate, seed, steps = ((DEFAULTS | settings)[name] for name in ("learning_rate", "seed", "max_iters"))
-    return f"{'-'.join(method) or 'standard'}-lr{rate:g}-seed{seed}-{steps}-{digest}"
+        return f"{self.variant.name}, rate {self.rate:g}, seed {self.seed}, {self.steps:,} steps"
 
 
 @file_errors()
@@ -147,56 +144,52 @@ def read_log(folder) -> list[dict]:
     return [facts for facts in map(whole_line, lines) if facts]
 
 
-def result_of(folder) -> dict | None:
-    """Return the result of the run in `folder`, or None if it has not ended. The loss is None where it diverged."""
-    lines = read_log(folder)
+def result_of(run, tokens=None) -> dict | None:
+    """Return the result of a run, or None if it has not been trained and measured. A diverged one's loss is None.
+
+    `tokens` are the SHA-256 of its data. "refused" says why it does not count.
+    """
+    lines, measured = read_log(run.folder), run.folder / "measured.json"
     if not lines or lines[-1]["event"] not in ("end", "diverged"):
         return None
-    start, last = lines[0], lines[-1]
-    evals = [line for line in lines if line["event"] == "eval"]
-    best = min(evals, key=lambda line: line["val_loss"], default={"val_loss": None, "step": None})
-    settings, steps = start["settings"], last["step"]
-    tokens = steps * settings["batch_size"] * settings["grad_accum_steps"] * settings["block_size"]
-    return {
-        "loss": evals[-1]["val_loss"] if last["event"] == "end" else None,
-        "best_loss": best["val_loss"],
-        "best_step": best["step"],
-        "parameters": start["parameters"],
-        "flops": start["flops_per_token"] * tokens,
-        "seconds": last.get("seconds"),
-        "machine": start["machine"],
-        "commit": start["code"]["commit"],
-        "code": start["code"]["sha256"],
-        "rate": settings["learning_rate"],
-        "seed": settings["seed"],
-        "steps": steps,
-    }
+    result = {"loss": None, "logged": None, "refused": "", "seconds": lines[-1].get("seconds")}
+    speeds = [line["tokens_per_second"] for line in lines if line["event"] == "step"]
+    speed = statistics.median(speeds[1:] or speeds or [math.nan])  # the first one warms up
+    result |= {"flops": run.flops, "step_seconds": run.variant.tokens_per_step / speed}
+    result |= {"machine": lines[0].get("machine"), "seed": run.seed, "steps": run.steps, "rate": run.rate}
+    if lines[-1]["event"] == "diverged":
+        return result
+    if not measured.exists():
+        return None
+    found = json.loads(measured.read_text())
+    result |= {"loss": found.get("loss"), "refused": found["refused"]}
+    result["logged"] = next((line["val_loss"] for line in reversed(lines) if line["event"] == "eval"), None)
+    return result | {"refused": result["refused"] or why_refused(run, lines, found, result, tokens)}
 
 
-def tidy(folder, keep):
-    """Remove the checkpoints of a run that has ended, unless `keep` is set now or was set before."""
-    mark = folder / "keep"
-    if keep:
-        mark.touch()
-    elif not mark.exists():
-        for name in ("ckpt.pt", "best.pt"):
-            (folder / name).unlink(missing_ok=True)
+def why_refused(run, lines, found, result, tokens):
+    """Return why a run does not count: what it logs is not what it has done."""
+    starts = [line for line in lines if line["event"] in ("start", "resume")]
+    cure = f"remove {run.folder} and rerun the command"
+    if len({(line.get("code") or {}).get("sha256") for line in starts}) > 1:
+        return f"its code was changed while it was trained: {cure}"
+    if tokens and any((line.get("data") or {}).get("sha256") != tokens for line in starts):
+        return f"its text was changed before it began: {cure}"
+    if found["step"] != run.steps or lines[-1]["step"] != run.steps:
+        return f"it has trained for {found['step']} steps instead of {run.steps}"
+    if result["logged"] is None or not abs(result["logged"] - result["loss"]) < TOLERANCE:
+        logged = "no loss" if result["logged"] is None else f"{result['logged']:.4f}"
+        return f"it logs {logged} where its weights give {result['loss']:.4f}"
+    return ""
 
 
-def read_committed(path):
-    """Return the results in a runs.csv, by the names of the runs' folders."""
-    results = {}
-    with open(path, encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            given = {name: text for name, text in row.items() if name in DEFAULTS}
-            settings = {name: convert(name, text, DEFAULTS, f"{path}: {name}") for name, text in given.items()}
-            numbers = ("loss", "best_loss", "flops", "seconds")
-            facts = {name: float(row[name]) if row[name] else None for name in numbers}
-            facts |= {"best_step": int(row["best_step"]) if row["best_step"] else None}
-            facts |= {"parameters": int(row["parameters"]), "machine": row["machine"], "commit": row["commit"]}
-            facts |= {"rate": settings["learning_rate"], "seed": settings["seed"], "steps": settings["max_iters"]}
-            results[folder_name(settings)] = facts
-    return results
+def tidy(folder):
+    """Remove the checkpoints of a run that has been measured."""
+    for name in ("ckpt.pt", "best.pt"):
+        (folder / name).unlink(missing_ok=True)
+
+
+# -- several at a time -----------------------------------------------------------------------------------------
 
 
 def share_a_cpu(number, device):
@@ -219,65 +212,105 @@ class Stopped(Exception):
     """Raised after a stop signal; holds the signal's number."""
 
 
-class Workers:
-    """Train up to `number` runs at a time: on a CPU with one thread each, on GPUs round-robin."""
+class Crashed(Exception):
+    """A run ended with a traceback, a slip in the variant's code. Holds the run and what it printed."""
 
-    def __init__(self, number, device, keep=False):
-        self.places, self.device, self.keep = list(range(number)), device, keep
+
+class Job:
+    """The commands of a run, one after another. What they print goes to output.txt in its folder."""
+
+    def __init__(self, run, place, device, environment):
+        self.run, self.place, self.environment, self.began = run, place, environment, time.time()
+        self.commands = run.commands(device)
+        with file_errors():
+            run.folder.mkdir(parents=True, exist_ok=True)
+            self.output = open(run.folder / "output.txt", "ab")
+        self.printed = self.output.tell()  # what is before was printed earlier, or by another comparison
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen(
+            self.commands.pop(0),
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=self.output,
+            env=self.environment,
+            start_new_session=True,  # a terminal's Ctrl-C comes to this process, which passes it on once
+            preexec_fn=end_with_parent if sys.platform == "linux" else None,
+        )
+
+    def has_ended(self):
+        if self.process.poll() is None:
+            return False
+        if self.process.returncode == 0 and self.commands:
+            self.start()
+            return False
+        self.output.close()
+        return True
+
+    def check(self):
+        """Raise what the exit code of its last command means, unless that is success, or divergence."""
+        code, where = self.process.returncode, self.run.folder / "output.txt"
+        lines = read_log(self.run.folder)
+        if code == 0 or code == 2 and lines and lines[-1]["event"] == "diverged":
+            return
+        with open(where, "rb") as file:
+            file.seek(self.printed)
+            said = file.read().decode(errors="replace").strip() or "it printed nothing"
+        if code == FolderInUse.exit_code:
+            raise FolderInUse(f"another process trains {self.run.label()}: wait for it ({self.run.folder})")
+        if code < 0 or code > 128:
+            number = -code if code < 0 else code - 128
+            raise UserError(f"{self.run.label()}: ended by signal {number}: rerun the command ({where})")
+        if code == 2:
+            raise UserError(f"{self.run.label()}: {said.splitlines()[-1]} ({where})")
+        raise Crashed(self.run, said)
+
+
+def end_with_parent():
+    """Let the kernel end a process, which then saves and leaves, when the comparison has been killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+class Workers:
+    """Do up to `number` runs at a time: on a CPU with one thread each, on GPUs round-robin."""
+
+    def __init__(self, number, device):
+        self.places, self.device = list(range(number)), device
         self.threads = 1 if share_a_cpu(number, device) else torch.get_num_threads()
         self.environment = os.environ | ({"OMP_NUM_THREADS": "1"} if share_a_cpu(number, device) else {})
-        self.running = {}  # {run: (process, place)}
+        self.running = {}  # {run: its job}
         self.signal = StopSignal()
 
     def offer(self, run):
-        """Start `run` if a place is free. Its output goes to output.txt in its folder."""
-        if not self.places or run in self.running:
-            return
-        place = self.places.pop(0)
-        device = f"cuda:{place % torch.cuda.device_count()}" if self.device.type == "cuda" else self.device.type
-        with file_errors():
-            run.folder.mkdir(parents=True, exist_ok=True)
-            output = open(run.folder / "output.txt", "wb")
-        with output:
-            process = subprocess.Popen(
-                run.command(device),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=self.environment,
-                start_new_session=True,  # a terminal's Ctrl-C comes to this process, which passes it on once
-            )
-        self.running[run] = process, place
+        """Start `run` if a place is free."""
+        if self.places and run not in self.running:
+            place = self.places.pop(0)
+            device = f"cuda:{place % torch.cuda.device_count()}" if self.device.type == "cuda" else self.device.type
+            self.running[run] = Job(run, place, device, self.environment)
 
-    def wait(self) -> list[Run]:
-        """Return the runs that have ended, once one has.
+    def wait(self) -> dict:
+        """Return the runs that have ended, once one has, and the seconds that they took.
 
-        Raises Stopped after a signal, and UserError where a run has failed, except by diverging.
+        Raises Stopped after a signal, Crashed where one's code has failed, and UserError for another failure.
         """
         ended = []
         while not ended and not self.signal.number:
             time.sleep(0.1)
-            ended = [run for run, (process, _) in self.running.items() if process.poll() is not None]
+            ended = [job for job in list(self.running.values()) if job.has_ended()]
         if self.signal.number:  # it may have ended a process that had hardly begun, which is no failure
             raise Stopped(self.signal.number)
-        for run in ended:
-            self.places.append(self.running.pop(run)[1])
-            if not result_of(run.folder):
-                said = (run.folder / "output.txt").read_text(errors="replace").strip()
-                last = said.splitlines()[-1] if said else "it failed without any output"
-                raise UserError(f"{run.label()}: {last} (full output: {run.folder / 'output.txt'})")
-            tidy(run.folder, self.keep)
-        return ended
-
-    def train(self, run):
-        """Train `run` with nothing else running."""
-        self.offer(run)
-        self.wait()
+        for job in ended:
+            del self.running[job.run]
+            self.places.append(job.place)
+        for job in ended:
+            job.check()
+        return {job.run: time.time() - job.began for job in ended}
 
     def stop(self):
         """Let what is running finish its step, save and end, and wait for it."""
-        for process, _ in self.running.values():
-            process.send_signal(signal.SIGTERM)
-        for process, _ in self.running.values():
-            process.wait()
+        for job in self.running.values():
+            job.process.send_signal(signal.SIGTERM)
+        for job in self.running.values():
+            job.process.wait()
         self.running.clear()

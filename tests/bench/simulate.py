@@ -1,99 +1,125 @@
 """
-How often compare.py is wrong: simulated comparisons of a candidate that gains nothing, by compare.py's own code.
+How often compare.py is wrong, and what a verdict costs: simulated comparisons, decided by compare.py's own code.
 
     python tests/bench/simulate.py [comparisons of each case]
 
-The baseline's loss is a power law of its cost with a floor, and the candidate's is the same at its own cost. So
-*pays* is always false, and the true gain at equal cost is 0.
+The baseline's loss follows a curve of its cost, and the candidate's is that of the same curve at its own cost, less its
+true gain: with a gain of 0, *pays* and *does not pay* are both wrong.
 """
 
+import math
 import sys
 from collections import Counter
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 
 import compare
-import plan
-from report import Report
+from plan import Comparison, Variant, read_looks
+from stats import ERROR_OF_A_LOOK, FAILS, PAYS
 
-CURVES = {
-    "8 layers of width 256": lambda cost: 1.520 + 0.344 * cost**-0.68,  # fitted to the ladder in studies/depth.md
-    "slow": lambda cost: 1.5 + 0.4 * cost**-0.3,
+BEST_RATE = 0.005
+
+
+@dataclass
+class Truth:
+    """What simulated runs do. Losses are in nats, costs in runs of the baseline."""
+
+    cost: float = 1.0  # of the candidate
+    gain: float = 0.0  # of the candidate, over the baseline at equal cost
+    noise: float = 0.01  # of the baseline at its own length
+    of_candidate: float = 1.0  # the candidate's noise, in units of the baseline's
+    growth: float = 0.0  # noise grows as cost to this power
+    of_seed: float = 0.0  # deviation of what runs of one seed share
+    drop: float = 0.0  # by how much the loss drops abruptly, at a cost that differs by seed
+
+    def mean(self, cost):
+        """Return the mean loss at a cost: a power law with a floor, as in studies/depth.md, and the drop."""
+        return 1.520 + 0.344 * cost**-0.68 + self.drop * late(cost)
+
+    def loss(self, rng, cost, of_seed, own):
+        noise = rng.normal(0, self.noise * cost**self.growth * (self.of_candidate if own else 1))
+        dropped = self.drop * (rng.random() < late(cost))
+        return self.mean(cost) - self.drop * late(cost) + dropped + noise + of_seed - self.gain * own
+
+
+def late(cost):
+    """Return the share of seeds whose loss has not dropped at a cost: a half at 1.5."""
+    return 1 / (1 + (cost / 1.5) ** 6)
+
+
+class Simulated(Comparison):
+    """A comparison of a baseline and a candidate whose runs end at once."""
+
+    def __init__(self, truth, rng, seeds="3,5,8", rates=""):
+        self.truth, self.rng, self.device = truth, rng, None
+        self.options = {"cost": "operations", "rates": rates, "first_seed": 1, "out": Path("nowhere")}
+        self.rates, self.ladder = [], []
+        self.results, self.trouble, self.tuned, self.judged = {}, {}, {}, {}
+        self.looks = read_looks({"seeds": seeds})
+        self.level = 1 - ERROR_OF_A_LOOK[len(self.looks)]
+        settings = compare.read_settings(compare.__file__.replace("tests/bench/compare.py", "train.py"), [])
+        base = Variant("base", settings, settings, Path("code"), flops_per_token=1e6)
+        self.variants = [base, replace(base, name="candidate", flops_per_token=1e6 * truth.cost)]
+        self.folder = self.windows = Path("nowhere")
+        self.of_seed = rng.normal(0, truth.of_seed, 100)
+
+    def result(self, run):
+        return self.results.get(run)
+
+    def times(self, candidate):
+        return None
+
+    def do(self, run):
+        own = run.variant is not self.baseline
+        cost = run.steps / self.baseline.settings["max_iters"] * (self.truth.cost if own else 1)
+        loss = self.truth.loss(self.rng, cost, self.of_seed[run.seed], own)
+        loss += 0.1 * math.log2(run.rate / BEST_RATE) ** 2
+        self.results[run] = {"loss": loss, "seed": run.seed, "refused": "", "cost": cost}
+
+    def decide(self):
+        """Return (the verdict, whether the interval covers the truth, the cost of all runs)."""
+        while runs := self.missing():
+            for run in runs:
+                self.do(run)
+        candidate = self.variants[1]
+        (judged,) = self.standing(candidate)[3].values()
+        truth = self.truth.mean(judged.rung) - self.truth.mean(self.truth.cost) + self.truth.gain
+        covered = abs(judged.gain.value - truth) <= judged.gain.half(self.level)
+        return judged.verdict, covered, sum(result["cost"] for result in self.results.values())
+
+
+def simulate(truth, count, rng, **options):
+    """Return the shares of the verdicts, of intervals that cover the truth, and the mean cost of a comparison."""
+    found = [Simulated(truth, rng, **options).decide() for _ in range(count)]
+    verdicts = Counter(verdict for verdict, _, _ in found)
+    shares = {verdict: number / count for verdict, number in verdicts.items()}
+    return shares, np.mean([covered for _, covered, _ in found]), np.mean([cost for _, _, cost in found])
+
+
+CASES = {  # kinds of noise
+    "a curve with a floor": {},
+    "noise grows with length": {"growth": 0.5},
+    "the candidate's noise is half": {"of_candidate": 0.5},
+    "twice": {"of_candidate": 2.0},
+    "three times": {"of_candidate": 3.0},
+    "seeds matter": {"of_seed": 0.02, "noise": 0.005},
+    "an abrupt drop, late for some seeds": {"drop": 0.1},
 }
 
 
-def made_up(baseline, rng, curve, noise, of_candidate=1.0, of_seed=0.0, effect=0.0):
-    """Return a function from a run to its result: a curve's loss and noise, of the run and of its seed."""
-    offsets = rng.normal(0, of_seed, 100)
-
-    @cache
-    def result(run):
-        own = run.candidate is not baseline
-        flops = run.candidate.flops_per_token * run.candidate.tokens_per_step * run.steps
-        loss = curve(flops / baseline.flops) + offsets[run.seed] - effect * own
-        loss += rng.normal(0, noise * of_candidate if own else noise)
-        return {"loss": loss, "flops": flops, "steps": run.steps, "seed": run.seed, "rate": run.rate}
-
-    return result
-
-
-def comparison_of(cost, seeds=3, *options):
-    """Return a comparison of a baseline and a candidate of `cost` times its operations."""
-    words = ["base:", "candidate: --dropout=0.1", f"--seeds={','.join(map(str, range(1, seeds + 1)))}", "--rates=none"]
-    settings, words, common = compare.read_arguments([*words, "--max_iters=2000", *options])
-    data = SimpleNamespace(meta={"vocab_size": 65, "sha256": "of no data"})
-    patches = {"ensure_prepared": lambda name: name, "load_dataset": lambda name: data}
-    patches |= {"identify": lambda candidates, *_: candidates, "code_version": lambda: {"sha256": "of no code"}}
-    with mock.patch.multiple(plan, **patches):
-        made = plan.Comparison("", words, common, settings | {"out": Path("nowhere")}, compare.pick_device("cpu"))
-    base, candidate = made.candidates
-    made.candidates[1] = replace(candidate, flops_per_token=cost * base.flops_per_token)
-    return made
-
-
-def reports(comparison, count, rng, **settings):
-    """Yield the reports of `count` simulated comparisons."""
-    for _ in range(count):
-        comparison.last_result = made_up(comparison.baseline, rng, **settings)
-        yield Report(comparison)
-
-
-def simulate(comparison, count, rng, **settings):
-    """Return (the shares of all verdicts, the shares of intervals that cover the truth at equal cost and steps)."""
-    verdicts, covered = Counter(), {"equal cost": [], "equal steps": []}
-    for report in reports(comparison, count, rng, **settings):
-        fit = report.fits["candidate"]
-        verdicts[report.verdict("candidate")] += 1
-        gain, _, half, _ = fit.gain({1.0: 1})
-        truth = settings["curve"](1) - settings["curve"](fit.cost) + settings.get("effect", 0)
-        covered["equal steps"].append(abs(gain - truth) < half)
-        if fit.is_measured(fit.cost):
-            gain, _, half, _ = fit.gain(fit.reference(fit.cost))
-            covered["equal cost"].append(abs(gain - settings.get("effect", 0)) < half)
-    shares = {verdict: number / count for verdict, number in verdicts.items()}
-    return shares, {name: np.mean(values) for name, values in covered.items() if values}
-
-
-def pays(shares):
-    return sum(share for verdict, share in shares.items() if "pays" in verdict)
-
-
 def main(count):
-    print("| curve | candidate's noise | seeds | × operations | *pays* | covered at equal cost | at equal steps |")
-    print("|---|---|---|---|---|---|---|")
     rng = np.random.default_rng(0)
-    for curve, of_candidate, seeds, cost in product(CURVES, (0.5, 1, 2, 3), (3, 5, 9), (1.24, 1.41, 2.83)):
-        settings = {"curve": CURVES[curve], "noise": 0.005, "of_candidate": of_candidate}
-        shares, covered = simulate(comparison_of(cost, seeds), count, rng, **settings)
-        cells = [curve, of_candidate, seeds, cost, f"{pays(shares):.1%}", *(f"{part:.1%}" for part in covered.values())]
-        print("|", " | ".join(map(str, cells)), "|", flush=True)
+    header = "losses", "cost", "false *pays*", "false *does not pay*", "covered", "0.02: *pays*", "runs"
+    print("| " + " | ".join(header) + " |\n" + "|---" * len(header) + "|")
+    for (name, kind), cost in product(CASES.items(), (0.4, 1.0, 1.2, 1.86, 3.9)):
+        nothing, covered, _ = simulate(Truth(cost=cost, **kind), count, rng)
+        gains, _, runs = simulate(Truth(cost=cost, gain=0.02, **kind), count, rng)
+        shares = nothing.get(PAYS, 0), nothing.get(FAILS, 0), covered, gains.get(PAYS, 0)
+        print("|", " | ".join([name, str(cost), *(f"{share:.1%}" for share in shares), f"{runs:.0f}"]), "|", flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2000)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)

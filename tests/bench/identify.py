@@ -1,0 +1,138 @@
+"""What each variant costs, whether it is sound, and under which name its runs are kept: by what it computes."""
+
+import ast
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from config.runtime.devices import pick_dtype
+from config.runtime.errors import UserError, file_errors
+from config.runtime.files import sha256
+from runs import EXAMINE, NO_MATTER, read_log
+
+KNOWN = "fingerprints.jsonl"  # in the folder of the runs
+FACTS = ("parameters", "flops_per_token", "fingerprint", "identity", "refused")
+
+
+class CodeError(Exception):
+    """A variant's code has failed; its traceback has been printed."""
+
+
+def identify(variants, folder, windows, device):
+    """Return {variant: the same with what is known of it, or a CodeError}. Only what is new is examined.
+
+    The identity changes only if the fingerprint does, so an edit that changes no number keeps its runs. On another
+    machine or PyTorch, which may round differently, any change of code changes it.
+    """
+    rows = read_json_lines(folder / KNOWN)
+    new = [one for one in variants if not find(rows, key=key_of(one), code=one.home.name)]
+    if new:
+        print(f"examining {', '.join(variant.name for variant in new)}", file=sys.stderr, flush=True)
+    with ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
+        looked = list(pool.map(lambda variant: look(variant, windows, device), new))
+    failed = {variant: facts for variant, facts in zip(new, looked) if isinstance(facts, CodeError)}
+    for variant, facts in zip(new, looked):
+        if variant not in failed:
+            same = find(rows, key=facts["key"], machine=facts["machine"], fingerprint=facts["fingerprint"])
+            name = same["identity"] if same else sha256((variant.home.name + facts["fingerprint"]).encode())[:8]
+            rows.append(facts | {"identity": name})
+            remember(folder, rows[-1])
+    return {one: failed.get(one) or with_facts(one, rows) for one in variants}
+
+
+def with_facts(variant, rows):
+    """Return a variant with what is known of it. Its runs go from the first code that computes the same."""
+    row = find(rows, key=key_of(variant), code=variant.home.name)
+    first = variant.home.with_name(find(rows, key=row["key"], identity=row["identity"])["code"])
+    facts = {name: row[name] for name in FACTS}
+    return replace(variant, home=first if first.exists() else variant.home, **facts)
+
+
+def find(rows, **facts):
+    return next((row for row in rows if facts.items() <= row.items()), None)
+
+
+def key_of(variant):
+    settings = {name: value for name, value in variant.settings.items() if name not in NO_MATTER}
+    return sha256(json.dumps(settings, sort_keys=True).encode())[:16]
+
+
+@file_errors()
+def read_json_lines(path):
+    """Return the objects in a file of JSON lines, without those that a kill has torn."""
+    rows = []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+@file_errors()
+def remember(folder, row):
+    with open(folder / KNOWN, "ab") as file:  # another comparison may add to it too
+        file.write(b"\n" + json.dumps(row).encode() + b"\n")  # the last line may be torn
+
+
+def look(variant, windows, device):
+    """Return the facts about a variant, or the CodeError that it ended with."""
+    machine = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
+    facts = {"key": key_of(variant), "code": variant.home.name, "machine": machine, "fingerprint": ""}
+    with tempfile.TemporaryDirectory(prefix="examine-") as folder:
+        dtype = str(pick_dtype(variant.settings["dtype"], device)).removeprefix("torch.")
+        question, answer = Path(folder) / "settings.json", Path(folder) / "answer.json"
+        question.write_text(json.dumps(variant.settings | {"device": device.type, "dtype": dtype}))
+        try:
+            ask(variant, [EXAMINE, variant.home, windows, answer, question])
+            facts |= {"parameters": 0, "flops_per_token": 0.0} | json.loads(answer.read_text())
+            if not facts["refused"]:
+                facts["fingerprint"] = fingerprint(variant, Path(folder) / "run")
+        except CodeError as error:
+            return error
+    return facts
+
+
+def fingerprint(variant, folder) -> str:
+    """Return the SHA-256 of the losses and weights of a few steps of train.py, at full size, by one CPU thread.
+
+    Only what is repeated is shortened: steps, sequences in a batch, micro-steps and windows to evaluate on.
+    """
+    settings, shortened = dict(variant.settings), {"batch_size": 2, "grad_accum_steps": 2, "warmup_iters": 2}
+    settings |= {name: min(most, settings[name]) for name, most in shortened.items()}
+    settings |= {"max_iters": 4, "eval_interval": 4, "checkpoint_interval": 4, "log_interval": 1, "eval_tokens": 64}
+    settings |= {"device": "cpu", "compile": "false", "tensorboard": False, "wandb": False, "seed": 0}
+    options = [f"--{name}={value}" for name, value in variant.changed(settings).items()]
+    ask(variant, [variant.home / "train.py", *options, f"--out_dir={folder}"], folder)
+    steps = ast.dump(ast.parse((variant.home / "train.py").read_text()))  # what it does later, a few steps do not show
+    lines = [line for line in read_log(folder) if line["event"] in ("step", "eval")]
+    numbers = [[line.get(name) for name in ("loss", "grad_norm", "train_loss", "val_loss")] for line in lines]
+    lengths = [variant.settings[name] for name in (*shortened, "max_iters", "compile")]
+    content = json.dumps([steps, numbers, lengths]).encode()
+    checkpoint = folder / "ckpt.pt"
+    if checkpoint.exists():  # none if it has diverged
+        weights = torch.load(checkpoint, weights_only=True)["model"].values()
+        content += b"".join(weight.contiguous().view(torch.uint8).numpy().tobytes() for weight in weights)
+    return sha256(content)
+
+
+def ask(variant, words, run=None):
+    """Run a program of the variant's code. Raise UserError for a mistake in settings, CodeError for a slip in code."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    lines = done.stderr.strip().splitlines() or ["it ended without any output"]
+    diverged = run and any(line["event"] == "diverged" for line in read_log(run))
+    if done.returncode == 2 and not diverged:
+        raise UserError(f"{variant.name}: {lines[-1]}")
+    if done.returncode and not diverged:
+        print(f"{variant.name}:\n{done.stderr}", file=sys.stderr)
+        raise CodeError(lines[-1])
