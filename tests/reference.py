@@ -20,11 +20,11 @@ from itertools import combinations, permutations, product
 import torch
 
 from data.huggingface import llama_names, to_llama
-from model import CHOICES, GPTConfig    # their names alone, so that every entry is tested
-
+from model import CHOICES, GPTConfig  # their names alone, so that every entry is tested
 
 # ----------------------------------------------------------------------------------------------
 # between a model and its plain dict of tensors
+
 
 def get_state(model):
     """A model's parameters as float64 leaf tensors: gradients reach them, and only them."""
@@ -43,6 +43,7 @@ def reference_logits(model, idx):
 
 # ----------------------------------------------------------------------------------------------
 # the parts every Llama has
+
 
 def linear(state, name, x):
     """x Wᵀ + b, where there is a b."""
@@ -64,9 +65,8 @@ def rope(x, theta):
     rows = []
     for t in range(T):
         angle = t * theta ** (-2 * torch.arange(d // 2, dtype=torch.float64) / d)
-        first, second = x[t, :d // 2], x[t, d // 2:]
-        rows.append(torch.cat([first * angle.cos() - second * angle.sin(),
-                               second * angle.cos() + first * angle.sin()]))
+        first, second = x[t, : d // 2], x[t, d // 2 :]
+        rows.append(torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()]))
     return torch.stack(rows)
 
 
@@ -86,6 +86,7 @@ def causal_softmax(scores):
 
 # ----------------------------------------------------------------------------------------------
 # scores: for each query head a T x T matrix
+
 
 def standard_scores(q, k):
     """QKᵀ / √d_k"""
@@ -113,13 +114,20 @@ def summed_scores(qk, d, scale, learned):
     for i in range(m):
         a_i = torch.exp(learned["log_a"][i]) if "log_a" in learned else None
         match scale:
-            case "5.1": d_s = d ** 0.5
-            case "5.2": d_s = d ** 0.5 * m ** 0.5
-            case "5.3": d_s = d ** 0.5 * m
-            case "5.4": d_s = d ** learned["a"][0] * m ** learned["b"][0]
-            case "5.5": d_s = a_i * d ** 0.5
-            case "5.6": d_s = a_i * d ** learned["b"][i]
-            case "5.7": d_s = a_i
+            case "5.1":
+                d_s = d**0.5
+            case "5.2":
+                d_s = d**0.5 * m**0.5
+            case "5.3":
+                d_s = d**0.5 * m
+            case "5.4":
+                d_s = d ** learned["a"][0] * m ** learned["b"][0]
+            case "5.5":
+                d_s = a_i * d**0.5
+            case "5.6":
+                d_s = a_i * d ** learned["b"][i]
+            case "5.7":
+                d_s = a_i
         total = total + qk[i] / d_s
     return total
 
@@ -128,6 +136,7 @@ def summed_scores(qk, d, scale, learned):
 # before that; qk: its QKᵀ of all layers up to this one; h, kv: the query head and the key head that it reads;
 # normed: the layer's input; extras: its own parameters.
 
+
 def weights_standard(q, k, **_):
     return causal_softmax(standard_scores(q, k))
 
@@ -135,9 +144,9 @@ def weights_standard(q, k, **_):
 def weights_w2(q, k, h, kv, normed, extras, config, **_):
     n = {"scalar": 1, "diagonal": q.shape[-1], "none": 0}[config.sigma]
     spread = torch.nn.functional.softplus(normed @ extras["sigma.weight"].T) if n else torch.zeros(len(normed), 0)
-    own, other = h * n, (config.n_head + kv) * n    # the query heads come first
-    log_tau = math.log(2 * q.shape[-1] ** 0.5) + 0.1 * extras["tau_shift"][h]    # q·k starts with 1/√d
-    return causal_softmax(w2_scores(q, k, spread[:, own:own + n], spread[:, other:other + n], log_tau))
+    own, other = h * n, (config.n_head + kv) * n  # the query heads come first
+    log_tau = math.log(2 * q.shape[-1] ** 0.5) + 0.1 * extras["tau_shift"][h]  # q·k starts with 1/√d
+    return causal_softmax(w2_scores(q, k, spread[:, own : own + n], spread[:, other : other + n], log_tau))
 
 
 def weights_summed(q, qk, extras, config, **_):
@@ -149,7 +158,7 @@ WEIGHTS = {"standard": weights_standard, "w2": weights_w2, "summed_qk": weights_
 # Functions of a layer's mixed heads y (T, C) before W_O, by kind. Kinds not listed leave y unchanged.
 OUTPUTS = {}
 
-T_BY_T = set()    # kinds that hold T x T tensors, which the tests then allow
+T_BY_T = set()  # kinds that hold T x T tensors, which the tests then allow
 
 
 def extras_of(state, layer):
@@ -175,18 +184,29 @@ def attention_weights(config, state, layer, normed, qk):
     qk.append([])
     weights = []
     for h in range(n_head):
-        kv = h // (n_head // n_kv_head)             # the key head that this query head reads
-        unrotated = queries[:, h * d:(h + 1) * d], keys[:, kv * d:(kv + 1) * d]
+        kv = h // (n_head // n_kv_head)  # the key head that this query head reads
+        unrotated = queries[:, h * d : (h + 1) * d], keys[:, kv * d : (kv + 1) * d]
         q, k = (rope(x, config.rope_theta) for x in unrotated)
         qk[layer].append(q @ k.T)
-        weights.append(WEIGHTS[config.attention](
-            q=q, k=k, unrotated=unrotated, qk=[of_layer[h] for of_layer in qk], h=h, kv=kv, normed=normed,
-            extras=extras, config=config))
+        weights.append(
+            WEIGHTS[config.attention](
+                q=q,
+                k=k,
+                unrotated=unrotated,
+                qk=[of_layer[h] for of_layer in qk],
+                h=h,
+                kv=kv,
+                normed=normed,
+                extras=extras,
+                config=config,
+            )
+        )
     return weights
 
 
 # ----------------------------------------------------------------------------------------------
 # a layer's two outputs on any input, with the attention weights of its first run kept
+
 
 def attention_output(config, state, i, weights, x):
     """
@@ -201,7 +221,7 @@ def attention_output(config, state, i, weights, x):
     heads = []
     for head in range(n_head):
         kv = head // (n_head // n_kv_head)
-        heads.append(weights[head] @ values[:, kv * d:(kv + 1) * d])
+        heads.append(weights[head] @ values[:, kv * d : (kv + 1) * d])
     y = torch.cat(heads, dim=-1)
     if config.attention in OUTPUTS:
         y = OUTPUTS[config.attention](y=y, normed=normed, extras=extras_of(state, i), config=config)
@@ -216,6 +236,7 @@ def mlp_output(config, state, i, h):
 
 # ----------------------------------------------------------------------------------------------
 # the residual methods at layer l >= 1; attn(i, x) and mlp(i, h) recompute layer i; w: a weight for each layer up to l
+
 
 def standard_block(l, x, attn, mlp, w=None, keep_input=None):
     """h = x + attn_l(x);  x' = h + mlp_l(h)"""
@@ -260,22 +281,25 @@ def learned_distribution(m, mix):
 
 # A layer, and the weights of m summands.
 # w = 1 (Methods 1, 2); "each layer's weight is 1/m (3.1) or a learned distribution (3.2)"
-BLOCKS = {"standard": (standard_block, one),
-          "m1": (methods_1_and_3, one),
-          "m2": (methods_2_and_4, one),
-          "m3.1": (methods_1_and_3, one_over_m),
-          "m3.2": (methods_1_and_3, learned_distribution),
-          "m4.1": (methods_2_and_4, one_over_m),
-          "m4.2": (methods_2_and_4, learned_distribution)}
+BLOCKS = {
+    "standard": (standard_block, one),
+    "m1": (methods_1_and_3, one),
+    "m2": (methods_2_and_4, one),
+    "m3.1": (methods_1_and_3, one_over_m),
+    "m3.2": (methods_1_and_3, learned_distribution),
+    "m4.1": (methods_2_and_4, one_over_m),
+    "m4.2": (methods_2_and_4, learned_distribution),
+}
 
 
 # ----------------------------------------------------------------------------------------------
 # the whole model
 
+
 def row_logits(config, state, tokens):
     """Logits (T, V) of one row of tokens."""
     block, weigh = BLOCKS[config.residual]
-    qk, weights = [], []                            # of each layer, kept from its first run
+    qk, weights = [], []  # of each layer, kept from its first run
     x = state["model.embed_tokens.weight"][tokens]
 
     def attn(i, x):
@@ -303,8 +327,12 @@ def logits_of(config, state, idx):
 
 def loss_of(logits, targets):
     """The mean of −log p(target) over the targets that are not −1."""
-    losses = [-torch.log_softmax(logits[b, t], dim=-1)[targets[b, t]]
-              for b in range(targets.shape[0]) for t in range(targets.shape[1]) if targets[b, t] != -1]
+    losses = [
+        -torch.log_softmax(logits[b, t], dim=-1)[targets[b, t]]
+        for b in range(targets.shape[0])
+        for t in range(targets.shape[1])
+        if targets[b, t] != -1
+    ]
     return sum(losses) / len(losses)
 
 
@@ -321,7 +349,7 @@ def uncached_greedy(model, idx, max_new_tokens):
         chosen = model(window)[0][:, -1].argmax(dim=-1, keepdim=True)
         idx = torch.cat([idx, chosen], dim=1)
         if window.shape[1] == size:
-            window = window[:, size - size // 2:]
+            window = window[:, size - size // 2 :]
         window = torch.cat([window, chosen], dim=1)
     return idx
 
@@ -329,9 +357,9 @@ def uncached_greedy(model, idx, max_new_tokens):
 # ----------------------------------------------------------------------------------------------
 # every kind x method, for the tests
 
-OPTIONS = {"w2": "sigma", "summed_qk": "qk_scale"}    # kinds with a setting that only they read
+OPTIONS = {"w2": "sigma", "summed_qk": "qk_scale"}  # kinds with a setting that only they read
 
-KINDS = {}    # a kind's name here, with the value of its option: its settings
+KINDS = {}  # a kind's name here, with the value of its option: its settings
 for kind in CHOICES["attention"]:
     option = OPTIONS.get(kind)
     for value in CHOICES.get(option, [None]):
@@ -376,7 +404,7 @@ def covering(columns):
     while left:
         row = dict(seeds.pop(0) if seeds else min(left))
         for column in cells:
-            if column[0][0] not in row:    # the value with the most pairs that are left
+            if column[0][0] not in row:  # the value with the most pairs that are left
                 row |= [max(column, key=lambda cell: sum({(cell, x), (x, cell)} & left != set() for x in row.items()))]
         left -= set(permutations(row.items(), 2))
         rows.append({key: value for name, i in row.items() for key, value in columns[name][i].items()})

@@ -14,7 +14,7 @@ ROWS = [
     dict(attention="standard", activation_checkpointing=True),
     dict(attention="w2", residual="m1", n_kv_head=2),
     dict(attention="summed_qk", qk_scale="5.5", residual="m4.2", keep_input=True, bias=True),
-    dict(attention="standard", residual="m3.1", tie_weights=True),
+    dict(attention="w2", sigma="diagonal", residual="m2", tie_weights=True),
 ]
 
 
