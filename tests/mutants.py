@@ -256,7 +256,7 @@ MUTANTS = {
     ],
     "tests/bench/frozen.py": [
         ("            if word.endswith(\".diff\"):\n", "            if word == code[-1]:\n", "test_runs.py -k code_is"),
-        ('{"GIT_CEILING_DIRECTORIES"', '{"NOTHING"', "test_runs.py -k code_is"),
+        ('{"GIT_CEILING_DIRECTORIES"', '{"NOTHING"', "test_runs.py -k diff_applies"),
     ],
     "tests/bench/tasks.py": [
         ("((step + 1) / warmup", "(step / warmup", "test_experiments.py -k fair"),

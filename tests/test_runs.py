@@ -169,6 +169,12 @@ def test_a_diff_that_does_not_apply_is_named(checkout, tmp_path):
         frozen.freeze([str(diff), str(diff)], tmp_path)
 
 
+def test_a_diff_applies_also_where_temporary_files_lie_in_a_repository(checkout, tmp_path, monkeypatch):
+    diff = diff_of(checkout, "inside", ("train.py", *SHORTER))
+    monkeypatch.setattr(frozen.tempfile, "tempdir", str(checkout))
+    assert "max_iters = 8 " in (frozen.freeze([str(diff)], tmp_path) / "train.py").read_text()
+
+
 # -- with programs themselves --------------------------------------------------------------------------------
 
 

@@ -124,6 +124,14 @@ def test_rungs_are_needed_from_below():
     assert stats.judge(tight(1.65), rungs, 3.9, 0.95, False).verdict == stats.TIES
 
 
+def test_pairs_decide_at_equal_length_alone():
+    """Seeds shift both by as much as the gain, which pairs show. At another length the batches are others."""
+    base, runs = group(2.0, 2.1, 2.2), group(1.95, 2.051, 2.149)
+    assert stats.judge(runs, {1.0: base}, 1.0, 0.95, True).verdict == stats.PAYS
+    assert stats.judge(runs, {1.0: base}, 1.0, 0.95, False).verdict == stats.UNDECIDED
+    assert stats.judge(runs, {1.0: group(3.0, 3.1, 3.2), 2.0: base}, 2.0, 0.95, True).verdict == stats.UNDECIDED
+
+
 def test_the_lowest_loss_at_any_lower_cost_is_to_be_beaten():
     """The baseline is worse again at the candidate's cost, but not significantly."""
     rungs = {1.0: tight(2.0), 2.0: group(1.99, 2.03, 2.01)}
