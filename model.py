@@ -4,18 +4,21 @@ A GPT decoder in one file: Llama's block, with alternative attention kinds and r
 The key idea: every attention kind is exactly softmax(q̂ k̂ᵀ) V for some score vectors q̂ and k̂:
 
     kind         q̂ of a query                      k̂ of a key
-    standard     q/√d                               k
+    standard     q/√D                               k
     w2           (2/τ)·[μ_q, σ_q, 1]                [μ_k, σ_k, -(‖μ_k‖² + ‖σ_k‖²)/2]
     summed_qk    [s_0·q_0, ..., s_l·q_l]            [k_0, ..., k_l]        (layer l)
 
-So PyTorch's causal attention serves all of them, and recomputing as well: a layer's attention weights are remembered
-as its (q̂, k̂), never as a T x T matrix. No mask is passed anywhere, so none can be forgotten.
+So PyTorch's causal attention serves all of them. No mask is passed anywhere, so none can be forgotten.
 
-Recomputing is what the residual methods m1 to m4.2 do. With attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm_i(x)
-and mlp_i(h) the branches of layer i, layer l >= 1 adds up the layers i = 0..l:
+Under the residual methods m1 to m4.2, layer l >= 1 reruns every earlier layer i on its own input x, with the attention
+weights that layer i computed before. They are kept as (q̂_i, k̂_i), never as a T x T matrix. So in the branches of
+layer i, attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm_i(x) and mlp_i(h), only the values and the MLP see the new x:
 
     m2, m4.*     h  = Σ_i w_i attn_i(x)                 all others    h  = x + attn_l(x)
     m1, m3.*     x' = Σ_i w_i mlp_i(x + attn_i(x))      all others    x' = h + mlp_l(h)
+
+The sums run over i = 0..l. w_i is 1 (m1, m2), 1/(l + 1) (m3.1, m4.1) or learned, with sum 1 (m3.2, m4.2).
+m1 to m4.2 are Methods 1 to 4; summed_qk is Method 5, of which qk_scale selects 5.1 to 5.7.
 
 References
     Llama                      Touvron et al. 2023, https://arxiv.org/abs/2302.13971
@@ -26,7 +29,8 @@ References
     RealFormer                 He et al. 2020, https://arxiv.org/abs/2012.11747 (Method 5.1)
     L2 attention               Kim et al. 2020, https://arxiv.org/abs/2006.04710 (w2 without σ)
 
-Shapes: B batch, T time, C = n_embd, H heads (G of keys and values), D = C/H, V vocabulary. Layers count from 0.
+Shapes: B batch, T time, C = n_embd, H heads (G of keys and values), D = C/H, S width of q̂ and k̂, V vocabulary.
+Layers count from 0; m = l + 1.
 """
 
 import math
@@ -62,7 +66,7 @@ CHOICES = {
 
 @dataclass
 class GPTConfig:
-    """The shape and the method of a model. Raises a ConfigError for a value that cannot work."""
+    """The shape and the method of a model. Raises a ConfigError for an unknown choice, or heads that do not fit."""
 
     block_size: int = 1024  # the longest context, in tokens
     vocab_size: int = 50304  # GPT-2's 50257 rounded up to a multiple of 64
@@ -104,7 +108,7 @@ class GPTConfig:
 class ConfigError(ValueError):
     """The message names the field, the value, and what would work."""
 
-    for_user = True  # programs show it in one line
+    for_user = True  # train.py shows it in one line, without a traceback
 
 
 # -----------------------------------------------------------------------------
@@ -112,7 +116,7 @@ class ConfigError(ValueError):
 
 
 class Attention(nn.Module):
-    """softmax(q kᵀ/√d_k) V: the standard kind, and the base of the others."""
+    """softmax(q kᵀ/√D) v: the standard kind, and the base of the others."""
 
     reads_earlier = False  # whether score vectors use those of earlier layers
 
@@ -137,16 +141,16 @@ class Attention(nn.Module):
     def score_vectors(self, q, k, x, earlier):
         """Return q̂ (B, H, T, S) and k̂ (B, G, T, S). Each vector depends on its own token only.
 
-        q, k and the normed input x are this layer's. `earlier` has what each layer before it has Kept.
+        q, k and the normed input x are this layer's. `earlier` has a Kept (below) from each layer before it.
         """
         return q * self.D**-0.5, k
 
     def mix_values(self, q_hat, k_hat, v):
-        """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D). k̂ and v have all tokens read, q̂ the latest T of them."""
+        """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D). k̂ and v have all tokens read; q̂ has them too, or the last one."""
         return causal_attention(q_hat, k_hat, v, self.dropout.p if self.training else 0.0)
 
     def output(self, y, x):
-        """Return (B, T, C) for the mixed values y (B, T, H D) and the normed input x."""
+        """Return (B, T, C) for the mixed values y (B, T, H D). A gate, for example, would read the normed input x."""
         return self.o_proj(y)
 
     def forward(self, x, q_hat, k_hat, v):
@@ -160,8 +164,8 @@ class W2Attention(Attention):
 
     S = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ. R is RoPE, which turns the means only. Written out,
     S = (2/τ)(μ_q·μ_k + σ_q·σ_k - (‖μ_k‖² + ‖σ_k‖²)/2) - (‖μ_q‖² + ‖σ_q‖²)/τ, and softmax cancels the last term.
-    σ is a number per head (scalar), a vector (diagonal) or none: L2 attention, but with two matrices for q and k
-    and with a learned τ instead of √d_k.
+    σ is a number per head (scalar), a vector (diagonal) or absent (none). Without it this is L2 attention, but with
+    separate matrices for q and k and a learned τ instead of √D.
     """
 
     def __init__(self, config, layer):
@@ -173,12 +177,12 @@ class W2Attention(Attention):
 
     @property
     def log_tau(self):
-        """log τ (H,), which starts such that q·k is scaled by 1/√d_k."""
+        """log τ (H,), which starts such that q·k is scaled by 1/√D."""
         # It learns at a tenth of the rate: at the full rate τ grows before there is anything to attend to.
         return math.log(2 * self.D**0.5) + 0.1 * self.tau_shift
 
     def score_vectors(self, q, k, x, earlier):
-        queries, keys = [q], [k]  # the means
+        queries, keys = [q], [k]  # q and k are the means
         if self.K:
             sigma = F.softplus(rearrange(self.sigma(x), "B T (H K) -> B H T K", K=self.K)).type_as(q)
             queries.append(sigma[:, : self.H])
@@ -186,7 +190,7 @@ class W2Attention(Attention):
 
         exact = torch.promote_types(k.dtype, torch.float32)
         bias = -sum(part.to(exact).square().sum(-1, keepdim=True) for part in keys) / 2
-        # the bias is two columns, since bfloat16 would round away its differences from key to key
+        # bfloat16 would round away the differences between the keys' biases, so each is split over two columns
         columns = torch.cat(split_bfloat16(bias), dim=-1)
         if x.device.type != "cpu":  # a GPU's fused kernels need widths that are multiples of 8
             columns = F.pad(columns, (0, -(self.D + self.K + 2) % 8))
@@ -198,7 +202,7 @@ class W2Attention(Attention):
 
 
 class SummedQKAttention(Attention):
-    """softmax(Σ_i q_i k_iᵀ / d_i) V over the layers i = 0..l (Method 5). 5.1 is RealFormer, here in a fused kernel."""
+    """softmax(Σ_i s_i q_i k_iᵀ) v over the layers i = 0..l, with s_i = 1/d_i. 5.1 is RealFormer, in a fused kernel."""
 
     reads_earlier = True
 
@@ -218,7 +222,7 @@ class SummedQKAttention(Attention):
                 self.log_a = nn.Parameter(torch.full((self.m,), math.log(self.D) / 2))
 
     def divisors(self):
-        """Return d_i of the layers 0..l, (m,), or one number for all. m counts this layer too."""
+        """Return d_i of the layers 0..l, (m,), or one number for all."""
         d, m = self.D, self.m
         match self.qk_scale:
             case "5.1":
@@ -268,11 +272,11 @@ class MLP(nn.Module):
 class Kept(NamedTuple):
     """What a layer keeps of its run on its own input, for the layers after it."""
 
-    block: nn.Module  # itself, to run it again
-    q: torch.Tensor  # rotated, of the tokens that it has just read, which summed_qk adds up
-    k: torch.Tensor
+    block: nn.Module  # the layer, to rerun it
+    q: torch.Tensor  # rotated; used by summed_qk
+    k: torch.Tensor  # likewise, of the new tokens only
     q_hat: torch.Tensor  # its score vectors, which stand for its attention weights
-    k_hat: torch.Tensor
+    k_hat: torch.Tensor  # of all tokens, cached ones included
 
 
 def no_cache(new):
@@ -295,11 +299,11 @@ class Block(nn.Module):
         self.summed = branch if layer > 0 else None  # the first layer has nothing to sum
         if self.summed and self.weighting == "learned":
             self.mix = nn.Parameter(torch.zeros(self.m))
-        self.reads_earlier = branch is not None or self.attn.reads_earlier
+        self.passes_on = branch is not None or self.attn.reads_earlier  # whether later layers read what it keeps
 
     def forward(self, x, rope, earlier=(), cache=no_cache):
         """Return x' (B, T, C) for x (B, T, C), and what this layer keeps. `earlier` has what those before it kept."""
-        assert not self.reads_earlier or len(earlier) == self.m - 1, "it needs what each layer before it has kept"
+        assert not self.passes_on or len(earlier) == self.m - 1, "this layer needs what every earlier layer has kept"
         normed = self.attn_norm(x)
         q, k, v = self.attn.project(normed, rope)
         q_hat, k_hat = self.attn.score_vectors(q, k, normed, earlier)
@@ -318,7 +322,7 @@ class Block(nn.Module):
             out = self.sum_layers([*recomputed, mlp], residual=h)
         else:
             out = h + mlp
-        return out, own if self.reads_earlier else None
+        return out, own if self.passes_on else None
 
     def mlp_branch(self, h):
         return self.mlp(self.mlp_norm(h))
@@ -334,7 +338,7 @@ class Block(nn.Module):
 
     def sum_layers(self, outputs, residual):
         """Return Σ_i w_i outputs_i, which replaces the residual or, with keep_input, is added to it."""
-        total = residual if self.keep_input else torch.zeros_like(residual)  # in float32 also under autocast
+        total = residual if self.keep_input else torch.zeros_like(residual)  # float32, also under autocast
         for w, output in zip(self.weights(), outputs, strict=True):
             total = total + w * output
         return total
@@ -355,7 +359,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The model. It can replace the GPT in nanoGPT's model.py."""
+    """A decoder with the interface of nanoGPT's GPT, except from_pretrained."""
 
     def __init__(self, config):
         super().__init__()
@@ -378,18 +382,19 @@ class GPT(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight)  # tied to the head, it takes the head's size below
+                nn.init.normal_(module.weight)  # if tied, the head comes later and overwrites it
         for block in self.blocks:
-            for output in (block.attn.o_proj, block.mlp.down_proj):  # 2L branches add up to about what one would be
-                output.weight.mul_((2 * self.config.n_layer) ** -0.5)
+            for proj in (block.attn.o_proj, block.mlp.down_proj):  # the 2 n_layer branches add up to about one
+                proj.weight.mul_((2 * self.config.n_layer) ** -0.5)
             if block.summed == "attention" and not block.keep_input:
-                # without an identity path, attention would average a deep model's tokens away: q starts equal to k
+                # Without an identity path, averaging in layer after layer would make all tokens alike. With q = k a
+                # token attends mostly to itself at first.
                 attn = block.attn
                 per_group = attn.q_proj.weight.unflatten(0, (attn.G, -1, attn.D))
                 per_group.copy_(attn.k_proj.weight.unflatten(0, (attn.G, 1, attn.D)))
 
     def features(self, idx, cache=None):
-        """Return the final hidden states (B, T, C) of idx (B, T), which continues the tokens in `cache`."""
+        """Return the final hidden states (B, T, C) of idx (B, T): a whole context, or the one token after `cache`'s."""
         start = 0 if cache is None else cache.length
         stop = start + idx.size(1)
         if not start < stop <= self.config.block_size:
@@ -439,7 +444,7 @@ class GPT(nn.Module):
             raise ValueError(f"{given}: temperature must be >= 0, top_k None or >= 1, top_p None or in (0, 1]")
 
         block_size = self.config.block_size
-        window = idx[:, -block_size:]  # the context; the cache holds all of it but what `unread` has
+        window = idx[:, -block_size:]  # the context; the cache holds all of it except `unread`
         room = min(block_size, idx.size(1) + max_new_tokens)
         unread, cache = window, KVCache(room)
         for _ in range(max_new_tokens):
@@ -455,12 +460,12 @@ class GPT(nn.Module):
     # -- training
 
     def compile_blocks(self):
-        """Compile each layer's functions in place. All layers share them, so a deeper model takes no longer."""
+        """Compile in place. Layers share the compiled code, so compiling does not take longer for deeper models."""
         for block in self.blocks:
-            if block.reads_earlier:
+            if block.passes_on:  # a whole block would be compiled anew for each number of earlier layers
                 parts = [(block.attn_norm, "forward"), (block.attn, "project"), (block.attn, "forward")]
                 parts += [(block, "mlp_branch"), (block, "recompute_attn"), (block, "recompute_mlp")]
-                if not block.attn.reads_earlier:  # else the vectors' widths differ from layer to layer
+                if not block.attn.reads_earlier:  # summed_qk's vectors are wider in each layer
                     parts.append((block.attn, "score_vectors"))
             else:
                 parts = [(block, "forward")]
@@ -469,7 +474,7 @@ class GPT(nn.Module):
         self.loss = torch.compile(self.loss)
 
     def param_groups(self, weight_decay):
-        """Return parameters by role: the blocks' matrices, for Muon; other matrices; and, undecayed, all else."""
+        """Return three groups: the blocks' matrices, for Muon; embedding and head; and, undecayed, everything else."""
         matrices = [part.weight for part in self.blocks.modules() if isinstance(part, nn.Linear)]
         weights = {part.weight for part in self.modules() if isinstance(part, (nn.Linear, nn.Embedding))}
         others = weights.difference(matrices)  # embedding and head, once where they are tied
@@ -487,8 +492,8 @@ class GPT(nn.Module):
 
     def flops_per_token(self):
         """Return the floating-point operations of a forward and backward pass, per token of a full context."""
-        # PyTorch counts them, on tensors without data. Its attention in plain products counts in full, as is customary,
-        # although a causal kernel does half of it. A backward pass takes twice as many as a forward one.
+        # PyTorch counts them, on tensors without data. Unfused attention counts in full, as is customary, although a
+        # causal kernel does half of it. A backward pass takes twice as many operations as a forward pass.
         if self.flops is None:
             counter, T = FlopCounterMode(display=False), self.config.block_size
             with FakeTensorMode(), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
@@ -507,22 +512,22 @@ class GPT(nn.Module):
 
 
 # -----------------------------------------------------------------------------
-# The parts that all of it uses
+# Functions used above
 
 
 def causal_attention(q_hat, k_hat, v, dropout=0.0):
     """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), causal by position; a single query is the last position."""
     q_hat, k_hat = q_hat.to(v.dtype), k_hat.to(v.dtype)
     T, S, D, device = q_hat.size(2), q_hat.size(3), v.size(3), v.device.type
-    assert T in (1, k_hat.size(2)), "causal only if queries and keys are the same tokens"
+    assert T in (1, k_hat.size(2)), "after the first pass, one query at a time"
 
-    # PyTorch's fused kernels need v as wide as q̂ and k̂, except a GPU's for float32 and for wide scores, which instead
-    # has no grouped heads. Plain products take any widths, and for a single query the cache is not worth padding. (Up
-    # to PyTorch 2.11, mps is wrong where v is narrower.)
-    plain = T == 1 or device == "cpu" and not (torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled())
-    if device == "cuda" and T > 1 and (S > 256 or v.dtype not in (torch.bfloat16, torch.float16)):
+    # A fused kernel needs v as wide as q̂ and k̂; CUDA's for float32 and S > 256 takes any widths, but no grouped heads.
+    # Nothing is padded where none runs: for a single query, and on a CPU that has it switched off, as flops_per_token
+    # does. Up to PyTorch 2.11, mps was wrong where v is narrower.
+    fused = T > 1 and (device != "cpu" or torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled())
+    if device == "cuda" and fused and (S > 256 or v.dtype not in (torch.bfloat16, torch.float16)):
         k_hat, v = (heads.repeat_interleave(q_hat.size(1) // heads.size(1), dim=1) for heads in (k_hat, v))
-    elif S > D and (device == "mps" or not plain):
+    elif S > D and (fused or device == "mps"):
         v = F.pad(v, (0, S - D))
     grouped = q_hat.size(1) != k_hat.size(1)
     y = F.scaled_dot_product_attention(
@@ -532,7 +537,10 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
 
 
 def rope_table(start, stop, head_dim, theta, like):
-    """Return cos and sin of position · theta^(-2j/D) for start..stop-1, each (T, D); sin has a - in its first half."""
+    """Return cos and sin of the angles position · theta^(-2j/D), j < D/2, for start..stop-1, each (T, D).
+
+    The first half of sin is negated, so that apply_rope can swap halves by a roll.
+    """
     dtype = torch.promote_types(like.dtype, torch.float32)
     frequency = theta ** (-torch.arange(0, head_dim, 2, device=like.device, dtype=dtype) / head_dim)
     angle = torch.outer(torch.arange(start, stop, device=like.device, dtype=dtype), frequency)
@@ -546,7 +554,7 @@ def apply_rope(x, rope):
 
 
 def split_bfloat16(x):
-    """Return the first 8 bits of x, which bfloat16 holds exactly, and the rest of x."""
+    """Return the first 8 bits of x, which bfloat16 holds exactly, and the rest of x, which has the gradient."""
     # by arithmetic, since compilers drop a cast to bfloat16 and back
     step = torch.exp2(x.detach().abs().clamp_min(1e-30).log2().floor() - 7)
     coarse = (x.detach() / step).trunc() * step
@@ -565,7 +573,7 @@ class RMSNorm(nn.RMSNorm):
 class KVCache:
     """The keys k̂ of each layer and the values of each of its runs, for up to `size` tokens.
 
-    Every pass over the layers asks for them in the same order, so the n-th call of each pass gets the n-th tensor.
+    Every pass makes the same calls in the same order, so the n-th call of a pass gets the n-th tensor.
     """
 
     def __init__(self, size):
@@ -573,7 +581,7 @@ class KVCache:
         self.tensors, self.calls = [], 0
 
     def __call__(self, new):
-        """Append new (B, G, T, S or D), and return all tokens' so far."""
+        """Append the new tokens' keys (B, G, T, S) or values (B, G, T, D), and return those of all tokens."""
         if self.calls == len(self.tensors):
             self.tensors.append(new.new_empty(*new.shape[:2], self.size, new.size(3)))
         tensor, end = self.tensors[self.calls], self.length + new.size(2)

@@ -109,7 +109,7 @@ MUTANTS = {
         ("(block.attn.o_proj, block.mlp.down_proj)", "(block.attn.o_proj,)", START),
         ("std=module.in_features**-0.5", "std=module.out_features**-0.5", START),
         ("std=module.in_features**-0.5", "std=0.02", START),
-        ("normal_(module.weight)  # tied", "normal_(module.weight, std=0.02)  # tied", START),
+        ("normal_(module.weight)  # if tied", "normal_(module.weight, std=0.02)  # if tied", START),
         ("Parameter(torch.zeros(self.H))", "Parameter(torch.empty(self.H))", "test_extend.py -k entry"),
         ("per_group.copy_(", "(lambda keys: None)(", "test_model.py -k tell_tokens_apart"),
         # the loss, the optimizer, generating

@@ -648,7 +648,7 @@ def test_a_block_alone():
         rope = rope_table(0, 4, config.head_dim, config.rope_theta, x)
         out, kept = Block(config, layer=0)(x, rope)
         assert out.shape == Block(config, layer=1)(x, rope, (kept,))[0].shape == x.shape
-        with pytest.raises(AssertionError, match="it needs what each layer before it has kept"):
+        with pytest.raises(AssertionError, match="this layer needs what every earlier layer has kept"):
             Block(config, layer=1)(x, rope)
 
 
