@@ -522,8 +522,7 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
     assert T in (1, k_hat.size(2)), "after the first pass, one query at a time"
 
     # A fused kernel needs v as wide as q̂ and k̂; CUDA's for float32 and S > 256 takes any widths, but no grouped heads.
-    # Nothing is padded where none runs: for a single query, and on a CPU that has it switched off, as flops_per_token
-    # does. Up to PyTorch 2.11, mps was wrong where v is narrower.
+    # A single query, and a CPU with fused attention off, need no padding. Up to PyTorch 2.11, mps needs it always.
     fused = T > 1 and (device != "cpu" or torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled())
     if device == "cuda" and fused and (S > 256 or v.dtype not in (torch.bfloat16, torch.float16)):
         k_hat, v = (heads.repeat_interleave(q_hat.size(1) // heads.size(1), dim=1) for heads in (k_hat, v))
