@@ -75,7 +75,6 @@ MUTANTS = {
         ("    logged_iter = iter_num\n", "", CLOCK),
         ("train_seconds += dt", "train_seconds = dt", CLOCK),
         ("/ local_iter_num * (max_iters", "/ iter_num * (max_iters", CLOCK),
-        ("iters * batch_size * grad_accum_steps /", "iters * batch_size /", CLOCK),
         # resuming
         ("    distributed.restore_optimizers(saved,", "    (lambda *_: None)(saved,", "test_resume.py -k after_any"),
         ("checkpoint.lowest_loss(out, settings)", "math.inf", "test_resume.py -k never_worse"),
@@ -151,10 +150,6 @@ MUTANTS = {
         ("followlinks=True", "followlinks=False", "test_corpus.py -k linked"),
         ("if progress.n >= size", "if progress.n > 2 * size", "test_corpus.py -k limit"),
         ('== meta["text_sha256"]', '!= meta["text_sha256"]', "test_preprocess.py -k text_is_new"),
-    ],
-    "data/tokenizer.py": [
-        ("sorted(ranks.values()) != list(range(len(ranks)))", "False", "test_dataset.py -k damaged"),
-        ("not ranks.keys() >= {bytes([i]) for i in range(256)}", "False", "test_dataset.py -k damaged"),
     ],
     "config/runtime/checkpoint.py": [
         ('"init_from", "overwrite",', '"init_from", "overwrite", "seed",', "test_resume.py -k other"),

@@ -248,7 +248,6 @@ def test_checkpoint(trained, capsys, damage):
 
 
 ONE_ALONE = {
-    "rewrite('tokenizer.clear()')": (SAMPLE, "not a tokenizer of kind 'char', 'bpe' or 'hf': {}"),
     "turn(Path('out/run/best.pt'), lambda old: old[:-1])": (RESUME, "best.pt: damaged, or not a checkpoint"),
     "rewrite('data[\"sha256\"].clear()')": (RESUME, "data/shakespeare_char is not what out/run/ckpt.pt was trained on"),
 }
