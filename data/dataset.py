@@ -43,7 +43,7 @@ def read_meta(folder) -> dict:
     try:
         meta = json.loads(path.read_bytes())
         version = meta["version"]
-    except (LookupError, RecursionError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError):
         raise damaged(path, "not as prepare.py writes it") from None
     if version != VERSION:
         raise damaged(path, f"version {version} is not {VERSION}, the one this program reads")
