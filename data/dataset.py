@@ -92,7 +92,6 @@ class Dataset:
         self.check_block_size(block_size)
         assert 0 <= shard < shards
         tokens = len(self.splits["train"])
-        seed = seed % 2**64
         per_epoch = max(tokens // block_size - 1, 1)  # one less than fits, to leave room for the offset
         rows = np.empty((batch_size, block_size + 1), np.int64)
         first = (step * shards + shard) * batch_size  # in the sequence of all windows of all epochs

@@ -84,15 +84,19 @@ def test_every_method_takes_llama_weights(row):
     assert (found - reference_logits(model, idx)).abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("name", ["model.layers.2.self_attn.k_proj.bias", "model.norm.weight", "lm_head.weight"])
-def test_missing_and_misshapen_tensors_are_named(name):
+@pytest.mark.parametrize("name, here", [
+    ("model.layers.2.self_attn.k_proj.bias", "blocks.2.attn.k_proj.bias"),
+    ("model.norm.weight", "norm.weight"),
+    ("lm_head.weight", "head.weight"),
+])  # fmt: skip
+def test_missing_and_misshapen_tensors_are_named(name, here):
     weights = theirs(bias=True).state_dict()
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=here):
         from_llama({k: v for k, v in weights.items() if k != name}, ours(bias=True))
     wrong = {**weights, name: torch.zeros(*weights[name].shape[:-1], weights[name].shape[-1] + 1)}
-    with pytest.raises(ValueError, match=f"(?s)(?=.*{name})(?=.*{weights[name].shape[-1] + 1})"):
+    with pytest.raises(ValueError, match=f"(?s)(?=.*{here})(?=.*{weights[name].shape[-1] + 1})"):
         from_llama(wrong, ours(bias=True))
-    with pytest.raises(ValueError, match=name):     # a scalar would broadcast
+    with pytest.raises(ValueError, match=here):     # a scalar would broadcast
         from_llama({**weights, name: torch.zeros(())}, ours(bias=True))
 
 

@@ -10,8 +10,8 @@ import torch
 from config.runtime.checks import SHAPE, check_settings, of_model, starts_from_a_model
 from config.runtime.distributed import all_max
 from config.runtime.errors import UserError, file_errors, print0, rank
-from config.runtime.files import CHECKPOINT_VERSION, CHECKPOINTS, atomic_write, check_weights, find_checkpoint
-from config.runtime.files import load_checkpoint, source_checkpoint
+from config.runtime.files import CHECKPOINT_VERSION, atomic_write, find_checkpoint
+from config.runtime.files import load_checkpoint, load_weights, source_checkpoint
 from data.huggingface import from_pretrained
 from data.tokenizer import hf_tokenizer
 from model import GPT, GPTConfig
@@ -46,45 +46,28 @@ def save_checkpoint(path, facts, log) -> bool:
 
 
 def newest_run():
-    saved = [path for name in CHECKPOINTS for path in Path("out").glob(f"*/{name}")]
+    saved = list(Path("out").glob("*/*.pt"))
     if not saved:
         cure = "train one first (python train.py config/m1_shakespeare.py), or name one with --out_dir=FOLDER"
         raise UserError(f"{Path('out').absolute()} holds no run: {cure}")
     return max(saved, key=lambda path: path.stat().st_mtime).parent
 
 
-def config_of(checkpoint):
-    unknown = checkpoint["config"].keys() - {field.name for field in fields(GPTConfig)}
-    if unknown:
-        raise UserError(f"{checkpoint['path']}: its model has {', '.join(sorted(unknown))}, which model.py lacks")
-    return GPTConfig(**checkpoint["config"])
-
-
 def build_model(checkpoint) -> GPT:
-    model = GPT(config_of(checkpoint))
-    check_fit(checkpoint, model)
-    model.load_state_dict(checkpoint["model"])
+    model = GPT(GPTConfig(**checkpoint["config"]))
+    load_weights(model, checkpoint["model"], checkpoint["path"])
     return model
-
-
-def check_fit(checkpoint, model):
-    check_weights(checkpoint["model"], model.state_dict(), f"{checkpoint['path']} does not fit this model.py")
 
 
 def code_notes(checkpoint, code, training=True):
     """Return a line that names the files that differ from those of the run: of all its code, or model.py alone."""
     was = checkpoint["code"]
-    then = was.get("files") or {"model.py": was.get("model")}  # older checkpoints have the hash of model.py alone
-    names = then if training else ["model.py"]
-    changed = [name for name in names if then.get(name) != code["files"].get(name)]
+    names = was["files"] if training else ["model.py"]
+    changed = [name for name in names if was["files"][name] != code["files"].get(name)]
     if not changed:
         return []
-    back = "restore the files of that run"
-    commit = was.get("commit") or "-dirty"
-    if not commit.endswith("-dirty"):
-        back = f"git stash && git checkout {commit} -- {' '.join(changed)}"  # stash keeps edits that are not committed
-    differ = f"{', '.join(changed)}: not as when {checkpoint['path']} was trained, so results may differ"
-    return [f"{differ}; to go back: {back}"]
+    then = f"when {checkpoint['path']} was trained (git commit {was['commit']})"
+    return [f"{', '.join(changed)}: not as {then}, so results may differ"]
 
 
 @file_errors()
@@ -108,9 +91,8 @@ def begin_from_llama(settings, data) -> GPT:
     """Return a Llama (hf:NAME) with the settings' attention and residual. Put its shape into the settings."""
     name = settings["init_from"].removeprefix("hf:")
     check_tokens(data, hf_tokenizer(name).state(), name, settings["init_from"])
-    model = from_pretrained(name, **{field: value for field, value in of_model(settings).items() if field not in SHAPE})
-    if model.config.vocab_size < data.meta["vocab_size"]:
-        raise UserError(f"{name} has {model.config.vocab_size} tokens, its tokenizer {data.meta['vocab_size']}")
+    method = {field: value for field, value in of_model(settings).items() if field not in SHAPE}
+    model = from_pretrained(name, **method)
     settings |= {field: getattr(model.config, field) for field in SHAPE}
     return model
 
@@ -122,9 +104,7 @@ def begin_from_run(settings, given, data):
     """
     source = load_checkpoint(source_checkpoint(settings["init_from"]))
     check_tokens(data, source["tokenizer"], source["path"], settings["init_from"])
-    old = config_of(source)
-    with torch.device("meta"):
-        check_fit(source, GPT(old))
+    old = GPTConfig(**source["config"])
     inherited = of_model(settings).keys() - NOT_INHERITED - (given.keys() - SHAPE)
     settings |= {name: getattr(old, name) for name in inherited}
     model = GPT(replace(old, **of_model(settings)))
@@ -174,32 +154,31 @@ def begin(log, defaults, given, world_size):
 def resumed_settings(checkpoint, given, defaults):
     """Return the run's settings (for newer ones, the default), updated by given ones that may change."""
     settings = {name: checkpoint["settings"].get(name, default) for name, default in defaults.items()}
-    may_change = MAY_CHANGE | ({"dataset", "batch_size", "dtype"} if given.get("eval_only") else set())
-    of_another = SHAPE if starts_from_a_model(settings["init_from"]) else set()
+    may_change = MAY_CHANGE
+    if given.get("eval_only"):
+        may_change = MAY_CHANGE | {"dataset", "batch_size", "dtype"}
+    ignored = {"init_from"}
+    if starts_from_a_model(settings["init_from"]):
+        ignored |= SHAPE
     settings |= {name: defaults[name] for name in ("out_dir", "overwrite", "eval_only")}
-    changed = []
-    for name, value in given.items():
-        resolved = name in ("dtype", "compile") and value == "auto"  # the run keeps what that was
-        if name == "init_from" or name in of_another or resolved:
-            continue
-        if name not in may_change and value != settings[name]:
-            changed.append(f"{name} = {value!r} (was {settings[name]!r})")
-        settings[name] = value
-    if changed:
-        path = checkpoint["path"]
-        raise UserError(f"{', '.join(changed)}: {path} was trained with other settings: leave these out")
-    return settings
+    changes = {name: value for name, value in given.items() if name not in ignored}
+    for name in ("dtype", "compile"):
+        if given.get(name) == "auto":  # the run keeps what that was
+            del changes[name]
+    others = [name for name, value in changes.items() if name not in may_change and value != settings[name]]
+    if others:
+        changed = ", ".join(f"{name} = {changes[name]!r} (was {settings[name]!r})" for name in others)
+        raise UserError(f"{changed}: {checkpoint['path']} was trained with other settings: leave these out")
+    return settings | changes
 
 
 def resumed_model(checkpoint, settings, data) -> GPT:
     """Return the model of a checkpoint. Raise a UserError for data that it was not trained on, or cannot evaluate."""
-    path = checkpoint["path"]
-    tokenizer = f"run:{path.parent}"
-    other_tokens = data.tokenizer.state() != checkpoint["tokenizer"]
+    path, trained_on = checkpoint["path"], checkpoint["data"]
     if settings["eval_only"]:
-        check_tokens(data, checkpoint["tokenizer"], path, tokenizer)
-    elif other_tokens or checkpoint["data"].get("sha256") != data.meta["sha256"]:
-        cure = f"prepare {checkpoint['data'].get('source')} again, with --tokenizer={tokenizer} if it has that option"
+        check_tokens(data, checkpoint["tokenizer"], path, f"run:{path.parent}")
+    elif data.meta["sha256"] != trained_on["sha256"] or data.tokenizer.state() != checkpoint["tokenizer"]:
+        cure = f"prepare {trained_on['source']} again"
         raise UserError(f"data/{data.folder.name} is not what {path} was trained on: {cure}")
     return build_model(checkpoint)
 

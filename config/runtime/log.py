@@ -9,9 +9,10 @@ from functools import cache, partial
 from pathlib import Path
 
 from config.runtime.errors import FolderInUse, file_errors, print0, rank
-from config.runtime.files import CHECKPOINTS, file_lock, sha256
+from config.runtime.files import CHECKPOINTS, file_lock, find_checkpoint, sha256
 
 ROOT = Path(__file__).resolve().parents[2]
+CODE = ("model.py", "train.py", "config/__init__.py", "config/runtime/*.py", "data/*.py")
 
 
 class Log:
@@ -23,13 +24,6 @@ class Log:
         self.first_checkpoint, *self.checkpoints = (folder / name for name in CHECKPOINTS)
         self.pending = None  # the lines of a run that has not yet replaced the one in its folder
         self.problem = "the first process names the reason"  # of the latest checkpoint that could not be saved
-        self.found = self.look()
-
-    def look(self):
-        """Return what changes when another process trains in the folder."""
-        paths = (self.first_checkpoint, *self.checkpoints, self.path)
-        stats = [path.stat() for path in paths if path.exists()]
-        return [(stat.st_size, stat.st_mtime_ns) for stat in stats if stat.st_size]
 
     def has_ended(self):
         lines = self.path.read_bytes().splitlines() if self.path.is_file() else []
@@ -45,7 +39,7 @@ class Log:
         probe = self.folder / "ckpt.pt.tmp"  # a folder that cannot be written to is an error now, not at the first save
         probe.write_bytes(b"")
         probe.unlink()
-        if settings["overwrite"] and not iter_num and self.found:
+        if settings["overwrite"] and not iter_num and find_checkpoint(self.folder).exists():
             self.pending = io.BytesIO()
         elif self.first_checkpoint.exists():  # of a run that was killed while it replaced another
             self.remove_old_run(self.folder / "best.pt")
@@ -57,24 +51,21 @@ class Log:
 
     def hold_folder(self):
         """Make the folder and open its log, also if they are gone. Raise a FolderInUse if another run has them."""
-        first = self.file is None
-        if first or not self.path.exists():
+        if self.file is None or not self.path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             self.file = open(self.path, "ab", buffering=2**20)  # on a full disk lines wait here for room
         ours = os.path.samestat(self.path.stat(), os.fstat(self.file.fileno())) and file_lock(self.file)
-        if not ours or first and self.look() != self.found:
-            cure = "wait for it, or choose another --out_dir"
-            raise FolderInUse(f"{self.folder}: another process is training there, or has just done so: {cure}")
+        if not ours:
+            raise FolderInUse(f"{self.folder}: another process is training there: wait, or choose another --out_dir")
 
     def end_of(self, iter_num):
         """Return where the last line up to step iter_num ends: later steps will run again."""
-        end = place = 0
+        end = 0
         for line in self.path.read_bytes().splitlines(keepends=True) if iter_num else []:
-            place += len(line)
             facts = whole_line(line)
-            if facts and facts["step"] > iter_num:
+            if not facts or facts["step"] > iter_num:  # only the last line can be torn
                 break
-            end = place if facts else end  # a torn last line is dropped
+            end += len(line)
         return end
 
     def replace_old_run(self, path):
@@ -127,8 +118,7 @@ def whole_line(line) -> dict | None:
 @file_errors()
 def code_version() -> dict:
     """Return the SHA-256 of the training code, of each of its files, and the git commit."""
-    paths = [ROOT / "model.py", ROOT / "train.py", ROOT / "config" / "__init__.py"]
-    paths += sorted([*ROOT.glob("config/runtime/*.py"), *ROOT.glob("data/*.py")])
+    paths = [path for pattern in CODE for path in sorted(ROOT.glob(pattern))]
     commit = None
     with suppress(OSError, subprocess.SubprocessError):
         command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=10"]

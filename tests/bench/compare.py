@@ -17,13 +17,14 @@ import shlex
 import sys
 import time
 from contextlib import redirect_stdout
+from datetime import timedelta
 from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent
 sys.path.insert(0, str(BENCH.parents[1]))
 from config import read_settings, split_settings
 from config.runtime.devices import pick_device
-from config.runtime.errors import UserError, clock, install_excepthook
+from config.runtime.errors import UserError, install_excepthook
 from figure import write_figure
 from growth import by_length, growth_table, write_growth_figure
 from plan import Comparison
@@ -139,7 +140,7 @@ def do(comparison, again):
                 said = "diverged" if loss is None else f"loss {loss:.4f}"
                 print(f"{run.label()}: {said}; {progress(comparison, number)}", flush=True)
     except Stopped as stopped:
-        print(f"\nstopped after {clock(time.time() - began)}; to resume: {again}", flush=True)
+        print(f"\nstopped after {timedelta(seconds=round(time.time() - began))}; to resume: {again}", flush=True)
         raise SystemExit(128 + stopped.args[0]) from None
     finally:
         workers.stop()
@@ -151,7 +152,7 @@ def progress(comparison, number):
     """Return as text how many runs are done, and the time left with `number` runs at a time."""
     planned = comparison.planned()
     todo = [plan for plan in planned if not comparison.is_done(plan)]
-    left = clock(sum(map(comparison.timing.run_seconds, todo)) / number)
+    left = timedelta(seconds=round(sum(map(comparison.timing.run_seconds, todo)) / number))
     return f"{len(planned) - len(todo)} of {len(planned)} runs are done, {left} left"
 
 
