@@ -114,7 +114,7 @@ torch.manual_seed(seed)
 iter_num, val_loss, best_val_loss, notes = 0, math.inf, math.inf, []
 if resuming:
     raw_model = checkpoint.resumed_model(saved, settings, data)
-    iter_num, val_loss, best_val_loss = saved["iter_num"], saved["val_loss"], checkpoint.lowest_loss(out, settings)
+    iter_num, val_loss, best_val_loss = saved["iter_num"], saved["val_loss"], checkpoint.lowest_loss(out)
     notes = checkpoint.resume_notes(saved, settings, machine, code)
 elif init_from.startswith("hf:"):
     raw_model = checkpoint.begin_from_llama(settings, data)

@@ -116,7 +116,7 @@ def save_pretrained(model, folder, tokenizer=None):
     The tokenizer is included. The folder is written completely or not at all.
     """
     folder = Path(folder).absolute()
-    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+    if folder.exists():
         raise UserError(f"{folder} already exists: name a new folder")
     import_transformers()
     from safetensors import SafetensorError

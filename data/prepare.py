@@ -23,7 +23,7 @@ from config.runtime.errors import UserError, file_errors, print0
 from config.runtime.files import atomic_write, file_lock, folder_lock, load_checkpoint, read_text, sha256
 from config.runtime.files import source_checkpoint
 from data.dataset import SPLITS, VERSION, read_meta, token_dtype
-from data.tokenizer import CharTokenizer, TokenizerError, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state
+from data.tokenizer import CharTokenizer, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state
 from data.tokenizer import train_bpe
 
 DATA = Path(__file__).resolve().parent  # has a folder for each dataset
@@ -147,10 +147,7 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
         coder = CharTokenizer(chain.from_iterable(part for _, _, part in parts(cut)))
     if tokenizer == "bpe":
         coder = train_bpe(sample(parts(cut), cut), vocab_size or 1024)
-    try:
-        write_dataset(Path(folder), coder, encode_all(coder, parts(cut)), length, source, settings)
-    except TokenizerError as error:  # of a tokenizer that was not made for this text
-        raise UserError(f"{source}: {error}") from None
+    write_dataset(Path(folder), coder, encode_all(coder, parts(cut)), length, source, settings)
 
 
 def find_tokenizer(name):

@@ -7,7 +7,6 @@ import base64
 import heapq
 import re
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import numpy as np
 import tiktoken
@@ -110,10 +109,8 @@ class HFTokenizer(Tokenizer):
     """A Hugging Face tokenizer, given its tokenizer.json. Text that looks like a special token becomes that token."""
 
     def __init__(self, json_text):
-        try:
-            import tokenizers
-        except ImportError:
-            raise TokenizerError("a Hugging Face tokenizer needs tokenizers: pip install tokenizers") from None
+        import tokenizers  # only here, since few need it
+
         self.tokenizer = tokenizers.Tokenizer.from_str(json_text)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
@@ -160,8 +157,7 @@ def hf_tokenizer(name) -> HFTokenizer:
     try:
         return HFTokenizer(transformers.AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str())
     except Exception as error:  # transformers and the hub raise many types
-        where = "" if Path(name).is_dir() else "not a local folder; from the hub: "
-        raise TokenizerError(f"{name} has no readable tokenizer: {where}{reason(error)}") from None
+        raise TokenizerError(f"{name} has no readable tokenizer: {reason(error)}") from None
 
 
 def import_transformers():
@@ -178,7 +174,6 @@ def reason(error):
 
 
 def tokenizer_from_state(state) -> Tokenizer:
-    """Return the tokenizer whose `state()` this is."""
     if state["kind"] == "char":
         return CharTokenizer(state["characters"])
     if state["kind"] == "hf":

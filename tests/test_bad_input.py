@@ -117,6 +117,7 @@ SAMPLE_ARGUMENTS = {
     "--start=FILE:out/run/ckpt.pt": "out/run/ckpt.pt: not UTF-8 text at byte",
     "--top_p=0": r"top_p = 0.0 .*\(0, 1\]",
     "--top_k=-3": "top_k = -3 .* 0 or more",
+    "--export=.": "already exists: name a new folder",
     "config/m1_shakespeare.py": "config/m1_shakespeare.py: residual: unknown setting",
 }
 

@@ -127,12 +127,12 @@ def test_from_pretrained_reads_a_folder(shape, tmp_path):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_saved_model_reads_back(shape, tmp_path):
     model = perturb(GPT(ours(**SHAPES[shape]))).eval()
-    save_pretrained(model, tmp_path)
-    again = from_pretrained(tmp_path)
+    save_pretrained(model, tmp_path / "saved")
+    again = from_pretrained(tmp_path / "saved")
     assert again.config == model.config
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters()))
     with torch.no_grad():
-        same(model(tokens())[0], LlamaForCausalLM.from_pretrained(tmp_path).eval()(tokens()).logits)
+        same(model(tokens())[0], LlamaForCausalLM.from_pretrained(tmp_path / "saved").eval()(tokens()).logits)
 
 
 def test_from_pretrained_overrides(tmp_path):

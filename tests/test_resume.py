@@ -220,17 +220,6 @@ def test_a_setting_that_train_py_has_lost_is_said(run):
     assert "NOTE    label_smoothing = 0.1: train.py has lost this setting\n" in run(RESUME)
 
 
-def test_losses_over_other_tokens_do_not_compare(run):
-    settings = "--learning_rate=0 --eval_interval=1 --lr_decay=none"
-    run(f"{RUN} {settings} --max_iters=3 --eval_tokens=1 --out_dir={WHOLE}")
-    change_checkpoint(WHOLE / "best.pt", val_loss=-1.0)
-    shown = run(f"{RUN} {settings} --eval_tokens=1 --max_iters=4 --out_dir={WHOLE} --init_from=resume")
-    assert load(WHOLE / "best.pt")["val_loss"] == -1 and "NOTE" not in shown
-    shown = run(f"{RUN} {settings} --eval_tokens=64 --out_dir={WHOLE} --init_from=resume")
-    assert "NOTE    eval_tokens = 64 (was 1): old losses are not comparable, so best.pt starts over" in shown
-    assert load(WHOLE / "best.pt")["val_loss"] == min(line["val_loss"] for line in log_of(WHOLE, "eval")[4:])
-
-
 def test_other_data_are_refused(run, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)

@@ -18,7 +18,7 @@ from model import GPT, GPTConfig
 
 # settings that a resumed run may change; with any other it would be a different run
 MAY_CHANGE = {"out_dir", "init_from", "overwrite", "eval_only", "max_iters", "device", "compile", "parallel"}
-MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "eval_tokens", "log_interval", "tensorboard", "wandb"}
+MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval", "tensorboard", "wandb"}
 # settings that a run does not inherit from the one it starts from
 NOT_INHERITED = {"block_size", "vocab_size", "dropout", "activation_checkpointing"}
 # weights that mean something else under another value of a setting, in spite of the same name and shape
@@ -184,7 +184,6 @@ def resumed_model(checkpoint, settings, data) -> GPT:
 
 
 def resume_notes(checkpoint, settings, machine, code):
-    """Return lines on what has changed since the checkpoint was written."""
     if settings["eval_only"]:
         return code_notes(checkpoint, code, training=False)
     lines = code_notes(checkpoint, code)
@@ -192,20 +191,15 @@ def resume_notes(checkpoint, settings, machine, code):
     for name in sorted(was.keys() ^ settings.keys()):
         change = "this setting is new since the checkpoint" if name in settings else "train.py has lost this setting"
         lines.append(f"{name} = {(was | settings)[name]!r}: {change}")
-    effects = {"eval_tokens": "old losses are not comparable, so best.pt starts over"}
-    if settings["lr_decay"] != "none":
-        effects["max_iters"] = "the learning rate decays differently"
-    for name, effect in effects.items():
-        if settings[name] != was.get(name):
-            lines.append(f"{name} = {settings[name]} (was {was.get(name)}): {effect}")
+    if settings["max_iters"] != was["max_iters"] and settings["lr_decay"] != "none":
+        change = f"max_iters = {settings['max_iters']} (was {was['max_iters']})"
+        lines.append(f"{change}: the learning rate decays differently")
     if checkpoint["machine"] != machine:
         lines.append(f"it ran on {checkpoint['machine']}, now on {machine}: the same run, but not to the last bit")
     return lines
 
 
-def lowest_loss(folder, settings) -> float:
-    """Return the validation loss of best.pt, which may be newer than ckpt.pt, if it was over as many tokens."""
+def lowest_loss(folder) -> float:
+    """Return the validation loss of best.pt, which may be newer than ckpt.pt."""
     path = find_checkpoint(folder, prefer="best")
-    best = load_checkpoint(path) if path.name != "ckpt.pt" else None
-    same = best and best["settings"].get("eval_tokens") == settings["eval_tokens"]
-    return best["val_loss"] if same else math.inf
+    return load_checkpoint(path)["val_loss"] if path.name != "ckpt.pt" else math.inf

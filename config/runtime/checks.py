@@ -42,7 +42,6 @@ def starts_from_a_model(init_from):
 
 
 def run_folder(settings, defaults, argv) -> Path:
-    """Return the folder of a run, which may not be there yet."""
     config_files = [Path(argument).stem for argument in argv if not argument.startswith("-")]
     method = [name for name in METHOD if settings[name] != defaults[name]]
     options = [name if settings[name] is True else settings[name] for name in method]
@@ -78,7 +77,6 @@ def check_range(settings, names, low, high=math.inf):
 
 
 def ineffective_settings(settings, given, defaults):
-    """Return a line for each given setting that has no effect."""
     lines = []
     values = {f"{name}={value}" for name, value in settings.items()}
     for name, value in given.items():
