@@ -21,7 +21,7 @@ from config.runtime.devices import pick_device
 from config.runtime.files import find_checkpoint, load_checkpoint, read_text
 from config.runtime.log import code_version
 from config.runtime.maps import draw_maps
-from data.huggingface import describe_export, save_pretrained
+from data.huggingface import save_pretrained
 from data.tokenizer import first_tokens, tokenizer_from_state
 
 # -----------------------------------------------------------------------------
@@ -47,11 +47,7 @@ if not 0 < top_p <= 1:
     raise UserError(f"top_p = {top_p} does not work: it must be in (0, 1]")
 if checkpoint not in ("best", "latest"):
     raise UserError(f"checkpoint = {checkpoint!r} does not work: it must be best or latest")
-if export and maps:
-    raise UserError("export and maps do not work together: give one of them")
 export, maps = os.path.expanduser(export), os.path.expanduser(maps)
-if export and Path(export).resolve() == Path.cwd():
-    raise UserError(f"export = {export!r} does not work: it is the current folder; name a new one")
 device = pick_device(device)
 
 # the model and its tokenizer
@@ -65,7 +61,8 @@ for note in code_notes(saved, code_version(), training=False):
 
 if export:
     save_pretrained(model, export, tokenizer)
-    print(describe_export(model, export, tokenizer))
+    needs = "trust_remote_code=True" if (Path(export) / "model.py").exists() else "nothing else"
+    print(f"{export}: model and tokenizer, which transformers opens with {needs}")
     raise SystemExit(0)
 
 # the prompt

@@ -7,7 +7,7 @@ torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --gra
 """
 
 from config import split_settings  # first: importing config decides how PyTorch's threads will wait (waiting.py)
-from config.runtime.errors import StopSignal, UserError, clock, install_excepthook, print0
+from config.runtime.errors import StopSignal, UserError, install_excepthook, print0
 
 install_excepthook()  # users' mistakes end in one line and exit code 2
 
@@ -17,6 +17,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import asdict
+from datetime import timedelta
 
 import torch
 
@@ -113,7 +114,7 @@ torch.manual_seed(seed)
 iter_num, val_loss, best_val_loss, notes = 0, math.inf, math.inf, []
 if resuming:
     raw_model = checkpoint.resumed_model(saved, settings, data)
-    iter_num, val_loss, best_val_loss = saved["iter_num"], saved["val_loss"], checkpoint.lowest_loss(out, settings)
+    iter_num, val_loss, best_val_loss = saved["iter_num"], saved["val_loss"], checkpoint.lowest_loss(out)
     notes = checkpoint.resume_notes(saved, settings, machine, code)
 elif init_from.startswith("hf:"):
     raw_model = checkpoint.begin_from_llama(settings, data)
@@ -229,10 +230,10 @@ def log_step(loss, grad_norm, lr, iters, seconds):
     speed = iters * tokens_per_iter / seconds
     mfu = flops_per_token * speed / world_size / peak_flops(device)
     mfu = "n/a" if math.isnan(mfu) else f"{mfu:.1%}"
-    left = clock((time.perf_counter() - began) / local_iter_num * (max_iters - iter_num))
+    left = (time.perf_counter() - began) / local_iter_num * (max_iters - iter_num)
     print0(
         f"step {iter_num:,}/{max_iters:,}   loss {loss:.4f}   gradient norm {grad_norm:.3f}   lr {lr:.2e}   "
-        f"{speed:,.0f} tokens/s   MFU {mfu}   {left} left"
+        f"{speed:,.0f} tokens/s   MFU {mfu}   {timedelta(seconds=round(left))} left"
     )
     grad_norm = grad_norm if math.isfinite(grad_norm) else None
     log.log("step", iter_num, loss=loss, grad_norm=grad_norm, learning_rate=lr, tokens_per_second=speed)
@@ -251,8 +252,7 @@ def give_up(why):
 
 def end_diverged(what):
     log.log("diverged", iter_num)
-    likely = f"learning_rate = {learning_rate}, weight_decay = {weight_decay} or dtype = {settings['dtype']}"
-    give_up(f"{what} at step {iter_num}: the run has diverged, most likely because of {likely}")
+    give_up(f"{what} at step {iter_num}: the run has diverged")
 
 
 while iter_num < max_iters and not stopped_by:
@@ -332,7 +332,7 @@ if iter_num < max_iters:
     distributed.leave(128 + stopped_by)
 seconds, speed = time.perf_counter() - began, local_iter_num * tokens_per_iter / train_seconds
 log.log("end", iter_num, seconds=seconds, tokens_per_second=speed, best_loss=best_val_loss)
-print0(f"{clock(seconds)} for {local_iter_num:,} steps, {speed:,.0f} tokens/s while training")
+print0(f"{timedelta(seconds=round(seconds))} for {local_iter_num:,} steps, {speed:,.0f} tokens/s while training")
 print0(f"lowest validation loss {best_val_loss:.4f}: {best}; latest: {latest}")
 print0(f"to train longer: {resume} --max_iters={2 * max_iters}")
 print0(f"to sample from it: python sample.py --out_dir={shlex.quote(str(out))}")

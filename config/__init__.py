@@ -18,7 +18,7 @@ from types import ModuleType
 import config.runtime.waiting  # before PyTorch, which reads what it decides
 from config.runtime.errors import UserError, file_errors, quiet_pipe
 
-BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+BOOLS = {"true": True, "false": False}
 RULE = "# " + "-" * 77 + "\n"
 
 
@@ -60,7 +60,7 @@ def find_file(path, program) -> Path:
     """Return a config file, searched for in the current folder, then in the program's: runs work anywhere."""
     home = Path(program).resolve().parent
     for file in (Path(path), home / path):
-        if file.suffix == ".py" and file.is_file() and not file.samefile(program):
+        if file.is_file():
             return file
     known = {file.stem: file.relative_to(home) for file in home.glob("config/[!_]*.py")}
     near = difflib.get_close_matches(Path(path).stem, known, n=1)
@@ -86,17 +86,17 @@ def convert(name, value, defaults, where):
         hint = f"did you mean {near[0]}?" if near else "--help lists all settings"
         raise UserError(f"{where}: unknown setting ({hint})")
     kind = type(defaults[name])
+    text = str(value).lower() if isinstance(value, bool) else str(value)
     if isinstance(value, (str, bool, int, float)):
         if kind is str:
-            return str(value).lower() if isinstance(value, bool) else str(value)
-        if kind is bool and str(value).lower() in BOOLS:
-            return BOOLS[str(value).lower()]
-        if kind in (int, float) and not isinstance(value, bool):
-            with suppress(ArithmeticError, ValueError):  # text that is no number, or a number that is too large
-                if kind is float and math.isfinite(float(value)):
-                    return float(value)
-                number = Decimal(value)
-                if kind is int and abs(number) < 2**63 and number == int(number):
-                    return int(number)
+            return text
+        if kind is bool and text.lower() in BOOLS:
+            return BOOLS[text.lower()]
+        with suppress(ArithmeticError, ValueError):  # text that is no number, or a number that is too large
+            if kind is float and math.isfinite(float(text)):
+                return float(text)
+            number = Decimal(text)
+            if kind is int and abs(number) < 2**63 and number == int(number):
+                return int(number)
     needed = {str: "text", bool: "true or false", int: "a whole number", float: "a finite number"}[kind]
     raise UserError(f"{where}: {needed} is needed, not {repr(value):.80}")

@@ -43,7 +43,7 @@ def read_meta(folder) -> dict:
     try:
         meta = json.loads(path.read_bytes())
         version = meta["version"]
-    except (LookupError, RecursionError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError):
         raise damaged(path, "not as prepare.py writes it") from None
     if version != VERSION:
         raise damaged(path, f"version {version} is not {VERSION}, the one this program reads")
@@ -92,7 +92,6 @@ class Dataset:
         self.check_block_size(block_size)
         assert 0 <= shard < shards
         tokens = len(self.splits["train"])
-        seed = seed % 2**64
         per_epoch = max(tokens // block_size - 1, 1)  # one less than fits, to leave room for the offset
         rows = np.empty((batch_size, block_size + 1), np.int64)
         first = (step * shards + shard) * batch_size  # in the sequence of all windows of all epochs

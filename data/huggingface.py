@@ -8,7 +8,6 @@ import inspect
 import json
 import os
 import re
-import shlex
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -16,8 +15,8 @@ from pathlib import Path
 import torch
 
 from config.runtime.errors import UserError
-from config.runtime.files import check_weights
-from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer, first_tokens, import_transformers, reason
+from config.runtime.files import load_weights
+from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer, import_transformers, reason
 from model import GPT, GPTConfig
 
 # our module names -> Llama's, for the whole model and for each layer
@@ -69,15 +68,13 @@ def from_llama(state_dict, config) -> GPT:
 
     What Llama lacks has its initial value. With tied weights `lm_head.weight` may be missing.
     """
-    model, given = GPT(config), dict(state_dict)
+    model = GPT(config)
+    ours, names = model.state_dict(), llama_names(model)
+    weights = {names.get(name, name): tensor for name, tensor in state_dict.items()}
+    weights |= {name: ours[name] for name in ours.keys() - names.values()}
     if config.tie_weights:
-        embed = given.get("model.embed_tokens.weight")
-        if not torch.equal(given.setdefault("lm_head.weight", embed), embed):
-            raise UserError("lm_head.weight differs from model.embed_tokens.weight: set tie_weights = False")
-    tensors = {llama: model.state_dict()[name] for llama, name in llama_names(model).items()}
-    check_weights(given, tensors, "the Llama checkpoint does not fit this config")
-    for llama, tensor in tensors.items():
-        tensor.copy_(given[llama])
+        weights.setdefault("head.weight", weights.get("embed.weight"))
+    load_weights(model, weights, "the Llama checkpoint")
     return model
 
 
@@ -88,9 +85,9 @@ def from_pretrained(name_or_path, **override) -> GPT:
     """
     transformers = import_transformers()
 
-    def read(load, **options):
+    def read(load):
         try:
-            return load(name_or_path, **options)
+            return load(name_or_path)
         except Exception as error:  # transformers, safetensors and the hub raise many types
             raise UserError(f"{name_or_path}: not a model that transformers can read: {reason(error)}") from error
 
@@ -110,12 +107,7 @@ def from_pretrained(name_or_path, **override) -> GPT:
             raise UserError(f"{name_or_path} has {field} = {value!r}; only {needed!r} can be represented here")
     fields = {ours: getattr(theirs, name) for ours, name in LLAMA_CONFIG.items()}
     config = GPTConfig(**{**fields, "rope_theta": float(rope["rope_theta"]), **override})
-    llama, found = read(transformers.LlamaForCausalLM.from_pretrained, output_loading_info=True)
-    for problem in ("missing", "unexpected", "mismatched"):  # for which transformers takes random numbers
-        names = sorted(map(str, found[f"{problem}_keys"]))
-        if names:
-            raise UserError(f"{name_or_path}: its weights are not those of its config: {names[0]} is {problem}")
-    return from_llama(llama.state_dict(), config)
+    return from_llama(read(transformers.LlamaForCausalLM.from_pretrained).state_dict(), config)
 
 
 def save_pretrained(model, folder, tokenizer=None):
@@ -124,7 +116,7 @@ def save_pretrained(model, folder, tokenizer=None):
     The tokenizer is included. The folder is written completely or not at all.
     """
     folder = Path(folder).absolute()
-    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+    if folder.exists():
         raise UserError(f"{folder} already exists: name a new folder")
     import_transformers()
     from safetensors import SafetensorError
@@ -161,8 +153,6 @@ def as_llama(model, ends):
     given = {theirs: getattr(config, ours) for ours, theirs in LLAMA_CONFIG.items()}
     rope = {"rope_type": "default", "rope_theta": config.rope_theta}
     llama = LlamaForCausalLM(LlamaConfig(**given, **ends, mlp_bias=config.bias, rope_parameters=rope))
-    if llama.state_dict().keys() != tensors.keys():
-        return None
     llama.load_state_dict(tensors)
     rng = torch.Generator().manual_seed(0)
     idx = torch.randint(config.vocab_size, (1, min(config.block_size, 2048)), generator=rng)
@@ -197,22 +187,6 @@ def write_with_code(model, folder, ends):
     if model.config.tie_weights:
         del tensors["gpt.head.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-
-def describe_export(model, folder, tokenizer) -> str:
-    """Return two lines: what an exported folder holds, and the command that scores it."""
-    if (Path(folder) / "model.py").exists():
-        what, trust = "model.py and a model", "trust_remote_code=True"
-    else:
-        what, trust = "a Llama", ""
-    parts = [f"pretrained={folder}", trust]
-    if not tokenizer.document_start:  # then the harness must be told what to predict a text's first token from
-        parts.append(f"prefix_token_id={first_tokens(tokenizer)[0]}")
-    size, options = f"{model.get_num_params():,} parameters", shlex.quote(",".join(filter(None, parts)))
-    return (
-        f"{folder}: {what} of {size}, with its tokenizer; transformers opens it{trust and f' with {trust}'}\n"
-        f"to score it: lm_eval --model hf --model_args {options} --tasks data/lm_eval.yaml"
-    )
 
 
 def to_transformers(tokenizer):

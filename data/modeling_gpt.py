@@ -63,12 +63,8 @@ class GPTVariantForCausalLM(PreTrainedModel, GenerationMixin):
         may have zeros at the end of a row only: no earlier token sees what is there, so they change nothing.
         Raises ValueError for any other mask, and for a T that is longer than block_size.
         """
-        if attention_mask is not None:
-            if attention_mask.shape != input_ids.shape:
-                shapes = f"{tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}"
-                raise ValueError(f"attention_mask has shape {shapes}: they must match")
-            if (attention_mask[:, 1:] > attention_mask[:, :-1]).any():
-                raise ValueError("attention_mask has a 0 before a 1: set tokenizer.padding_side = 'right'")
+        if attention_mask is not None and (attention_mask[:, 1:] > attention_mask[:, :-1]).any():
+            raise ValueError("attention_mask has a 0 before a 1: set tokenizer.padding_side = 'right'")
         logits, _ = self.gpt(input_ids)
         loss = None
         if labels is not None:

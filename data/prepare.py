@@ -6,14 +6,13 @@ A text is a str or, for several documents, anything that yields a str for each, 
 import hashlib
 import json
 import os
-import re
-import shlex
 import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from glob import escape, glob
 from itertools import chain, islice
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from config.runtime.errors import UserError, file_errors, print0
 from config.runtime.files import atomic_write, file_lock, folder_lock, load_checkpoint, read_text, sha256
 from config.runtime.files import source_checkpoint
 from data.dataset import SPLITS, VERSION, read_meta, token_dtype
-from data.tokenizer import CharTokenizer, TokenizerError, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state
+from data.tokenizer import CharTokenizer, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state
 from data.tokenizer import train_bpe
 
 DATA = Path(__file__).resolve().parent  # has a folder for each dataset
@@ -38,10 +37,8 @@ def ensure_prepared(name) -> Path:
     """Return the folder of a dataset. Run its prepare.py first if it is not prepared or its input.txt has changed."""
     names = sorted({path.parent.name for path in [*DATA.glob("*/prepare.py"), *DATA.glob("*/meta.json")]})
     if name not in names:
-        if name and Path(name).exists() and Path(name).resolve().parent != DATA:
-            command = f"python data/text/prepare.py {shlex.quote(name)} --name=NAME"
-            raise UserError(f"dataset = {name!r} is a text: {command} prepares it for --dataset=NAME")
-        raise UserError(f"dataset = {name!r} does not work: it must be one of {', '.join(names)}")
+        others = f"{', '.join(names)}, or what data/text/prepare.py makes of your own text"
+        raise UserError(f"dataset = {name!r} does not work: it must be one of {others}")
     folder = DATA / name
     script, text = folder / "prepare.py", folder / "input.txt"
     if not script.exists():  # prepared by data/text/prepare.py
@@ -63,18 +60,11 @@ def ensure_prepared(name) -> Path:
 
 @file_errors()
 def text_files(path):
-    """Return `path` itself or, if it is a folder, all texts below it, in the order of their names."""
+    """Return `path` itself or, if it is a folder, all texts below it, each once, in the order of their names."""
     if not Path(path).is_dir():
         return [Path(path)]
-    files, folders = [], set()
-    for folder, subfolders, names in os.walk(path, followlinks=True):
-        if os.path.realpath(folder) in folders:
-            subfolders.clear()  # links may lead in a circle
-            continue
-        subfolders.sort()
-        folders.add(os.path.realpath(folder))
-        files += [Path(folder, name) for name in names if Path(name).suffix.lower() in (".txt", ".md", ".jsonl")]
-    files = sorted(filter(Path.is_file, files))
+    below = glob(f"{escape(str(path))}/**/*", recursive=True)  # also in linked folders
+    files = sorted({Path(name).resolve() for name in below if name.lower().endswith((".txt", ".md", ".jsonl"))})
     if not files:
         raise UserError(f"{path}: no .txt, .md or .jsonl files below this folder")
     return files
@@ -82,19 +72,15 @@ def text_files(path):
 
 def read_documents(path, field="text"):
     """Return the documents of a file: the `field` of each line of a .jsonl file, or the whole text of any other."""
-    path = Path(path)
-    if path.suffix.lower() in (".csv", ".gz", ".json", ".parquet", ".tsv", ".xz", ".zst"):
-        cure = "python data/openwebtext/prepare.py --dataset=FOLDER reads a folder of such files"
-        raise UserError(f"{path}: only plain text and .jsonl are read here; {cure}")
     text = read_text(path)
-    if path.suffix.lower() != ".jsonl":
+    if Path(path).suffix.lower() != ".jsonl":
         return [text] if text else []
     documents = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 row = json.loads(line)
-            except (ValueError, RecursionError):
+            except ValueError:
                 raise UserError(f"{path}: line {number} is not JSON") from None
             row = row if isinstance(row, dict) else {}
             check_field(f"{path}: line {number}", field, row)
@@ -103,14 +89,11 @@ def read_documents(path, field="text"):
     return documents
 
 
-def read_dataset(name, field="text", limit=""):
+def read_dataset(name, field="text", limit=0.0):
     """Return the texts in the train split of a dataset, NAME or NAME:CONFIGURATION: of the hub, or of a folder.
 
-    Without a `limit`, they stay on disk, in the cache of `datasets`. With one, that much text is streamed into a list.
+    They stay on disk, in the cache of `datasets`. With a `limit`, so many gigabytes are streamed into a list.
     """
-    match = re.fullmatch(r"([1-9]\d*)([KMG])B", limit)
-    if limit and not match:
-        raise UserError(f"limit = {limit!r} does not work: write it as 500MB or 1GB")
     try:
         from datasets import load_dataset
         from tqdm import tqdm
@@ -126,7 +109,7 @@ def read_dataset(name, field="text", limit=""):
     check_field(name, field, row)
     if not limit:
         return rows[field]
-    texts, size = [], int(match[1]) * {"K": 10**3, "M": 10**6, "G": 10**9}[match[2]]
+    texts, size = [], limit * 10**9
     with tqdm(total=size, unit="B", unit_scale=True) as progress:
         for text in filter(None, rows[field]):
             texts.append(text)
@@ -164,10 +147,7 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
         coder = CharTokenizer(chain.from_iterable(part for _, _, part in parts(cut)))
     if tokenizer == "bpe":
         coder = train_bpe(sample(parts(cut), cut), vocab_size or 1024)
-    try:
-        write_dataset(Path(folder), coder, encode_all(coder, parts(cut)), length, source, settings)
-    except TokenizerError as error:  # of a tokenizer that was not made for this text
-        raise UserError(f"{source}: {error}") from None
+    write_dataset(Path(folder), coder, encode_all(coder, parts(cut)), length, source, settings)
 
 
 def find_tokenizer(name):

@@ -1,10 +1,9 @@
 """Tiny Shakespeare, one megabyte of plays, and a substitute for machines without a network."""
 
-import http.client
 import urllib.request
 from pathlib import Path
 
-from config.runtime.errors import UserError, file_errors, print0
+from config.runtime.errors import file_errors, print0
 from config.runtime.files import atomic_write, read_text, sha256
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -21,7 +20,7 @@ def tiny_shakespeare(folder) -> tuple[str, str]:
     if not path.exists():
         try:
             content = download(SHAKESPEARE_URL)
-        except (OSError, http.client.HTTPException) as error:
+        except OSError as error:
             return fallback_text(path, f"could not be downloaded ({error})")
         if sha256(content) != SHAKESPEARE_SHA256:
             return fallback_text(path, "was damaged in the download")
@@ -38,10 +37,8 @@ def download(url) -> bytes:
 
 
 def fallback_text(path, why) -> tuple[str, str]:
-    try:  # nothing is written, so the next prepare.py tries to download again
-        from pydoc_data.topics import topics
-    except ImportError:  # left out of some small installations
-        raise UserError(f"Tiny Shakespeare {why}; put a text of your own at {path}") from None
+    from pydoc_data.topics import topics  # nothing is written, so the next prepare.py tries to download again
+
     source = "NOT Tiny Shakespeare but English of Python's built-in help (pydoc_data.topics)"
     print0(f"NOTE    Tiny Shakespeare {why}: THE TEXT IS {source}")
     print0(f"NOTE    LOSSES ARE NOT COMPARABLE with Tiny Shakespeare's: to get those, put that text at {path}")

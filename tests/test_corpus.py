@@ -127,7 +127,7 @@ def test_linked_folders_are_read_also_if_links_lead_in_a_circle(tmp_path):
     (tmp_path / "here" / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "here")
     here = tmp_path / "here"
-    assert text_files(here) == [here / "here.txt", here / "link" / "elsewhere.txt"]
+    assert text_files(here) == [tmp_path / "elsewhere" / "elsewhere.txt", here / "here.txt"]
 
 
 def test_what_is_null_is_no_document(tmp_path):
@@ -145,7 +145,6 @@ def test_half_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path):
     ("a.jsonl", b'{"text": "good"}\n\n{"text": "cut', "line 3 is not JSON"),
     ("a.jsonl", b"\xff\xfe\n", "a.jsonl: not UTF-8 text at byte 0"),
     ("a.txt", b"good text and then " + b"more of it " * 20 + b"\xff bad", "a.txt: not UTF-8 text at byte 239"),
-    ("a.jsonl.gz", b"", "only plain text and .jsonl are read here; python data/openwebtext/prepare.py"),
 ], ids=count())  # fmt: skip
 def test_bad_files(tmp_path, name, content, named):
     (tmp_path / name).write_bytes(content)
@@ -183,7 +182,7 @@ def test_a_dataset_of_several_configurations(tmp_path):
 def test_a_limit_streams_that_much_and_no_more(tmp_path):
     parquet(tmp_path / "train-0.parquet", [None, *(f"{i:04}" + "x" * 96 for i in range(100))])
     (tmp_path / "train-1.parquet").write_text("not read")
-    assert read_dataset(str(tmp_path), limit="3KB") == [f"{i:04}" + "x" * 96 for i in range(30)]
+    assert read_dataset(str(tmp_path), limit=3e-6) == [f"{i:04}" + "x" * 96 for i in range(30)]
     assert not list(tmp_path.rglob("*.arrow"))
 
 
@@ -196,17 +195,16 @@ def test_openwebtext_script(repo, tmp_path):
     text = [loaded.tokenizer.decode(loaded.splits[split]) for split in ("train", "val")]
     assert "".join(text) == "\n".join(DOCUMENTS * 40)
     assert len(text[1]) / len("".join(text)) == pytest.approx(0.25, abs=0.01)
-    repo(["data/openwebtext/prepare.py", *options, "--limit=1KB"])
+    repo(["data/openwebtext/prepare.py", *options, "--limit=1e-6"])
     limited = load_dataset("data/openwebtext").meta
     assert 1000 <= sum(limited["bytes"].values()) < 1300
-    assert limited["source"] == f"{tmp_path / 'dataset'}, its first 1KB"
+    assert limited["source"] == f"1e-06 GB of {tmp_path / 'dataset'}"
 
 
 @pytest.mark.parametrize("options, named", [
     ({"name": "missing"}, "missing: cannot be loaded"),
     ({"field": "id"}, "no text in field 'id'; --field may be: text"),
     ({"field": "body"}, "no text in field 'body'; --field may be: text"),
-    ({"limit": "1 GB"}, "limit = '1 GB' does not work: write it as 500MB or 1GB"),
 ], ids=count())  # fmt: skip
 def test_bad_datasets(tmp_path, options, named):
     parquet(tmp_path / "train.parquet", DOCUMENTS)

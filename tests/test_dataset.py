@@ -1,6 +1,5 @@
 """Reading what was prepared, batches and windows: data/dataset.py."""
 
-import base64
 import json
 import shutil
 from itertools import count
@@ -14,7 +13,6 @@ from hypothesis import given, strategies as st
 from config.runtime.errors import UserError
 from data.dataset import Dataset, derive_seed, load_dataset, shuffled
 from data.prepare import prepare
-from data.tokenizer import TokenizerError
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 
@@ -49,7 +47,7 @@ def reverse(name):
 FORM = "meta.json: not as prepare.py writes it"
 SIZE, HASH = "not of the size that meta.json says", "not as prepare.py wrote it (SHA-256)"
 DAMAGE = [
-    *((write("meta.json", content), FORM) for content in (b"", b"\xff", b"[" * 100_000, b"{}", b"[]", b"null", b"5")),
+    *((write("meta.json", content), FORM) for content in (b"", b"\xff", b"{}", b"[]", b"null", b"5")),
     (edit(version=1), "meta.json: version 1 is not 2"),
     (edit(version=None), FORM),
     (edit(dtype="uint32"), f"train.bin: {SIZE}"),
@@ -76,27 +74,6 @@ def test_damaged_data_is_refused_with_file_and_cure(whole, tmp_path, harm, named
     message = str(error.value)
     assert f"{folder}/{named}" in message and "\n" not in message
     assert message.endswith("; prepare data/words again")
-
-
-BYTES = "".join(f"{base64.b64encode(bytes([i])).decode()} {i}\n" for i in range(256))
-BPE = {"kind": "bpe", "pattern": r"\s+|\S+", "special_tokens": {}, "ranks": BYTES}
-
-
-@pytest.mark.parametrize("state, named", [
-    ({"kind": "word"}, "not a tokenizer of kind 'char', 'bpe' or 'hf': {'kind': 'word'}"),
-    ({"kind": "char", "characters": 5}, "not a tokenizer of kind"),
-    ({"kind": "hf", "json": "{}"}, "not a tokenizer.json"),
-    (BPE | {"ranks": BYTES[: BYTES.index(" 100\n")] + " 100\n"}, "not byte pairs that tiktoken reads"),
-    (BPE | {"ranks": BYTES.replace(" 9\n", " 8\n")}, "not byte pairs that tiktoken reads"),
-    (BPE | {"pattern": "("}, "not byte pairs that tiktoken reads"),
-    (BPE | {"special_tokens": {"<end>": "odd"}}, "not byte pairs that tiktoken reads"),
-], ids=count())  # fmt: skip
-def test_a_damaged_tokenizer_is_refused(whole, tmp_path, state, named):
-    folder = shutil.copytree(whole, tmp_path / "words")
-    edit(tokenizer=state)(folder)
-    with pytest.raises(TokenizerError) as error:
-        load_dataset(folder)
-    assert named in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["meta.json", "train.bin", "val.bin"])
@@ -135,7 +112,7 @@ def test_batch_is_a_pure_function_of_its_arguments():
     assert x.shape == y.shape == (8, 16) and x.dtype == y.dtype == torch.int64
     assert x.is_contiguous() and y.is_contiguous()
     assert torch.equal(y, x + 1) and torch.equal(x[:, 1:], y[:, :-1])
-    for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4), (-1, 2, 3)):
+    for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4)):
         assert not torch.equal(x, words.batch(*other, 8, 16, 5)[0])
 
 

@@ -105,7 +105,6 @@ def test_padding(tmp_path):
     agree(theirs(idx, attention_mask=mask).logits[:1, :9], alone)
     refused = {
         "a 0 before a 1: set tokenizer.padding_side = 'right'": lambda: theirs(idx, attention_mask=mask.flip(1)),
-        r"shape \(2, 1, 16, 16\), input_ids \(2, 16\)": lambda: theirs(idx, attention_mask=torch.ones(2, 1, 16, 16)),
         "texts of one length": lambda: theirs.generate(idx, attention_mask=mask, max_new_tokens=1),
         "context has 17 tokens; it must be 1 to block_size = 16": lambda: theirs(ids(1, 17)),
     }
@@ -218,10 +217,7 @@ def test_a_buffer_that_would_be_lost_is_refused(tmp_path):
 def test_a_run_is_exported_by_sample(repo, capsys):
     repo(f"train.py {TINY} --attention=w2 --residual=m1 --out_dir=out/m1")
     shown = repo("sample.py --export=out/exported")
-    assert "out/exported: model.py and a model of" in shown
-    assert "transformers opens it with trust_remote_code=True\n" in shown
-    options = "pretrained=out/exported,trust_remote_code=True,prefix_token_id=0"
-    assert shown.endswith(f"lm_eval --model hf --model_args {options} --tasks data/lm_eval.yaml\n")
+    assert shown == "out/exported: model and tokenizer, which transformers opens with trust_remote_code=True\n"
 
     theirs, saved = opened("out/exported"), load("out/m1/best.pt")
     assert theirs.config.max_position_embeddings == 16 and theirs.config.hidden_size == 16

@@ -99,8 +99,6 @@ def test_the_tokenizer_is_theirs(llama):
         assert ours.decode(ids.tolist()) == theirs.decode(ids.tolist(), clean_up_tokenization_spaces=False)
     assert ours.vocab_size == len(theirs) and ours.document_start == [theirs.bos_token_id]
     assert first_tokens(ours) == [theirs.bos_token_id]
-    with pytest.raises(ValueError, match="outside the vocabulary"):
-        ours.decode([ours.vocab_size])
 
 
 def test_text_comes_out_of_a_stream_as_it_does_at_once(llama):
@@ -198,19 +196,6 @@ def test_a_run_starts_where_another_is(repo, source):
     assert noted == ([f"new weights, not from run:out/source: {', '.join(names)}"] if names else [])
 
 
-@pytest.mark.parametrize("name, words", [
-    ("blocks.0.mlp.down.weight", "blocks.0.mlp.down.weight: expected nothing, found torch"),  # renamed
-    (None, "blocks.0.mlp.down_proj.weight: expected torch.Size([16, 64]), found nothing"),  # gone
-])  # fmt: skip
-def test_weights_of_another_model_py_are_refused(repo, capsys, name, words):
-    repo(f"train.py {SOURCE}")
-    weights = load("out/source/best.pt")["model"]
-    tensor = weights.pop("blocks.0.mlp.down_proj.weight")
-    change_checkpoint("out/source/best.pt", model=weights | ({name: tensor} if name else {}))
-    for command in (f"train.py {NEXT}", "sample.py"):
-        assert f"out/source/best.pt does not fit this model.py: {words}" in refused(repo, command, capsys)
-
-
 def test_what_makes_the_model_comes_from_the_other_run(repo):
     repo(f"train.py {SOURCE} --attention=w2 --sigma=diagonal --residual=m1 --keep_input")
     repo(f"train.py {NEXT} --n_layer=3 --residual=m4.1 --block_size=8")
@@ -258,7 +243,7 @@ def test_transformers_alone_writes_the_same_text(repo, tmp_path, monkeypatch, ca
     prepare("data/text", text, "test", names.get(kind, f"hf:{tmp_path / 'theirs'}"))
     repo(f"train.py {TINY} --block_size=64 --max_iters=30 --learning_rate=1e-2 --dataset=text --out_dir=out/run")
     shown = repo("sample.py --export=out/exported")
-    assert "out/exported: a Llama of" in shown and "with its tokenizer; transformers opens it\n" in shown
+    assert shown == "out/exported: model and tokenizer, which transformers opens with nothing else\n"
 
     ours = load_dataset("data/text").tokenizer
     theirs = AutoTokenizer.from_pretrained("out/exported")
@@ -273,8 +258,6 @@ def test_transformers_alone_writes_the_same_text(repo, tmp_path, monkeypatch, ca
     last = first if kind == "like GPT-2" else None  # where a text of another tokenizer ends, only its maker knows
     for keeps in (theirs, model.config, model.generation_config):
         assert (keeps.bos_token_id, keeps.eos_token_id) == (first, last)
-    line_end = ours.encode("\n")[0]
-    assert (f"exported,prefix_token_id={line_end} --tasks" in shown) == (first is None)
     if isinstance(ours, CharTokenizer):
         with pytest.raises(Exception, match="WordLevel error: Missing .UNK. token"):
             theirs.encode("a dög")
@@ -302,36 +285,6 @@ def test_byte_pairs_are_theirs_too(tmp_path):
             assert theirs.decode(ids) == ours.decode(ids)
 
 
-def change_weights(folder, change):
-    path = folder / "model.safetensors"
-    weights = load_file(path)
-    change(weights)
-    save_file(weights, path, {"format": "pt"})
-
-
-def change_config(folder, **changes):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-Q = "model.layers.0.self_attn.q_proj.weight"
-SPOILED = {
-    "a tensor gone": (lambda folder: change_weights(folder, lambda weights: weights.pop(Q)), f"{Q} is missing"),
-    "a layer too many": (lambda folder: change_config(folder, num_hidden_layers=1), "model.layers.1.* is unexpected"),
-    "cut off": (lambda path: os.truncate(path / "model.safetensors", 999), "not a model that transformers can read"),
-}
-
-
-@pytest.mark.parametrize("how", SPOILED)
-def test_a_llama_whose_weights_do_not_fit_is_refused(llama, tmp_path, how):
-    shutil.copytree(llama, tmp_path / "spoiled")
-    spoil, named = SPOILED[how]
-    spoil(tmp_path / "spoiled")
-    with pytest.raises(ValueError, match=named) as error:
-        from_pretrained(tmp_path / "spoiled")
-    assert "\n" not in str(error.value)
-
-
 # -- bad input -----------------------------------------------------------------------------------------------
 
 
@@ -342,7 +295,7 @@ def test_bad_starts(repo, llama, monkeypatch, capsys):
     repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
     error = train(f"hf:{llama}")
     assert f"data/shakespeare_bpe is not in the tokens of {llama}: " in error and f" --tokenizer=hf:{llama}, " in error
-    assert "nowhere has no readable tokenizer: not a local folder; from the hub: " in train("hf:nowhere")
+    assert "nowhere has no readable tokenizer: " in train("hf:nowhere")
     (Path(repo.folder) / "empty").mkdir()
     assert "empty has no readable tokenizer: " in train("hf:empty")
     monkeypatch.setitem(sys.modules, "transformers", None)

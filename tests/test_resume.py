@@ -153,14 +153,6 @@ def test_auto_leaves_a_finished_run_alone(run):
     assert contents(WHOLE) == before
 
 
-def test_a_damaged_checkpoint_names_the_other(run, capsys):
-    run(f"{RUN} --out_dir={WHOLE}")
-    path = WHOLE / "ckpt.pt"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    error = refused(run, f"{RUN} --max_iters=8 --out_dir={WHOLE} --init_from=resume", capsys)
-    assert f"{path}: damaged" in error and f"move it away to use {WHOLE / 'best.pt'}" in error
-
-
 @pytest.mark.parametrize("pays", [True, False])
 def test_compiled_or_not_it_goes_on_so(run, monkeypatch, pays):
     """... where compile=auto would come to something else, with more steps to go or on another device."""
@@ -199,8 +191,7 @@ def test_a_setting_newer_than_the_checkpoint_is_at_its_default(run, capsys):
     assert_same_run()
 
 
-@pytest.mark.parametrize("older", [False, True])  # than the hashes of files
-def test_another_model_py_is_said(run, older):
+def test_another_model_py_is_said(run):
     evaluate = f"train.py --init_from=resume --device=cpu --out_dir={RESUMED} --eval_only"
     commands = [evaluate, f"sample.py --max_new_tokens=3 --out_dir={RESUMED}", RESUME]
     run(f"{RUN} --out_dir={WHOLE}")
@@ -208,33 +199,13 @@ def test_another_model_py_is_said(run, older):
     assert not any("NOTE" in run(command) for command in commands)
     kill_after(3)
     for name in ("best.pt", "ckpt.pt"):
-        code = load(RESUMED / name)["code"]
-        changed = {"files": code["files"] | {"model.py": "another", "train.py": "another"}}
-        change_checkpoint(RESUMED / name, code={"commit": None, **({"model": "another"} if older else changed)})
+        files = load(RESUMED / name)["code"]["files"] | {"model.py": "another", "train.py": "another"}
+        change_checkpoint(RESUMED / name, code={"commit": "0123456789", "files": files})
     for command in commands:
-        names = "model.py, train.py" if command == RESUME and not older else "model.py"
+        names = "model.py, train.py" if command == RESUME else "model.py"
         shown = run(command)
         assert shown.count(f"NOTE    {names}: not as when out/resumed/") == 1
-        assert "to go back: restore the files of that run\n" in shown
-
-
-def test_the_way_back_to_a_commit_keeps_edits(run, monkeypatch):
-    monkeypatch.setattr(log, "ROOT", run.folder)
-    for role in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{role}_NAME", "name")
-        monkeypatch.setenv(f"GIT_{role}_EMAIL", "email")
-    subprocess.run("git init -q && git add *.py config && git commit -qm first", shell=True, check=True)
-    contents = [Path("model.py").read_text() + comment for comment in ("", "# a commit", "# an edit")]
-    run(f"{RUN} --out_dir={WHOLE}")
-    kill_after(3)
-    Path("model.py").write_text(contents[1])
-    subprocess.run("git commit -qam second", shell=True, check=True)
-    Path("model.py").write_text(contents[2])
-    (back,) = re.findall("^NOTE    model.py: not as when .*; to go back: (.*)", run(RESUME), re.MULTILINE)
-    subprocess.run(back, shell=True, check=True)
-    assert Path("model.py").read_text() == contents[0]
-    stashed = subprocess.run(["git", "show", "stash:model.py"], capture_output=True, text=True, check=True)
-    assert stashed.stdout == contents[2]
+        assert " was trained (git commit 0123456789), so results may differ\n" in shown
 
 
 def test_code_is_hashed_before_anybody_edits_it(run, monkeypatch):
@@ -258,17 +229,6 @@ def test_a_setting_that_train_py_has_lost_is_said(run):
     assert "NOTE    label_smoothing = 0.1: train.py has lost this setting\n" in run(RESUME)
 
 
-def test_losses_over_other_tokens_do_not_compare(run):
-    settings = "--learning_rate=0 --eval_interval=1 --lr_decay=none"
-    run(f"{RUN} {settings} --max_iters=3 --eval_tokens=1 --out_dir={WHOLE}")
-    change_checkpoint(WHOLE / "best.pt", val_loss=-1.0)
-    shown = run(f"{RUN} {settings} --eval_tokens=1 --max_iters=4 --out_dir={WHOLE} --init_from=resume")
-    assert load(WHOLE / "best.pt")["val_loss"] == -1 and "NOTE" not in shown
-    shown = run(f"{RUN} {settings} --eval_tokens=64 --out_dir={WHOLE} --init_from=resume")
-    assert "NOTE    eval_tokens = 64 (was 1): old losses are not comparable, so best.pt starts over" in shown
-    assert load(WHOLE / "best.pt")["val_loss"] == min(line["val_loss"] for line in log_of(WHOLE, "eval")[4:])
-
-
 def test_other_data_are_refused(run, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
     kill_after(3)
@@ -277,7 +237,7 @@ def test_other_data_are_refused(run, capsys):
         prepare("data/shakespeare_char", text, "another text")
         capsys.readouterr()
         error = refused(run, RESUME, capsys)
-        cure = "prepare test again, with --tokenizer=run:out/resumed if it has that option\n"
+        cure = "prepare test again\n"
         assert f"data/shakespeare_char is not what out/resumed/ckpt.pt was trained on: {cure}" in error
     Path("data/shakespeare_char/input.txt").unlink()
     prepare("data/shakespeare_char", TEXT, "the same text from another file")
@@ -288,9 +248,6 @@ def test_other_data_are_refused(run, capsys):
 # -- files ---------------------------------------------------------------------------------------------------
 
 
-BAD_LINES = [b"\x00" * 9, b"\xff{", b'{"event": "st', b'{"event": "step"}', b"[1, 2]"]
-
-
 @pytest.mark.parametrize("bad", [b'{"event": "st', b'{"event": "step", "step": 4}'])
 def test_a_torn_last_line_of_the_log_is_dropped(run, bad):
     run(f"{RUN} --out_dir={WHOLE}")
@@ -299,17 +256,6 @@ def test_a_torn_last_line_of_the_log_is_dropped(run, bad):
     (RESUMED / "log.jsonl").write_bytes(b"".join(line for line in lines if json.loads(line)["step"] <= 3) + bad)
     run(RESUME)
     assert losses(RESUMED) == losses(WHOLE) and len(log_of(RESUMED, "resume")) == 1
-
-
-def test_bad_lines_in_the_middle_of_the_log_lose_no_other(run):
-    run(f"{RUN} --out_dir={WHOLE}")
-    kill_after(3)
-    path, bad = RESUMED / "log.jsonl", b"".join(line + b"\n" for line in BAD_LINES)
-    first, *lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([first, bad, *lines]))
-    run(RESUME)
-    path.write_bytes(path.read_bytes().replace(bad, b""))
-    assert losses(RESUMED) == losses(WHOLE)
 
 
 def test_second_process_in_a_folder_is_refused(run, capsys):

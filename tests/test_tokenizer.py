@@ -103,13 +103,6 @@ def test_unknown_characters_are_named(text, named):
         CharTokenizer("ab").encode(text)
 
 
-@pytest.mark.parametrize("tokenizer", [CharTokenizer("abc"), BYTES])
-def test_ids_outside_the_vocabulary_are_named(tokenizer):
-    for i in (-1, tokenizer.vocab_size):
-        with pytest.raises(ValueError, match=f"token {i} is outside the vocabulary of {tokenizer.vocab_size}"):
-            tokenizer.decode([0, i])
-
-
 @pytest.mark.parametrize("text, tokens", [("a\nb", [0]), ("ab", [0]), ("\tab\n", [1])])
 def test_a_text_starts_with_a_new_line_if_there_are_any(text, tokens):
     assert first_tokens(CharTokenizer(text)) == tokens

@@ -57,7 +57,7 @@ def test_what_a_person_sees(repo):
     assert "running data/shakespeare_char/prepare.py" in shown
     for word in ("m1 residual", "parameters", "tokens to train on", "cpu"):
         assert word in shown
-    assert re.search(r"step 4/4 +loss \S+ +gradient norm \S+ +lr \S+ +\S+ tokens/s +MFU n/a +0:00 left", shown)
+    assert re.search(r"step 4/4 +loss \S+ +gradient norm \S+ +lr \S+ +\S+ tokens/s +MFU n/a +0:00:00 left", shown)
     assert re.search(r"step 4 +train loss \S+ +validation loss \S+ +perplexity \S+ +bits per byte \S+", shown)
     assert "python sample.py --out_dir=out/m1_shakespeare" in shown
     assert "\r" not in shown  # not a terminal
@@ -151,19 +151,19 @@ def test_clock_of_a_run(repo, slow, monkeypatch):
     flops = model_of(load(OUT / "ckpt.pt")).flops_per_token()
     assert re.findall(r"MFU (\S+)", shown) == [f"{flops * speed / 1e6:.1%}" for speed in speeds]
     # as many seconds for each step to come as for those of this process so far
-    assert re.findall(r"(\S+) left", shown) == ["1:00", "0:00", "3:40", "0:00"]
+    assert re.findall(r"(\S+) left", shown) == ["0:01:00", "0:00:00", "0:03:40", "0:00:00"]
 
     first, second = log_of(OUT, "end")
     assert first["tokens_per_second"] == pytest.approx(4 * tokens / 200)
     assert second["tokens_per_second"] == pytest.approx(4 * tokens / 520)
-    assert first["seconds"] == 200 + 2 * 2 * 100 + 2 * 1000 and "43:20 for 4 steps" in shown
+    assert first["seconds"] == 200 + 2 * 2 * 100 + 2 * 1000 and "0:43:20 for 4 steps" in shown
 
 
 def test_a_clock_that_stands_still_or_steps_back(repo, monkeypatch):
     hour = iter(range(10**9, 0, -3600))
     monkeypatch.setattr(time, "time", lambda: next(hour))
     shown = repo(RUN)
-    assert re.findall(r"(\S+) left", shown) == ["0:00"] * 4 and "0:00 for 4 steps" in shown
+    assert re.findall(r"(\S+) left", shown) == ["0:00:00"] * 4 and "0:00:00 for 4 steps" in shown
 
 
 # clock ticks since the start, of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice

@@ -10,15 +10,15 @@ import torch
 from config.runtime.checks import SHAPE, check_settings, of_model, starts_from_a_model
 from config.runtime.distributed import all_max
 from config.runtime.errors import UserError, file_errors, print0, rank
-from config.runtime.files import CHECKPOINT_VERSION, CHECKPOINTS, atomic_write, check_weights, find_checkpoint
-from config.runtime.files import load_checkpoint, source_checkpoint
+from config.runtime.files import CHECKPOINT_VERSION, atomic_write, find_checkpoint
+from config.runtime.files import load_checkpoint, load_weights, source_checkpoint
 from data.huggingface import from_pretrained
 from data.tokenizer import hf_tokenizer
 from model import GPT, GPTConfig
 
 # settings that a resumed run may change; with any other it would be a different run
 MAY_CHANGE = {"out_dir", "init_from", "overwrite", "eval_only", "max_iters", "device", "compile", "parallel"}
-MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "eval_tokens", "log_interval", "tensorboard", "wandb"}
+MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval", "tensorboard", "wandb"}
 # fields that a GPTConfig once had, at the values that changed nothing
 FORMER = {"value_residual": False, "connection": "latest"}
 # settings that a run does not inherit from the one it starts from
@@ -48,7 +48,7 @@ def save_checkpoint(path, facts, log) -> bool:
 
 
 def newest_run():
-    saved = [path for name in CHECKPOINTS for path in Path("out").glob(f"*/{name}")]
+    saved = list(Path("out").glob("*/*.pt"))
     if not saved:
         cure = "train one first (python train.py config/m1_shakespeare.py), or name one with --out_dir=FOLDER"
         raise UserError(f"{Path('out').absolute()} holds no run: {cure}")
@@ -68,29 +68,20 @@ def config_of(checkpoint):
 
 def build_model(checkpoint) -> GPT:
     model = GPT(config_of(checkpoint))
-    check_fit(checkpoint, model)
-    model.load_state_dict(checkpoint["model"])
+    load_weights(model, checkpoint["model"], checkpoint["path"])
     return model
-
-
-def check_fit(checkpoint, model):
-    check_weights(checkpoint["model"], model.state_dict(), f"{checkpoint['path']} does not fit this model.py")
 
 
 def code_notes(checkpoint, code, training=True):
     """Return a line that names the files that differ from those of the run: of all its code, or model.py alone."""
     was = checkpoint["code"]
-    then = was.get("files") or {"model.py": was.get("model")}  # older checkpoints have the hash of model.py alone
-    names = then if training else ["model.py"]
-    changed = [name for name in names if then.get(name) != code["files"].get(name)]
+    files = was.get("files", {"model.py": was.get("model")})  # older checkpoints have the hash of model.py alone
+    names = files if training else ["model.py"]
+    changed = [name for name in names if files[name] != code["files"].get(name)]
     if not changed:
         return []
-    back = "restore the files of that run"
-    commit = was.get("commit") or "-dirty"
-    if not commit.endswith("-dirty"):
-        back = f"git stash && git checkout {commit} -- {' '.join(changed)}"  # stash keeps edits that are not committed
-    differ = f"{', '.join(changed)}: not as when {checkpoint['path']} was trained, so results may differ"
-    return [f"{differ}; to go back: {back}"]
+    then = f"when {checkpoint['path']} was trained (git commit {was.get('commit')})"
+    return [f"{', '.join(changed)}: not as {then}, so results may differ"]
 
 
 @file_errors()
@@ -114,9 +105,8 @@ def begin_from_llama(settings, data) -> GPT:
     """Return a Llama (hf:NAME) with the settings' attention and residual. Put its shape into the settings."""
     name = settings["init_from"].removeprefix("hf:")
     check_tokens(data, hf_tokenizer(name).state(), name, settings["init_from"])
-    model = from_pretrained(name, **{field: value for field, value in of_model(settings).items() if field not in SHAPE})
-    if model.config.vocab_size < data.meta["vocab_size"]:
-        raise UserError(f"{name} has {model.config.vocab_size} tokens, its tokenizer {data.meta['vocab_size']}")
+    method = {field: value for field, value in of_model(settings).items() if field not in SHAPE}
+    model = from_pretrained(name, **method)
     settings |= {field: getattr(model.config, field) for field in SHAPE}
     return model
 
@@ -129,8 +119,6 @@ def begin_from_run(settings, given, data):
     source = load_checkpoint(source_checkpoint(settings["init_from"]))
     check_tokens(data, source["tokenizer"], source["path"], settings["init_from"])
     old = config_of(source)
-    with torch.device("meta"):
-        check_fit(source, GPT(old))
     inherited = of_model(settings).keys() - NOT_INHERITED - (given.keys() - SHAPE)
     settings |= {name: getattr(old, name) for name in inherited}
     model = GPT(replace(old, **of_model(settings)))
@@ -180,38 +168,36 @@ def begin(log, defaults, given, world_size):
 def resumed_settings(checkpoint, given, defaults):
     """Return the run's settings (for newer ones, the default), updated by given ones that may change."""
     settings = {name: checkpoint["settings"].get(name, default) for name, default in defaults.items()}
-    may_change = MAY_CHANGE | ({"dataset", "batch_size", "dtype"} if given.get("eval_only") else set())
-    of_another = SHAPE if starts_from_a_model(settings["init_from"]) else set()
+    may_change = MAY_CHANGE
+    if given.get("eval_only"):
+        may_change = MAY_CHANGE | {"dataset", "batch_size", "dtype"}
+    ignored = {"init_from"}
+    if starts_from_a_model(settings["init_from"]):
+        ignored |= SHAPE
     settings |= {name: defaults[name] for name in ("out_dir", "overwrite", "eval_only")}
-    changed = []
-    for name, value in given.items():
-        resolved = name in ("dtype", "compile") and value == "auto"  # the run keeps what that was
-        if name == "init_from" or name in of_another or resolved:
-            continue
-        if name not in may_change and value != settings[name]:
-            changed.append(f"{name} = {value!r} (was {settings[name]!r})")
-        settings[name] = value
-    if changed:
-        path = checkpoint["path"]
-        raise UserError(f"{', '.join(changed)}: {path} was trained with other settings: leave these out")
-    return settings
+    changes = {name: value for name, value in given.items() if name not in ignored}
+    for name in ("dtype", "compile"):
+        if given.get(name) == "auto":  # the run keeps what that was
+            del changes[name]
+    others = [name for name, value in changes.items() if name not in may_change and value != settings[name]]
+    if others:
+        changed = ", ".join(f"{name} = {changes[name]!r} (was {settings[name]!r})" for name in others)
+        raise UserError(f"{changed}: {checkpoint['path']} was trained with other settings: leave these out")
+    return settings | changes
 
 
 def resumed_model(checkpoint, settings, data) -> GPT:
     """Return the model of a checkpoint. Raise a UserError for data that it was not trained on, or cannot evaluate."""
-    path = checkpoint["path"]
-    tokenizer = f"run:{path.parent}"
-    other_tokens = data.tokenizer.state() != checkpoint["tokenizer"]
+    path, trained_on = checkpoint["path"], checkpoint["data"]
     if settings["eval_only"]:
-        check_tokens(data, checkpoint["tokenizer"], path, tokenizer)
-    elif other_tokens or checkpoint["data"].get("sha256") != data.meta["sha256"]:
-        cure = f"prepare {checkpoint['data'].get('source')} again, with --tokenizer={tokenizer} if it has that option"
+        check_tokens(data, checkpoint["tokenizer"], path, f"run:{path.parent}")
+    elif data.meta["sha256"] != trained_on["sha256"] or data.tokenizer.state() != checkpoint["tokenizer"]:
+        cure = f"prepare {trained_on['source']} again"
         raise UserError(f"data/{data.folder.name} is not what {path} was trained on: {cure}")
     return build_model(checkpoint)
 
 
 def resume_notes(checkpoint, settings, machine, code):
-    """Return lines on what has changed since the checkpoint was written."""
     if settings["eval_only"]:
         return code_notes(checkpoint, code, training=False)
     lines = code_notes(checkpoint, code)
@@ -219,20 +205,15 @@ def resume_notes(checkpoint, settings, machine, code):
     for name in sorted(was.keys() ^ settings.keys()):
         change = "this setting is new since the checkpoint" if name in settings else "train.py has lost this setting"
         lines.append(f"{name} = {(was | settings)[name]!r}: {change}")
-    effects = {"eval_tokens": "old losses are not comparable, so best.pt starts over"}
-    if settings["lr_decay"] != "none":
-        effects["max_iters"] = "the learning rate decays differently"
-    for name, effect in effects.items():
-        if settings[name] != was.get(name):
-            lines.append(f"{name} = {settings[name]} (was {was.get(name)}): {effect}")
+    if settings["max_iters"] != was["max_iters"] and settings["lr_decay"] != "none":
+        change = f"max_iters = {settings['max_iters']} (was {was['max_iters']})"
+        lines.append(f"{change}: the learning rate decays differently")
     if checkpoint["machine"] != machine:
         lines.append(f"it ran on {checkpoint['machine']}, now on {machine}: the same run, but not to the last bit")
     return lines
 
 
-def lowest_loss(folder, settings) -> float:
-    """Return the validation loss of best.pt, which may be newer than ckpt.pt, if it was over as many tokens."""
+def lowest_loss(folder) -> float:
+    """Return the validation loss of best.pt, which may be newer than ckpt.pt."""
     path = find_checkpoint(folder, prefer="best")
-    best = load_checkpoint(path) if path.name != "ckpt.pt" else None
-    same = best and best["settings"].get("eval_tokens") == settings["eval_tokens"]
-    return best["val_loss"] if same else math.inf
+    return load_checkpoint(path)["val_loss"] if path.name != "ckpt.pt" else math.inf

@@ -6,7 +6,7 @@ from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
-from config.runtime.errors import UserError, file_errors
+from config.runtime.errors import UserError
 from model import GPTConfig
 
 CHOICES = {  # of settings that are not the model's
@@ -42,18 +42,12 @@ def starts_from_a_model(init_from):
     return init_from.startswith(("hf:", "run:"))
 
 
-@file_errors()
 def run_folder(settings, defaults, argv) -> Path:
-    """Return the folder of a run, which may not be there yet. Raise a UserError for a file in its place."""
     config_files = [Path(argument).stem for argument in argv if not argument.startswith("-")]
     method = [name for name in METHOD if settings[name] != defaults[name]]
     options = [name if settings[name] is True else settings[name] for name in method]
     name = settings["out_dir"] or "out/" + "-".join(config_files or [settings["dataset"], *options])
-    folder = Path(os.path.expanduser(name))
-    for path in (folder, *folder.parents):
-        if path.exists() and not path.is_dir():
-            raise UserError(f"out_dir = {name!r} does not work: {path} is a file")
-    return folder
+    return Path(os.path.expanduser(name))
 
 
 def check_settings(settings, world_size):
@@ -66,18 +60,16 @@ def check_settings(settings, world_size):
     check_range(settings, "n_head n_embd block_size batch_size grad_accum_steps", 1, 2**24)
     check_range(settings, "n_kv_head n_inner", 0, 2**24)
     check_range(settings, "rope_theta max_iters checkpoint_interval eval_tokens log_interval", 1)
-    check_range(settings, "norm_eps eval_interval warmup_iters learning_rate weight_decay grad_clip seed", 0)
+    check_range(settings, "norm_eps eval_interval warmup_iters learning_rate min_lr_frac weight_decay grad_clip seed", 0)
     check_range(settings, "dropout beta1 beta2", 0, 1)
-    if not 0 <= settings["min_lr_frac"] <= 1:
-        raise UserError(f"min_lr_frac = {settings['min_lr_frac']} does not work: it must be 0 to 1")
     if settings["grad_accum_steps"] % world_size and not settings["eval_only"]:
         shared = f"it must be a multiple of {world_size}, the number of processes, which share it out"
         raise UserError(f"grad_accum_steps = {settings['grad_accum_steps']} does not work: {shared}")
-    shape = SHAPE if of_another else set()
-    GPTConfig(**{name: value for name, value in of_model(settings).items() if name not in shape})
     for package in ("tensorboard", "wandb"):
         if settings[package] and not find_spec(package):
             raise UserError(f"{package} = True needs a package: pip install {package}")
+    shape = SHAPE if of_another else set()
+    GPTConfig(**{name: value for name, value in of_model(settings).items() if name not in shape})
 
 
 def check_range(settings, names, low, high=math.inf):
@@ -99,7 +91,6 @@ def ineffective_settings(settings, given, defaults):
         if name in SHAPE and value != settings[name]:
             lines.append(f"{name} = {value!r} has no effect: {settings['init_from']} has {settings[name]!r}")
     if settings["max_iters"] <= settings["warmup_iters"] and not settings["eval_only"]:
-        rate, steps, warmup = (settings[name] for name in ("learning_rate", "max_iters", "warmup_iters"))
-        why = f"max_iters = {steps}, warmup_iters = {warmup}"
-        lines.append(f"the warm-up to learning_rate = {rate} takes up the whole run: {why}")
+        steps = f"max_iters = {settings['max_iters']}, warmup_iters = {settings['warmup_iters']}"
+        lines.append(f"the warm-up to learning_rate = {settings['learning_rate']} takes up the whole run: {steps}")
     return lines

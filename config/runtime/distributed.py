@@ -27,8 +27,6 @@ def init(device):
     """Join the other processes. Return this one's device, its rank, and what the run computes on, in words."""
     device, size = pick_device(device), world_size()
     if size > 1:
-        if device.type not in ("cuda", "cpu"):
-            raise UserError(f"device = {device.type!r} does not work with {size} processes: it must be cuda or cpu")
         if device.type == "cuda":
             device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
             torch.cuda.set_device(device)

@@ -117,9 +117,3 @@ class StopSignal:
             number = getattr(signal, name, None)  # Windows has no SIGHUP
             if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it on purpose
                 signal.signal(number, handler)
-
-
-def clock(seconds):
-    """Return 75 as "1:15", 3700 as "1:01:40"."""
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"

@@ -57,22 +57,20 @@ def load_checkpoint(path) -> dict:
             file.seek(0)
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(checkpoint, dict) or "version" not in checkpoint:
-        other = path.with_name("best.pt" if path.name == "ckpt.pt" else "ckpt.pt")
-        cure = f"; move it away to use {other}" if other.exists() else ""
-        raise UserError(f"{path}: damaged, or not a checkpoint of train.py{cure}")
+        raise UserError(f"{path}: damaged, or not a checkpoint of train.py")
     version = checkpoint["version"]
     if version != CHECKPOINT_VERSION:
         raise UserError(f"{path}: checkpoint version {version!r}; this program reads version {CHECKPOINT_VERSION}")
     return checkpoint | {"path": path}
 
 
-def check_weights(found, expected, problem):
-    """Raise a UserError, which begins with the `problem`, unless two state dicts have the same names and shapes."""
-    here, there = ({name: tensor.shape for name, tensor in weights.items()} for weights in (expected, found))
-    for name in sorted(here.keys() | there.keys()):
-        if here.get(name) != there.get(name):
-            sizes = f"expected {here.get(name, 'nothing')}, found {there.get(name, 'nothing')}"
-            raise UserError(f"{problem}: {name}: {sizes}")
+def load_weights(model, weights, owner):
+    """Copy `weights`, which must be all of a model's and no others, into `model`."""
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:  # says which are missing, unexpected or of another size
+        problem = " ".join(str(error).split())
+        raise UserError(f"{owner} does not fit this model.py: {problem:.300}") from None
 
 
 def file_lock(file, wait=False) -> bool:

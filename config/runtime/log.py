@@ -12,6 +12,7 @@ from config.runtime.errors import FolderInUse, file_errors, print0, rank
 from config.runtime.files import CHECKPOINTS, file_lock, sha256
 
 ROOT = Path(__file__).resolve().parents[2]
+CODE = ("model.py", "train.py", "config/__init__.py", "config/runtime/*.py", "data/*.py")
 
 
 class Log:
@@ -68,13 +69,12 @@ class Log:
 
     def end_of(self, iter_num):
         """Return where the last line up to step iter_num ends: later steps will run again."""
-        end = place = 0
+        end = 0
         for line in self.path.read_bytes().splitlines(keepends=True) if iter_num else []:
-            place += len(line)
             facts = whole_line(line)
-            if facts and facts["step"] > iter_num:
+            if not facts or facts["step"] > iter_num:  # only the last line can be torn
                 break
-            end = place if facts else end  # a torn last line is dropped
+            end += len(line)
         return end
 
     def replace_old_run(self, path):
@@ -127,8 +127,7 @@ def whole_line(line) -> dict | None:
 @file_errors()
 def code_version() -> dict:
     """Return the SHA-256 of the training code, of each of its files, and the git commit."""
-    paths = [ROOT / "model.py", ROOT / "train.py", ROOT / "config" / "__init__.py"]
-    paths += sorted([*ROOT.glob("config/runtime/*.py"), *ROOT.glob("data/*.py")])
+    paths = [path for pattern in CODE for path in sorted(ROOT.glob(pattern))]
     commit = None
     with suppress(OSError, subprocess.SubprocessError):
         command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=10"]

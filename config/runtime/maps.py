@@ -37,14 +37,13 @@ def look_inside(model, idx) -> list[torch.Tensor]:
 @file_errors()
 def draw_maps(model, tokens, tokenizer, path):
     """Write a picture of the attention weights over `tokens`, a list: a row for each layer, a column for each head."""
-    path, tokens = Path(path), tokens[-model.config.block_size :]
-    kind = path.suffix.removeprefix(".").lower() or "png"
+    path = Path(path)
+    tokens = tokens[-model.config.block_size :]
+    kind = path.suffix.removeprefix(".") or "png"
     if kind not in ("png", "pdf", "svg"):  # matplotlib's other formats may need LaTeX
         raise UserError(f"{path}: a map is a .png, .pdf or .svg file")
     if path.exists():
         raise UserError(f"{path} already exists: name a new file")
-    if len(tokens) < 2:
-        raise UserError("a map needs two tokens or more: give a text with --start")
     if not find_spec("matplotlib"):
         raise UserError("a map needs matplotlib: pip install matplotlib")
     from matplotlib.colors import PowerNorm
@@ -53,11 +52,12 @@ def draw_maps(model, tokens, tokenizer, path):
     layers = look_inside(model, torch.tensor([tokens], device=model.head.weight.device))
     texts = [repr(tokenizer.decode([token]))[1:-1].replace("$", r"\$").replace(" ", "␣") for token in tokens]
     side = 1.2 + 0.12 * min(len(tokens), LABELED)
-    shape = len(layers), model.config.n_head
-    figure = Figure(figsize=(side * shape[1], side * shape[0]), layout="tight")
-    axes = figure.subplots(*shape, squeeze=False)
-    for l, h in np.ndindex(shape):
-        axis, weights = axes[l, h], layers[l][0, h].float().cpu().numpy()
+    rows, columns = len(layers), model.config.n_head
+    figure = Figure(figsize=(side * columns, side * rows), layout="tight")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for l, h in np.ndindex(rows, columns):
+        axis = axes[l, h]
+        weights = layers[l][0, h].float().cpu().numpy()
         axis.imshow(weights, cmap="Blues", norm=PowerNorm(0.5, 0, 1, clip=True))  # small weights are seen too
         axis.set_title(f"layer {l}, head {h}", fontsize=6)
         axis.tick_params(labelsize=5)

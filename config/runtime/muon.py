@@ -19,7 +19,6 @@ class Float32Muon(torch.optim.Muon):
     def step(self, closure=None):
         """Update all matrices. As with PyTorch's, a matrix that FSDP has sharded is gathered where it is multiplied."""
         for group in self.param_groups:
-            assert group["nesterov"] and group["adjust_lr_fn"] == "match_rms_adamw"
             for p in group["params"]:
                 if p.grad is None:
                     continue

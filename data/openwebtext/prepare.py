@@ -1,7 +1,7 @@
-"""OpenWebText in GPT-2's tokens: python data/openwebtext/prepare.py [--limit=1GB] [--tokenizer=bpe]
+"""OpenWebText in GPT-2's tokens: python data/openwebtext/prepare.py [--limit=1] [--tokenizer=bpe]
 
 Eight million web pages, read by the package `datasets` (pip install datasets). The full set is a 13 GB download
-and 40 GB of text, which together take about 54 GB in ~/.cache/huggingface. --limit=1GB streams the first gigabyte of
+and 40 GB of text, which together take about 54 GB in ~/.cache/huggingface. --limit=1 streams the first gigabyte of
 text and nothing more. It is then held in memory.
 
 --dataset takes any other dataset that has a train split with a column of texts: NAME or NAME:CONFIGURATION on the
@@ -18,7 +18,7 @@ from data.prepare import prepare, read_dataset
 
 # -----------------------------------------------------------------------------
 dataset = "Skylion007/openwebtext"  # name on the hub, or folder
-limit = ""  # amount of text, such as 500MB or 1GB; empty: all of it
+limit = 0.0  # gigabytes of text; 0: all of it
 field = "text"  # column with the text
 tokenizer = "gpt2"  # char, bpe, gpt2, hf:NAME or run:FOLDER
 vocab_size = 0  # number of bpe tokens to learn; 0: 1024
@@ -29,5 +29,5 @@ if __name__ == "__main__":
     install_excepthook()
     globals().update(read_settings(__file__))  # the above <- --name=value
     documents = read_dataset(dataset, field, limit)
-    source = f"{dataset}, its first {limit}" if limit else dataset
+    source = f"{limit} GB of {dataset}" if limit else dataset
     prepare(Path(__file__).resolve().parent, documents, source, tokenizer, vocab_size, val_fraction)

@@ -29,14 +29,14 @@ if __name__ == "__main__":
     paths = [argument for argument in sys.argv[1:] if not argument.startswith("-")]  # the others are settings
     globals().update(read_settings(__file__, [argument for argument in sys.argv[1:] if argument.startswith("-")]))
     folder = Path(__file__).resolve().parents[1] / name
-    if not paths or "" in paths:
+    if not paths:
         raise UserError("give the files or folders to prepare: python data/text/prepare.py my.txt")
     if not re.fullmatch(r"\w[\w.-]{0,99}", name):
         raise UserError(f"name = {name!r:.99} does not work: use up to 100 letters, digits, '_', '-' and '.'")
     if name != "text" and (folder / "prepare.py").exists():
         raise UserError(f"name = {name!r} does not work: data/{name} has its own prepare.py; choose another name")
     files = [file for path in paths for file in text_files(path)]
-    source = files[0].name.encode(errors="replace").decode() + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+    source = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     documents = [document for file in files for document in read_documents(file, field)]
     prepare(folder, documents, source, tokenizer, vocab_size, val_fraction)
     print0(f"to train on it: python train.py --dataset={name}")

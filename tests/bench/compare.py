@@ -13,12 +13,13 @@ import json
 import shlex
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from config import read_settings, split_settings
 from config.runtime.devices import pick_device
-from config.runtime.errors import UserError, clock, file_errors, install_excepthook, quiet_pipe
+from config.runtime.errors import UserError, file_errors, install_excepthook, quiet_pipe
 from figure import write_figure
 from plan import CRASHED, REFUSED, Comparison
 from report import Report
@@ -119,7 +120,7 @@ def do(comparison, began, again):
             announce(comparison, number)
         do_runs(comparison, workers, began + comparison.options["budget"])
     except Stopped as stopped:
-        print(f"\nstopped after {clock(time.time() - began)}; to resume: {again}", flush=True)
+        print(f"\nstopped after {timedelta(seconds=round(time.time() - began))}; to resume: {again}", flush=True)
         raise SystemExit(128 + stopped.args[0]) from None
     finally:
         workers.stop()
@@ -167,7 +168,7 @@ def drop(comparison, crash):
 def announce(comparison, number):
     """Say before the first run what the comparison may cost, and what it can find."""
     (fewest, shortest), (most, longest) = comparison.forecast()
-    least, top = clock(shortest / number), clock(longest / number)
+    least, top = timedelta(seconds=round(shortest / number)), timedelta(seconds=round(longest / number))
     print(f"{fewest} to {most} runs, {number} at a time on {comparison.device}: {least} to {top}")
     noise = comparison.known_noise()
     found = [f"{seeds} seeds {detectable(noise, seeds, comparison.level):.3f}" for seeds in comparison.looks]

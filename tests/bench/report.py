@@ -6,9 +6,10 @@ import json
 import statistics
 import time
 from contextlib import suppress
+from datetime import timedelta
 
 from config.runtime.devices import machine_name
-from config.runtime.errors import clock, file_errors
+from config.runtime.errors import file_errors
 from config.runtime.files import atomic_write
 from config.runtime.log import code_version
 from frozen import differing_files
@@ -99,7 +100,7 @@ class Report:
         later = [look for look in comparison.looks if look > seeds]
         more = later[0] if later else 2 * seeds
         runs = [comparison.run_at(one, 0.0, 0, 1.0) for one in (candidate, self.base)]
-        left = clock((more - seeds) * sum(map(comparison.run_seconds, runs)))
+        left = timedelta(seconds=round((more - seeds) * sum(map(comparison.run_seconds, runs))))
         least = min(one["detectable"] for one in facts["prices"].values()) * (seeds / more) ** 0.5
         how = "rerun the command" if later else f"--seeds={','.join(map(str, [*comparison.looks, more]))}"
         return f"{more - seeds} more seeds ({left}) would find {least:.3f}: {how}."
