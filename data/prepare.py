@@ -20,11 +20,17 @@ import numpy as np
 
 from config import read_settings
 from config.runtime.errors import UserError, file_errors, print0
-from config.runtime.files import atomic_write, file_lock, folder_lock, load_checkpoint, read_text, sha256
-from config.runtime.files import source_checkpoint
+from config.runtime.files import (
+    atomic_write,
+    file_lock,
+    folder_lock,
+    load_checkpoint,
+    read_text,
+    sha256,
+    source_checkpoint,
+)
 from data.dataset import SPLITS, VERSION, read_meta, token_dtype
-from data.tokenizer import CharTokenizer, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state
-from data.tokenizer import train_bpe
+from data.tokenizer import CharTokenizer, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state, train_bpe
 
 DATA = Path(__file__).resolve().parent  # has a folder for each dataset
 LONG = 4 * 2**20  # characters of a text whose preparation shows how far it is

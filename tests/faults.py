@@ -23,9 +23,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from conftest import TINY, copy_repository, differences  # first: it lets the programs be imported
-
 from config.runtime.checkpoint import build_model, load_checkpoint
+from conftest import TINY, copy_repository, differences  # first: it lets the programs be imported
 
 STEPS = 150
 RUN = f"{TINY} --max_iters={STEPS} --eval_interval=7 --init_from=auto"

@@ -44,7 +44,7 @@ MUTANTS = {
         # the gradient
         ("grad_clip or math.inf", "math.inf", LOOP),
         ("grad_clip or math.inf", "grad_clip or 1.0", LOOP),
-        ("(raw_model.parameters(), grad_clip", '(raw_model.blocks.parameters(), grad_clip', LOOP),
+        ("(raw_model.parameters(), grad_clip", "(raw_model.blocks.parameters(), grad_clip", LOOP),
         ("model(x, y)[1] / len(micro_steps)", "model(x, y)[1]", LOOP),
         ("model(x, y)[1] / len(micro_steps)", "model(x, y)[1] / grad_accum_steps", "test_parallel.py"),
         ("loss += micro_loss.detach()", "loss = micro_loss.detach() * grad_accum_steps", LOOP),
@@ -92,7 +92,11 @@ MUTANTS = {
         ("-sum(part.to(exact).square()", "-sum(part.square()", "test_model.py -k bfloat16"),
         ("return d**0.5 * m**0.5", "return d**0.5 * m", REFERENCE),
         # recomputing
-        ("mlp_branch(x + self.recompute_attn(x, kept, cache))", "mlp_branch(self.recompute_attn(x, kept, cache))", REFERENCE),
+        (
+            "mlp_branch(x + self.recompute_attn(x, kept, cache))",
+            "mlp_branch(self.recompute_attn(x, kept, cache))",
+            REFERENCE,
+        ),
         ("self.attn_norm(x)\n        return", "F.rms_norm(x, x.shape[-1:])\n        return", REFERENCE),
         ("cache(self.attn.values(normed))", "self.attn.values(normed)", "test_model.py -k cached"),
         ("return [1 / self.m]", "return [1 / (self.m - 1)]", REFERENCE),
@@ -158,7 +162,7 @@ MUTANTS = {
         ("log.first_checkpoint if log.pending else path", "path", "test_resume.py -k kill_while"),
         ("            log.hold_folder()\n", "", "test_resume.py -k moved"),
         ("getattr(old, name) != getattr(model.config, name)", "False", "test_finetune.py -k another_is"),
-        ('names = files if training else', "names =", "test_resume.py -k model_py"),
+        ("names = files if training else", "names =", "test_resume.py -k model_py"),
         ("was.keys() ^ settings.keys()", "settings.keys() - was.keys()", "test_resume.py -k has_lost"),
     ],
     "config/runtime/checks.py": [
@@ -245,7 +249,7 @@ MUTANTS = {
         ('file.write(b"\\n" + json', "file.write(json", "test_runs.py -k torn"),
     ],
     "tests/bench/frozen.py": [
-        ("            if word.endswith(\".diff\"):\n", "            if word == code[-1]:\n", "test_runs.py -k code_is"),
+        ('            if word.endswith(".diff"):\n', "            if word == code[-1]:\n", "test_runs.py -k code_is"),
         ('{"GIT_CEILING_DIRECTORIES"', '{"NOTHING"', "test_runs.py -k diff_applies"),
     ],
     "tests/bench/tasks.py": [
@@ -281,7 +285,7 @@ MUTANTS = {
         ("math.hypot(gain.error, slope * spread)", "gain.error", VERDICTS),
     ],
     "tests/bench/report.py": [
-        ("open(folder.parent / \"verdicts.jsonl\", \"ab\")", "open(folder / \"x\", \"ab\")", COMPARE),
+        ('open(folder.parent / "verdicts.jsonl", "ab")', 'open(folder / "x", "ab")', COMPARE),
         ('file.startswith(("train", "data"))', "False", "test_runs.py -k last_commit"),
     ],
     "tests/bench/compare.py": [

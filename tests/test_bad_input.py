@@ -9,7 +9,6 @@ tests/test_preprocess.py of prepare.py, tests/test_dataset.py of data folders, t
 
 import os
 import re
-import shutil
 import struct
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from config import read_settings
 from config.runtime.checkpoint import load_checkpoint
 from config.runtime.errors import UserError
 from conftest import ROOT, TINY, contents, hear_signals, refused
-from model import GPT, GPTConfig
 
 TRAIN, LATEST = f"train.py {TINY}", Path("out/run/ckpt.pt")
 RESUME = f"{TRAIN} --out_dir=out/run --init_from=resume --max_iters=6"
@@ -231,7 +229,7 @@ DAMAGES = {
     # a part that is missing, or is another model's
     "rewrite('del version')": NO_CHECKPOINT,
     "rewrite('config[\"n_experts\"] = 8')": "ckpt.pt: its model has n_experts, which model.py lacks",
-    "rewrite('model.popitem()')": "ckpt.pt does not fit this model.py: .* Missing .*: \"head.weight\"",
+    "rewrite('model.popitem()')": 'ckpt.pt does not fit this model.py: .* Missing .*: "head.weight"',
 }
 
 

@@ -126,8 +126,13 @@ def verdict_of(said, name):
 
 
 def lengths(study, name="base", seed=1):
-    return sorted({int(label.split(", ")[3].split()[0].replace(",", "")) for label in study.done
-                   if label.startswith(f"{name}, ") and f"seed {seed}," in label})
+    return sorted(
+        {
+            int(label.split(", ")[3].split()[0].replace(",", ""))
+            for label in study.done
+            if label.startswith(f"{name}, ") and f"seed {seed}," in label
+        }
+    )
 
 
 def test_from_nothing_to_the_verdicts(study, monkeypatch):
@@ -241,8 +246,9 @@ def test_no_run_starts_that_would_not_end_within_the_budget(study, monkeypatch):
 
 def test_the_search_of_a_candidate_begins_where_the_baselines_ended(study):
     study(BASE, "even: --dropout=0.1", "twice: --learning_rate=6e-3", "--cost=operations")
-    tried = lambda name: {label.split("rate ")[1].split(",")[0] for label in study.done
-                          if label.startswith(name) and "seed 0" in label}
+    tried = lambda name: {
+        label.split("rate ")[1].split(",")[0] for label in study.done if label.startswith(name) and "seed 0" in label
+    }
     assert tried("base") == {"0.0015", "0.003", "0.006", "0.012"} and tried("even") == {"0.0025", "0.005", "0.01"}
     assert tried("twice") == {"0.0025", "0.005", "0.01", "0.02"}  # it keeps its distance to the baseline's
 
@@ -252,8 +258,11 @@ def test_each_length_has_its_own_rate(study):
     off = lambda run: math.log2(run.rate / (0.008 * (run.steps / 800) ** -0.5))
     study.loss = lambda run: 2 - 0.2 * math.log2(run.steps / 800) + 0.1 * off(run) ** 2 + 0.001 * math.sin(7 * run.seed)
     study(BASE, "even: --dropout=0.1", "--ladder=0.5,2", "--cost=operations")
-    rates = {int(label.split(", ")[3].split()[0].replace(",", "")): float(label.split("rate ")[1].split(",")[0])
-             for label in study.done if label.startswith("base") and "seed 1" in label}
+    rates = {
+        int(label.split(", ")[3].split()[0].replace(",", "")): float(label.split("rate ")[1].split(",")[0])
+        for label in study.done
+        if label.startswith("base") and "seed 1" in label
+    }
     assert rates == pytest.approx({400: 0.011, 800: 0.008, 1600: 0.0057}, rel=0.04)
 
 
@@ -364,7 +373,7 @@ def test_a_candidate_that_diverges_is_out(study):
 def test_a_verdict_by_time(study):
     """As many operations in 1.5 times the time: the baseline gains 0.117 in that."""
     for gain, verdict in ((0.06, "does not pay"), (0.3, "pays")):
-        study.loss = lambda run: line(run) - (gain if run.variant.name == "slow" else 0.0)
+        study.loss = lambda run, gain=gain: line(run) - (gain if run.variant.name == "slow" else 0.0)
         said = study(BASE, f"slow: --dropout={gain}", "--rates=none", "--learning_rate=0.005")
         assert verdict_of(said, "slow") == verdict and "| 1.00, 1.50 ± 0.03 |" in said
         prices = study.facts()["candidates"][0]["prices"]

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import datasets
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from config.runtime.errors import UserError
 from config.runtime.files import folder_lock
@@ -23,12 +24,27 @@ from data.dataset import load_dataset
 from data.prepare import encode_all, in_parts, prepare, read_dataset, read_documents, text_files
 from data.tokenizer import END, BPETokenizer, train_bpe
 
-WORDS = ["the", "quick", "Fuchs", "läuft", "über", "瓶子", "12345", "don't", "...", "!?", "🦊", "x" * 40, "\u00a0", "\x7f"]
+WORDS = [
+    "the",
+    "quick",
+    "Fuchs",
+    "läuft",
+    "über",
+    "瓶子",
+    "12345",
+    "don't",
+    "...",
+    "!?",
+    "🦊",
+    "x" * 40,
+    "\u00a0",
+    "\x7f",
+]
 GAPS = [" ", "\n", "\n\n", "  ", " \n", "\n ", "\r\n", "\t", "\x01\n", "\n\x01", "\n\u00a0", "\u3000\n"]
 DOCUMENTS = ["One line.", "Two\nlines of text, a little longer\n", "Ünglück und 瓶子", "  spaces  ", "the end"] * 5
 
 
-def trained(pattern, special_tokens={}):
+def trained(pattern, special_tokens=()):
     ranks = train_bpe("".join(word + gap for word in WORDS * 3 for gap in GAPS) + "\n".join(DOCUMENTS), 400).ranks
     tokens = {token: len(ranks) + i for i, token in enumerate(special_tokens)}
     return BPETokenizer(ranks, pattern, tokens)
@@ -268,7 +284,6 @@ def test_an_interrupted_program_ends_and_leaves_what_was_there(repo, tmp_path):
 
 def test_two_at_once_are_refused(tmp_path):
     (tmp_path / "data").mkdir()
-    with folder_lock(tmp_path / "data"):
-        with pytest.raises(UserError, match="another prepare.py is at work there"):
-            prepare(tmp_path / "data", DOCUMENTS, "test")
+    with folder_lock(tmp_path / "data"), pytest.raises(UserError, match="another prepare.py is at work there"):
+        prepare(tmp_path / "data", DOCUMENTS, "test")
     prepare(tmp_path / "data", DOCUMENTS, "test")

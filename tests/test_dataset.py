@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from config.runtime.errors import UserError
 from data.dataset import Dataset, derive_seed, load_dataset, shuffled

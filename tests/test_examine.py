@@ -30,8 +30,9 @@ def config(**options):
     return GPTConfig(**shape | options)
 
 
-@pytest.mark.parametrize("attention, residual", [*((kind, "m3.2") for kind in ATTENTIONS),
-                                                 *(("standard", method) for method in RESIDUALS)])
+@pytest.mark.parametrize(
+    "attention, residual", [*((kind, "m3.2") for kind in ATTENTIONS), *(("standard", method) for method in RESIDUALS)]
+)
 def test_what_is_built_in_passes(attention, residual):
     options = {"attention": attention, "residual": residual, "n_layer": 2, "block_size": 32, "dropout": 0.1}
     facts = examine.look_before(GPT, config(**options), context_of(block_size=32))

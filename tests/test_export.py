@@ -19,7 +19,8 @@ from data import huggingface
 from data.huggingface import from_pretrained, save_pretrained
 from data.tokenizer import CharTokenizer
 from model import GPT, GPTConfig
-from reference import TINY as SHAPE, columns, each, perturb, settings
+from reference import TINY as SHAPE
+from reference import columns, each, perturb, settings
 
 STANDARD = {"attention": "standard"}
 
@@ -182,8 +183,8 @@ def test_an_edited_standard_model_takes_its_code_along(tmp_path, edited, old, ne
 
 
 def test_an_error_of_the_export_s_own_keeps_its_traceback(tmp_path, monkeypatch):
-    monkeypatch.setattr(huggingface, "write_with_code", lambda *_: [][0])
-    with pytest.raises(IndexError, match="list index out of range"):
+    monkeypatch.setattr(huggingface, "write_with_code", lambda *_: [].pop())
+    with pytest.raises(IndexError, match="pop from empty list"):
         save_pretrained(a_model(), tmp_path / "exported")
     assert not list(tmp_path.iterdir())
 

@@ -6,24 +6,36 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
-from conftest import TEXT, TINY, change_checkpoint, load, log_of, refused
+from conftest import TEXT, TINY, load, log_of, refused
 from data.dataset import load_dataset
-from data.huggingface import from_pretrained, to_transformers
+from data.huggingface import to_transformers
 from data.prepare import prepare
-from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer
-from data.tokenizer import first_tokens, hf_tokenizer, tokenizer_from_state, train_bpe
+from data.tokenizer import (
+    END,
+    BPETokenizer,
+    CharTokenizer,
+    HFTokenizer,
+    first_tokens,
+    hf_tokenizer,
+    tokenizer_from_state,
+    train_bpe,
+)
 from model import GPT, GPTConfig
 
 RUN = f"{TINY} --dataset=shakespeare_bpe"

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tiktoken
 
+from config.runtime.files import sha256
 from conftest import ROOT, TINY
 from data.dataset import load_dataset
-from config.runtime.files import sha256
 from data.shakespeare import SHAKESPEARE_SHA256
 from data.tokenizer import gpt2_tokenizer
 

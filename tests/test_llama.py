@@ -5,7 +5,7 @@ logits agree; data/huggingface.py reads and writes its folders. Needs transforme
 
 import os
 
-os.environ["HF_HUB_OFFLINE"] = "1"      # before transformers is imported
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 
 import pytest
 import torch
@@ -34,19 +34,31 @@ SHAPES = {
 
 def ours(**changes):
     """Our configuration."""
-    return GPTConfig(**{**dict(block_size=T, vocab_size=V, n_layer=LAYERS, n_head=4, n_kv_head=4, n_embd=32,
-                               n_inner=48), **changes})
+    return GPTConfig(
+        **{**dict(block_size=T, vocab_size=V, n_layer=LAYERS, n_head=4, n_kv_head=4, n_embd=32, n_inner=48), **changes}
+    )
 
 
 def theirs(seed=0, **changes):
     """A random Llama of the same configuration, its biases and norms not left at 0 and 1."""
     c = ours(**changes)
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=V, hidden_size=c.n_embd, intermediate_size=c.n_inner, num_hidden_layers=c.n_layer,
-        num_attention_heads=c.n_head, num_key_value_heads=c.n_kv_head, max_position_embeddings=T,
-        rope_parameters=dict(rope_type="default", rope_theta=c.rope_theta), rms_norm_eps=c.norm_eps,
-        attention_bias=c.bias, mlp_bias=c.bias, tie_word_embeddings=c.tie_weights))
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=V,
+            hidden_size=c.n_embd,
+            intermediate_size=c.n_inner,
+            num_hidden_layers=c.n_layer,
+            num_attention_heads=c.n_head,
+            num_key_value_heads=c.n_kv_head,
+            max_position_embeddings=T,
+            rope_parameters=dict(rope_type="default", rope_theta=c.rope_theta),
+            rms_norm_eps=c.norm_eps,
+            attention_bias=c.bias,
+            mlp_bias=c.bias,
+            tie_word_embeddings=c.tie_weights,
+        )
+    )
     return perturb(model, seed).eval()
 
 
@@ -96,12 +108,14 @@ def test_missing_and_misshapen_tensors_are_named(name, here):
     wrong = {**weights, name: torch.zeros(*weights[name].shape[:-1], weights[name].shape[-1] + 1)}
     with pytest.raises(ValueError, match=f"(?s)(?=.*{here})(?=.*{weights[name].shape[-1] + 1})"):
         from_llama(wrong, ours(bias=True))
-    with pytest.raises(ValueError, match=here):     # a scalar would broadcast
+    with pytest.raises(ValueError, match=here):  # a scalar would broadcast
         from_llama({**weights, name: torch.zeros(())}, ours(bias=True))
 
 
-@pytest.mark.parametrize("name", ["model.layers.3.self_attn.q_proj.weight", "model.layers.0.self_attn.q_norm.weight",
-                                  "transformer.wte.weight"])
+@pytest.mark.parametrize(
+    "name",
+    ["model.layers.3.self_attn.q_proj.weight", "model.layers.0.self_attn.q_norm.weight", "transformer.wte.weight"],
+)
 def test_extra_tensors_are_named(name):
     with pytest.raises(ValueError, match=name):
         from_llama({**theirs().state_dict(), name: torch.zeros(32)}, ours())
@@ -110,14 +124,25 @@ def test_extra_tensors_are_named(name):
 # ----------------------------------------------------------------------------------------------
 # folders
 
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_from_pretrained_reads_a_folder(shape, tmp_path):
     llama = theirs(**SHAPES[shape])
     llama.save_pretrained(tmp_path)
     model = from_pretrained(str(tmp_path)).eval()
     expected = ours(**SHAPES[shape])
-    for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "n_inner", "bias", "rope_theta",
-                  "norm_eps", "tie_weights"):
+    for field in (
+        "block_size",
+        "vocab_size",
+        "n_layer",
+        "n_head",
+        "n_embd",
+        "n_inner",
+        "bias",
+        "rope_theta",
+        "norm_eps",
+        "tie_weights",
+    ):
         assert getattr(model.config, field) == getattr(expected, field), field
     assert model.config.attention == model.config.residual == "standard" and model.config.dropout == 0
     with torch.no_grad():
@@ -161,8 +186,15 @@ def test_from_pretrained_names_a_model_that_is_no_llama(tmp_path):
     (dict(hidden_act="gelu"), "hidden_act = 'gelu'; only 'silu'"),
 ])  # fmt: skip
 def test_from_pretrained_refuses_a_llama_it_cannot_represent(tmp_path, changes, named):
-    config = LlamaConfig(vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-                         num_attention_heads=4, max_position_embeddings=T, **changes)
+    config = LlamaConfig(
+        vocab_size=V,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=T,
+        **changes,
+    )
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=named):
         from_pretrained(str(tmp_path))

@@ -10,14 +10,15 @@ import reference
 from config.runtime.maps import look_inside
 from conftest import TINY, refused
 from model import GPT, GPTConfig
-from reference import KINDS, TINY as SHAPE, perturb
+from reference import KINDS, perturb
+from reference import TINY as SHAPE
 from test_extend import KINDS_OF_OWN, own  # noqa: F401, a fixture
 from test_model import close, tokens
 
 
 @pytest.mark.parametrize("residual", ["standard", "m1", "m4.2"])
 @pytest.mark.parametrize("kind", [*KINDS.values(), *({"attention": kind} for kind in KINDS_OF_OWN)], ids=str)
-def test_weights_are_those_that_the_layers_use(own, kind, residual):
+def test_weights_are_those_that_the_layers_use(own, kind, residual):  # noqa: F811, the fixture
     """The explicit form makes each layer's attention, on its own input, of these weights."""
     gpt = perturb(GPT(GPTConfig(**SHAPE, **kind, n_kv_head=2, bias=True, residual=residual)).double()).eval()
     idx, inputs, outputs = tokens(gpt, 2, 7), [], []
@@ -52,7 +53,9 @@ def test_a_picture_from_sample(repo, capsys, monkeypatch):
         assert repo(["sample.py", start, f"--maps={name}"]).startswith(f"{name}: attention weights of out/m1_")
         assert Path(name).read_bytes().startswith(b"\x89PNG")
     assert "already exists" in refused(repo, "sample.py --start=dogs --maps=maps.png", capsys)
-    assert "new.pgf: a map is a .png, .pdf or .svg file" in refused(repo, "sample.py --start=dogs --maps=new.pgf", capsys)
+    assert "new.pgf: a map is a .png, .pdf or .svg file" in refused(
+        repo, "sample.py --start=dogs --maps=new.pgf", capsys
+    )
     assert "nowhere/new.png" in refused(repo, "sample.py --start=dogs --maps=nowhere/new.png", capsys)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "pip install matplotlib" in refused(repo, "sample.py --start=dogs --maps=new.png", capsys)

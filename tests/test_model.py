@@ -14,18 +14,19 @@ from functools import partial
 import pytest
 import torch
 import torch._dynamo
-from hypothesis import given, settings as hypothesis_settings, strategies as st
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import reference
 from config.runtime.devices import pick_attention_kernel, use_plain_attention
 from conftest import ROOT
 from data.huggingface import from_llama, to_llama
-from model import ATTENTIONS, CHOICES, Attention, Block, ConfigError, GPT, GPTConfig, causal_attention, rope_table
+from model import ATTENTIONS, CHOICES, GPT, Attention, Block, ConfigError, GPTConfig, causal_attention, rope_table
 from reference import COVER, KINDS, columns, perturb, settings, uncached_greedy
 
-
-torch.set_num_threads(1)        # tiny tensors: a second thread only costs time
+torch.set_num_threads(1)  # tiny tensors: a second thread only costs time
 
 
 def build(kind="standard", method="standard", dtype=torch.float64, seed=0, moved=True, **changes):
@@ -37,8 +38,10 @@ def build(kind="standard", method="standard", dtype=torch.float64, seed=0, moved
 
 def over(rows):
     """Run a test over rows of COVER, under names made of their settings."""
+
     def name(row):
         return "-".join(name if value is True else str(value) for name, value in row.items() if value)
+
     return pytest.mark.parametrize("row", rows, ids=name)
 
 
@@ -54,6 +57,7 @@ def close(a, b, tolerance=1e-9):
 
 # ----------------------------------------------------------------------------------------------
 # the explicit reference
+
 
 @over(COVER)
 def test_logits_and_gradients_equal_the_reference(row):
@@ -92,8 +96,13 @@ def test_any_configuration_equals_the_reference(data):
     draw = lambda *choices: data.draw(st.sampled_from(choices))
     row = {name: value for name, values in columns().items() for name, value in draw(*values).items()}
     groups, kv = draw(1, 2, 3), draw(1, 2)
-    shape = dict(n_head=groups * kv, n_kv_head=kv, n_embd=groups * kv * draw(2, 4, 6), n_layer=draw(1, 2, 4),
-                 n_inner=draw(1, 5, None))
+    shape = dict(
+        n_head=groups * kv,
+        n_kv_head=kv,
+        n_embd=groups * kv * draw(2, 4, 6),
+        n_layer=draw(1, 2, 4),
+        n_inner=draw(1, 5, None),
+    )
     model = build(**{**row, **shape}, seed=draw(0, 1, 2))
     idx = tokens(model, draw(1, 3), draw(1, 2, 5, 16))
     assert (model(idx)[0] - reference.reference_logits(model, idx)).abs().max() < 1e-9
@@ -101,6 +110,7 @@ def test_any_configuration_equals_the_reference(data):
 
 # ----------------------------------------------------------------------------------------------
 # causality, and no T x T tensor anywhere
+
 
 @over(COVER)
 def test_the_future_does_not_move_the_past(row):
@@ -118,6 +128,7 @@ def test_the_future_does_not_move_the_past(row):
 
 class Shapes(TorchDispatchMode):
     """Collect the operations whose outputs have two axes of length T."""
+
     def __init__(self, T):
         super().__init__()
         self.T, self.found = T, []
@@ -156,12 +167,13 @@ def kept_for_backward(**changes):
 
     idx = torch.randint(20, (2, 64))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = GPT(config)(idx, idx)  # alive until the sum, or storage would be counted anew at the same address
+        output = GPT(config)(idx, idx)  # noqa: F841, alive until the sum, or storage would be counted anew at the same address
     return sum(kept.values())
 
 
-@pytest.mark.parametrize("row", [{}, dict(residual="m1"), dict(residual="m4.2"), dict(attention="w2"),
-                                 dict(attention="summed_qk")])
+@pytest.mark.parametrize(
+    "row", [{}, dict(residual="m1"), dict(residual="m4.2"), dict(attention="w2"), dict(attention="summed_qk")]
+)
 def test_activation_checkpointing_keeps_a_third_of_a_standard_model(row):
     assert kept_for_backward(**row, activation_checkpointing=True) < kept_for_backward() / 3
 
@@ -179,6 +191,7 @@ def test_no_tensor_of_T_by_T(row):
 
 # ----------------------------------------------------------------------------------------------
 # generation
+
 
 @over(COVER)
 def test_cached_generation_equals_full_forwards(row):
@@ -243,7 +256,7 @@ def test_top_k_top_p_and_temperature():
         assert len(seen) > 3 and seen <= set(range(11))
         for top_p in (0.3, 0.6, 0.8):
             nucleus, total = set(), 0.0
-            for token in order:                     # the fewest tokens that reach top_p together
+            for token in order:  # the fewest tokens that reach top_p together
                 if total >= top_p:
                     break
                 nucleus.add(token)
@@ -271,12 +284,19 @@ def test_stream_yields_what_generate_appends():
         torch.manual_seed(3)
         whole = model.generate(idx, 10, **options)
         assert torch.equal(torch.cat([idx] + pieces, dim=1), whole)
-    for token in model.stream(idx, 2):              # gradients are off only inside the stream
+    for token in model.stream(idx, 2):  # gradients are off only inside the stream
         assert torch.is_grad_enabled() and not token.requires_grad
 
 
-@pytest.mark.parametrize("options, named", [(dict(temperature=-1.0), "temperature"), (dict(top_k=0), "top_k"),
-                                            (dict(top_p=0.0), "top_p"), (dict(top_p=1.5), "top_p")])
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        (dict(temperature=-1.0), "temperature"),
+        (dict(top_k=0), "top_k"),
+        (dict(top_p=0.0), "top_p"),
+        (dict(top_p=1.5), "top_p"),
+    ],
+)
 def test_bad_sampling_options(options, named):
     model = build()
     with pytest.raises(ValueError, match=named):
@@ -285,6 +305,7 @@ def test_bad_sampling_options(options, named):
 
 # ----------------------------------------------------------------------------------------------
 # initial values
+
 
 def test_initial_values_and_shapes():
     H, KV, d = 4, 2, 8
@@ -315,9 +336,19 @@ def test_initial_values_and_shapes():
 def test_matrices_start_at_the_size_of_what_they_multiply(tied):
     """1/√fan-in; where a branch ends 1/√(2L) of that. An embedding starts at 1, or as the head where they are one."""
     C, inner, L = 128, 512, 3
-    model = build("w2-diagonal", dtype=torch.float32, moved=False, n_embd=C, n_inner=inner, n_layer=L, n_kv_head=2,
-                  vocab_size=1000, bias=True, tie_weights=tied)
-    std = {"embed": C**-0.5 if tied else 1.0, "o_proj": (2 * L * C)**-0.5, "down_proj": (2 * L * inner)**-0.5}
+    model = build(
+        "w2-diagonal",
+        dtype=torch.float32,
+        moved=False,
+        n_embd=C,
+        n_inner=inner,
+        n_layer=L,
+        n_kv_head=2,
+        vocab_size=1000,
+        bias=True,
+        tie_weights=tied,
+    )
+    std = {"embed": C**-0.5 if tied else 1.0, "o_proj": (2 * L * C) ** -0.5, "down_proj": (2 * L * inner) ** -0.5}
     for name, p in model.named_parameters():
         _, module, kind = f".{name}".rsplit(".", 2)
         if p.dim() == 2:
@@ -338,6 +369,7 @@ def test_inner_width_by_default():
 # ----------------------------------------------------------------------------------------------
 # the operations counted
 
+
 @pytest.mark.parametrize("residual", CHOICES["residual"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_operations_are_those_of_the_formulas(kind, residual):
@@ -353,10 +385,10 @@ def test_operations_are_those_of_the_formulas(kind, residual):
         attn = C * G * D + C * C + T * H * (width + D)
         mlp = 3 * C * inner
         total += scoring + attn + mlp
-        later = L - 1 - l                           # layers that run this one again
+        later = L - 1 - l  # layers that run this one again
         branch = model.blocks[-1].summed
         total += later * {None: 0, "attention": attn, "mlp": attn + mlp}[branch]
-    assert model.flops_per_token() == 6 * total     # two a multiply-add, and twice that backward
+    assert model.flops_per_token() == 6 * total  # two a multiply-add, and twice that backward
 
 
 def test_operations_follow_the_context_and_draw_no_random_number():
@@ -410,6 +442,7 @@ def test_the_layout_of_attention(device, dtype, T, S, plain, expected, monkeypat
 # ----------------------------------------------------------------------------------------------
 # compiling
 
+
 @pytest.fixture
 def compile_with(monkeypatch):
     """Return a function that makes torch.compile use a backend, one that generates no C++."""
@@ -456,6 +489,7 @@ def test_training_and_evaluating_recompile_within_the_limit(compile_with):
 # ----------------------------------------------------------------------------------------------
 # precision
 
+
 def attention_error(kind, seed, key_scale=1, compiled=False):
     """
     Return the relative error of bfloat16 autocast against float64 in the output of one attention of head
@@ -466,18 +500,29 @@ def attention_error(kind, seed, key_scale=1, compiled=False):
     that keys are `key_scale` times as long. If `compiled`, the score vectors are.
     """
     C = 128
-    model = build(kind, dtype=torch.float32, moved=False, n_layer=1, n_head=2, n_embd=C, vocab_size=C,
-                  n_inner=8, block_size=128, norm_eps=1e-15)
+    model = build(
+        kind,
+        dtype=torch.float32,
+        moved=False,
+        n_layer=1,
+        n_head=2,
+        n_embd=C,
+        vocab_size=C,
+        n_inner=8,
+        block_size=128,
+        norm_eps=1e-15,
+    )
     rng = torch.Generator().manual_seed(seed)
 
     def draw(value):
         return (torch.randn(value.shape, generator=rng) / value.shape[-1] ** 0.5).bfloat16().float()
 
-    weights = {name: torch.ones_like(value) if value.dim() == 1 else draw(value)
-               for name, value in to_llama(model).items()}
+    weights = {
+        name: torch.ones_like(value) if value.dim() == 1 else draw(value) for name, value in to_llama(model).items()
+    }
     for name in ("model.layers.0.self_attn.v_proj.weight", "model.layers.0.self_attn.o_proj.weight", "lm_head.weight"):
         weights[name] = torch.eye(C)
-    weights["model.embed_tokens.weight"] = 2.0 ** -20 * torch.randn(C, C, generator=rng).sign()
+    weights["model.embed_tokens.weight"] = 2.0**-20 * torch.randn(C, C, generator=rng).sign()
     weights["model.layers.0.mlp.down_proj.weight"].zero_()
     keys = weights["model.layers.0.self_attn.k_proj.weight"]
     keys.copy_((key_scale * keys).bfloat16())
@@ -559,7 +604,7 @@ CXX = shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" e
 def test_rope_turns_a_bfloat16_model_by_exact_angles():
     tables = [rope_table(1000, 1024, 8, 1e4, torch.empty(0, dtype=dtype)) for dtype in (torch.bfloat16, torch.float64)]
     for table, exact in zip(*tables):
-        close(table.double(), exact, 2e-4)          # float32 has four digits after the point of 1000
+        close(table.double(), exact, 2e-4)  # float32 has four digits after the point of 1000
 
 
 @pytest.mark.skipif(not CXX, reason="needs a C++ compiler")
@@ -603,6 +648,7 @@ def test_autocast_trains(row):
 # ----------------------------------------------------------------------------------------------
 # the interface
 
+
 def test_nanogpt_calls():
     """Do what nanoGPT's train.py and sample.py do with its model.py."""
     args = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, bias=False, vocab_size=None, dropout=0.0)
@@ -630,11 +676,20 @@ def test_nanogpt_calls():
     assert model.generate(idx[:, :1], 20, temperature=0.8, top_k=200).shape == (2, 21)
     with pytest.raises(ValueError, match="block_size"):
         model(idx)
-    GPTConfig()                                     # every field has a default there
+    GPTConfig()  # every field has a default there
 
 
-@pytest.mark.parametrize("field, value", [("n_head", 5), ("n_head", 32), ("n_kv_head", 3), ("n_embd", 30),
-                                          ("qk_scale", 5.1), *((field, "other") for field in CHOICES)])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("n_head", 5),
+        ("n_head", 32),
+        ("n_kv_head", 3),
+        ("n_embd", 30),
+        ("qk_scale", 5.1),
+        *((field, "other") for field in CHOICES),
+    ],
+)
 def test_bad_settings_are_named(field, value):
     with pytest.raises(ConfigError) as error:
         GPTConfig(**settings("standard", "standard", **{field: value}))
@@ -675,8 +730,10 @@ def test_what_dropout_drops(kind):
     model = build(kind, dtype=torch.float32, n_layer=1, dropout=p).train()
     block, outputs, inputs = model.blocks[0], {}, {}
     for name in ("attn.v_proj", "attn.o_proj", "attn", "mlp.down_proj", "mlp"):
+
         def keep(module, arguments, output, name=name):
             inputs[name], outputs[name] = arguments[0], output
+
         block.get_submodule(name).register_forward_hook(keep)
     model(tokens(model, 500, 4))
     # the first token has one weight, 1, so that a head mixes to its value there
@@ -690,6 +747,7 @@ def test_what_dropout_drops(kind):
 
 # ----------------------------------------------------------------------------------------------
 # one file, with torch and einops only
+
 
 def test_model_py_imports_torch_and_einops_alone():
     imported = re.findall(r"^\s*(?:import|from) +(\w+)", (ROOT / "model.py").read_text(encoding="utf-8"), re.MULTILINE)

@@ -18,8 +18,8 @@ from torch.multiprocessing import ProcessExitedException
 
 import data.prepare
 from config.runtime.devices import use_plain_attention
-from config.runtime.errors import exit_program
 from config.runtime.distributed import full_tensor, parallelize_model
+from config.runtime.errors import exit_program
 from config.runtime.muon import Float32Muon
 from conftest import TINY, differences, load, log_of, refused, run_program
 from model import GPT, GPTConfig
@@ -248,7 +248,7 @@ def test_without_room_all_processes_go_on(repo):
 
 
 def test_steps_that_cannot_be_shared_out_are_refused(repo, monkeypatch, capsys):
-    for variable in "RANK=0 LOCAL_RANK=0 WORLD_SIZE=3 MASTER_ADDR=localhost MASTER_PORT=1".split():
+    for variable in ["RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=3", "MASTER_ADDR=localhost", "MASTER_PORT=1"]:
         monkeypatch.setenv(*variable.split("="))
     error = refused(repo, f"train.py {TINY} --grad_accum_steps=4", capsys)
     assert "grad_accum_steps = 4" in error and "multiple of 3" in error

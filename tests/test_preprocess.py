@@ -9,9 +9,9 @@ import pytest
 
 import data.prepare
 import data.shakespeare
-from conftest import TINY, contents
 from config.runtime.errors import UserError
 from config.runtime.files import atomic_write, file_lock, read_text, sha256
+from conftest import TINY, contents
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared, prepare
 from data.shakespeare import tiny_shakespeare

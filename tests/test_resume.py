@@ -18,8 +18,19 @@ import torch
 
 import model
 from config.runtime import devices, log
-from conftest import TEXT, TINY, change_checkpoint, contents, differences, differing
-from conftest import error_of, hear_signals, load, log_of, refused
+from conftest import (
+    TEXT,
+    TINY,
+    change_checkpoint,
+    contents,
+    differences,
+    differing,
+    error_of,
+    hear_signals,
+    load,
+    log_of,
+    refused,
+)
 from data.dataset import Dataset
 from data.prepare import prepare
 

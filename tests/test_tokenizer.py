@@ -6,11 +6,11 @@ import re
 
 import pytest
 import tiktoken
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 import data.tokenizer
-from data.tokenizer import SPLIT, BPETokenizer, CharTokenizer, first_tokens, tokenizer_from_state
-from data.tokenizer import train_bpe
+from data.tokenizer import SPLIT, BPETokenizer, CharTokenizer, first_tokens, tokenizer_from_state, train_bpe
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 BPE = train_bpe(TEXT, 400)
@@ -95,9 +95,7 @@ def test_broken_utf8_decodes_to_replacement_characters():
     assert list(BYTES.decode_stream([*"é".encode(), 0xC3])) == ["", "é", "", "\ufffd"]
 
 
-@pytest.mark.parametrize(
-    "text, named", [("é", "'é'"), ("ab☃é☃", "'☃', 'é'"), ("\n", r"'\n'"), ("\ud800", r"'\ud800'")]
-)
+@pytest.mark.parametrize("text, named", [("é", "'é'"), ("ab☃é☃", "'☃', 'é'"), ("\n", r"'\n'"), ("\ud800", r"'\ud800'")])
 def test_unknown_characters_are_named(text, named):
     with pytest.raises(ValueError, match=re.escape(named)):
         CharTokenizer("ab").encode(text)

@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a progra
 
 from plot import read_run
 
-WANDB = '''
+WANDB = """
 import json
 
 def init(**options):
@@ -28,7 +28,7 @@ class Run:
     def log(self, numbers, step):
         with open("wandb.jsonl", "a") as file:
             print(json.dumps({"step": step, **numbers}), file=file)
-'''
+"""
 
 
 def numbers_of(out):

@@ -32,8 +32,9 @@ def tokens(model, T):
 
 def one_layer(kind):
     """Return the block of a one-layer model, random hidden states (B, T, HIDDEN), and cos and sin."""
-    config = GPTConfig(block_size=T, vocab_size=16, n_layer=1, n_head=HEADS, n_embd=HIDDEN, n_inner=INNER,
-                       **KINDS[kind])
+    config = GPTConfig(
+        block_size=T, vocab_size=16, n_layer=1, n_head=HEADS, n_embd=HIDDEN, n_inner=INNER, **KINDS[kind]
+    )
     x = torch.randn(B, T, HIDDEN)
     return GPT(config).eval().blocks[0], x, rope_table(0, T, HIDDEN // HEADS, 10000.0, x)
 
@@ -108,13 +109,19 @@ def cache():
         assert same, f"{row}: other tokens than without the cache"
 
 
-CHECKS = [("RoPE Shapes", rope_shapes), ("Attention Forward", attention_forward), ("Block Forward", block_forward),
-          ("Gradients", gradients), ("Causality", causality), ("Cache = No Cache", cache),
-          ("Logits vs. Explicit float64 Form", equals_reference)]
+CHECKS = [
+    ("RoPE Shapes", rope_shapes),
+    ("Attention Forward", attention_forward),
+    ("Block Forward", block_forward),
+    ("Gradients", gradients),
+    ("Causality", causality),
+    ("Cache = No Cache", cache),
+    ("Logits vs. Explicit float64 Form", equals_reference),
+]
 
 
 def main():
-    torch.set_num_threads(1)        # tiny tensors: a second thread only costs time
+    torch.set_num_threads(1)  # tiny tensors: a second thread only costs time
     torch.manual_seed(0)
     failed = 0
     print("Running Verification Tests...")

@@ -10,8 +10,14 @@ import torch
 from config.runtime.checks import SHAPE, check_settings, of_model, starts_from_a_model
 from config.runtime.distributed import all_max
 from config.runtime.errors import UserError, file_errors, print0, rank
-from config.runtime.files import CHECKPOINT_VERSION, atomic_write, find_checkpoint
-from config.runtime.files import load_checkpoint, load_weights, source_checkpoint
+from config.runtime.files import (
+    CHECKPOINT_VERSION,
+    atomic_write,
+    find_checkpoint,
+    load_checkpoint,
+    load_weights,
+    source_checkpoint,
+)
 from data.huggingface import from_pretrained
 from data.tokenizer import hf_tokenizer
 from model import GPT, GPTConfig

@@ -60,7 +60,9 @@ def check_settings(settings, world_size):
     check_range(settings, "n_head n_embd block_size batch_size grad_accum_steps", 1, 2**24)
     check_range(settings, "n_kv_head n_inner", 0, 2**24)
     check_range(settings, "rope_theta max_iters checkpoint_interval eval_tokens log_interval", 1)
-    check_range(settings, "norm_eps eval_interval warmup_iters learning_rate min_lr_frac weight_decay grad_clip seed", 0)
+    check_range(
+        settings, "norm_eps eval_interval warmup_iters learning_rate min_lr_frac weight_decay grad_clip seed", 0
+    )
     check_range(settings, "dropout beta1 beta2", 0, 1)
     if settings["grad_accum_steps"] % world_size and not settings["eval_only"]:
         shared = f"it must be a multiple of {world_size}, the number of processes, which share it out"

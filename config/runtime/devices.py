@@ -40,7 +40,7 @@ def pick_dtype(dtype, device) -> torch.dtype:
 
 
 def count_flops(model) -> float:
-    """Return the operations per token of `model`, nan where PyTorch cannot count them, as in code that calls .item()."""
+    """Return the operations per token of `model`, nan where PyTorch cannot count them, as in code with .item()."""
     with suppress(Exception):  # whatever else is wrong with an edit shows in the first step
         return model.flops_per_token()
     return math.nan

@@ -9,7 +9,6 @@ baseline. "NAME: ..." gives it a name; @COMMIT, a folder or diffs name its code,
 Settings outside quotes apply to all; a variant's own take precedence. Rerun it to continue.
 """
 
-import json
 import shlex
 import sys
 import time

@@ -144,7 +144,9 @@ def look_ahead(model, context, when):
             row, position = divmod(int(difference.argmax()), T)
             if row:
                 raise Refused(f"it sees other sequences of its batch {when}: the logits of one change with another")
-            raise Refused(f"it sees the future {when}: its logits at position {position} change with tokens from {t} on")
+            raise Refused(
+                f"it sees the future {when}: its logits at position {position} change with tokens from {t} on"
+            )
 
 
 def call(model, context, x, y):

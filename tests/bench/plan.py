@@ -18,8 +18,7 @@ from data.prepare import ensure_prepared
 from frozen import freeze, link_data, split_code
 from identify import CodeError, identify, read_json_lines
 from runs import Run, Variant, read_variant, result_of, split_name
-from stats import ERROR_OF_A_LOOK, FAILS, NO_LONGER, PAYS, TIES, UNDECIDED
-from stats import judge, nearest, needed_rungs, seeds_matter
+from stats import ERROR_OF_A_LOOK, FAILS, NO_LONGER, PAYS, TIES, UNDECIDED, judge, nearest, needed_rungs, seeds_matter
 
 USUAL_NOISE = 0.01  # nats, of the same run with another seed, by characters at 400 steps
 MOST_RATES = 10  # learning rates tried per variant

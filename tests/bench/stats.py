@@ -168,8 +168,11 @@ def differences(groups, name="loss"):
     values = {group: {one["run"]["seed"]: one[name] for one in results} for group, results in finite.items()}
     table = np.array([[of_seed[seed] for seed in values[first]] for of_seed in values.values()])
     freedom, variance = noise_of(table)
-    gains = {group: Gain(mean(values[group]) - mean(values[first]), math.sqrt(2 * variance / table.shape[1]), freedom)
-             for group in values if group != first}
+    gains = {
+        group: Gain(mean(values[group]) - mean(values[first]), math.sqrt(2 * variance / table.shape[1]), freedom)
+        for group in values
+        if group != first
+    }
     p = holm({group: 2 * stdtr(freedom, -abs(gain.value) / gain.error) for group, gain in gains.items()})
     return {group: (gain.value, gain.half(0.95), p[group]) for group, gain in gains.items()}
 

@@ -136,6 +136,7 @@ def entailments(run, step):
 
 DATA = {"copy": copies, "mqar": queries, "entailment": entailments}
 
+
 def trial(run, device):
     """Train a model, and return its results on data that it has not seen."""
     task = run["task"]
