@@ -6,7 +6,7 @@ A run that was stopped or killed resumes exactly: --init_from=resume --out_dir=F
 torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --grad_accum_steps=8
 """
 
-from config import split_settings  # first: importing config decides how PyTorch's threads will wait (waiting.py)
+from config import split_settings  # before torch: it decides how OpenMP's threads wait (config/runtime/waiting.py)
 from config.runtime.errors import StopSignal, UserError, install_excepthook, print0
 
 install_excepthook()  # users' mistakes end in one line and exit code 2
@@ -29,13 +29,13 @@ from data.dataset import derive_seed, load_dataset
 from data.prepare import ensure_prepared
 from model import GPT, GPTConfig
 
-code = code_version()  # now, before anybody edits what has just been imported
+code = code_version()  # before anyone edits what has just been imported
 
 # -----------------------------------------------------------------------------
 # run
-out_dir = ""  # folder of the run; empty: out/ and the names of the config files, or of the dataset and the method
-init_from = "scratch"  # scratch, hf:NAME (a Llama), run:FOLDER (another run), resume, or auto: resume or scratch
-overwrite = False  # replace an existing run in the folder once this one first saves a checkpoint
+out_dir = ""  # folder of the run; empty: out/ and the config files' names or, without any, the dataset and the method
+init_from = "scratch"  # scratch, hf:NAME (a Llama), run:FOLDER (another run), resume, auto (resume if possible)
+overwrite = False  # replace the run in out_dir, which is kept until this one saves its first checkpoint
 seed = 1337  # the same seed on the same machine gives the same run
 # data
 dataset = "shakespeare_char"  # folder in data/; prepared when first used
@@ -51,8 +51,8 @@ n_inner = 0  # width of the MLP; 0: 8/3 n_embd, rounded up to a multiple of 64
 dropout = 0.0  # dropout rate, of the attention weights and of the output of attention and MLP
 bias = False  # biases in the linear layers
 attention = "standard"  # standard, w2, summed_qk
-qk_scale = "5.1"  # summed_qk: divisor of layer i's scores in layer l; d: width of a head, m = l + 1; a and b learned:
-#   5.1 √d   5.2 √d √m   5.3 √d m   5.4 d^a m^b   5.5 a_i √d   5.6 a_i d^b_i   5.7 a_i
+qk_scale = "5.1"  # summed_qk: divisor of layer i's scores (d: width of a head; m: layers summed; a, b: learned)
+#   5.1 √d   5.2 √d √m   5.3 √d m   5.4 d^a m^b   5.5 a_i √d   5.6 a_i d^(b_i)   5.7 a_i
 sigma = "scalar"  # w2: scalar, diagonal, none (L2 attention)
 residual = "standard"  # standard, m1, m2, m3.1, m3.2, m4.1, m4.2
 keep_input = False  # m1 to m4.2: add the sum to the usual residual, which it otherwise replaces
@@ -85,8 +85,9 @@ dtype = "auto"  # auto, float32, bfloat16, float16
 compile = "auto"  # auto: on CUDA, and on a CPU for runs of ten minutes or more; true, false
 parallel = "ddp"  # under torchrun: ddp, or fsdp, which shards the parameters over the processes
 # -----------------------------------------------------------------------------
+# all that stands between these two rules can be set by config files and --name=value (config/__init__.py)
 
-# the run's folder and its settings, which a run that resumes has in its checkpoint
+# the run's folder, and its settings: a resumed run takes them from its checkpoint
 defaults, given = split_settings(__file__)  # the values above; what config files and --name=value give
 world_size = distributed.world_size()  # the number of processes, 1 without torchrun
 out = checks.run_folder(defaults | given, defaults, sys.argv[1:])
@@ -94,7 +95,7 @@ latest, best = out / "ckpt.pt", out / "best.pt"
 log = Log(out)
 settings, saved = checkpoint.begin(log, defaults, given, world_size)  # saved: the checkpoint to resume from, or None
 resuming = saved is not None
-globals().update(settings)  # the names above now have the values of this run
+globals().update(settings)  # from here on, the names above hold this run's values
 
 # device and data
 device, rank, machine = distributed.init(settings["device"])
@@ -117,9 +118,9 @@ if resuming:
     iter_num, val_loss, best_val_loss = saved["iter_num"], saved["val_loss"], checkpoint.lowest_loss(out)
     notes = checkpoint.resume_notes(saved, settings, machine, code)
 elif init_from.startswith("hf:"):
-    raw_model = checkpoint.begin_from_llama(settings, data)
+    raw_model = checkpoint.begin_from_llama(settings, data)  # puts the Llama's shape into settings
 elif init_from.startswith("run:"):
-    raw_model, notes = checkpoint.begin_from_run(settings, given, data)
+    raw_model, notes = checkpoint.begin_from_run(settings, given, data)  # and this the run's shape and method
 else:
     vocab_size = data.meta["vocab_size"]
     if vocab_size > 10_000:  # GPT-2's 50,257 would misalign a GPU's products: 50,304 is a multiple of 64
@@ -131,7 +132,7 @@ model = distributed.parallelize_model(raw_model, parallel, device, ptdtype)
 
 # optimizers
 optimizers = [raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device.type)]
-if optimizer == "muon":  # Muon trains the first group, the matrices of the layers, and AdamW the rest
+if optimizer == "muon":  # it takes over the first of AdamW's groups, the matrices of the layers
     matrices = optimizers[0].param_groups.pop(0)["params"]
     optimizers.insert(0, make_muon(matrices, learning_rate, weight_decay, device))
 scaler = torch.amp.GradScaler(device.type, enabled=ptdtype == torch.float16)
@@ -159,7 +160,7 @@ def get_lr(iter_num):
 
 @torch.no_grad()
 def estimate_loss(split, max_tokens):
-    """Return the mean loss in nats per token over fixed windows, the same each time. No random number is drawn."""
+    """Return the mean loss in nats per token. The windows are always the same, and no random number is drawn."""
     model.eval()
     sums = torch.zeros(2, dtype=torch.float64)  # of the losses, and of the tokens that they belong to
     for x, y in data.windows(split, batch_size, config.block_size, max_tokens, rank, world_size):
@@ -169,12 +170,12 @@ def estimate_loss(split, max_tokens):
         if counted:
             sums += torch.tensor([loss.item() * counted, counted])
     model.train()
-    total, tokens = distributed.all_sum(sums).tolist()
-    return total / tokens
+    total, count = distributed.all_sum(sums).tolist()
+    return total / count
 
 
 def other_units(val_loss):
-    """Return a loss as perplexity and as bits per byte of text, which are comparable across tokenizers."""
+    """Return the perplexity, and the bits per byte of text, which are comparable across tokenizers."""
     return math.exp(min(val_loss, 700)), val_loss / math.log(2) * tokens["val"] / data.meta["bytes"]["val"]
 
 
@@ -185,7 +186,7 @@ size = f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, 
 counts = f"{tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on"
 epochs = max_iters * tokens_per_iter / tokens["train"]
 origin = f"step {iter_num:,} of {out}" if resuming else init_from
-print0(f"model   {attention} attention, {residual} residual: {size}, from {origin}")
+print0(f"model   {config.attention} attention, {config.residual} residual: {size}, from {origin}")
 print0(f"data    {data.meta['source']} (data/{dataset}): {counts}")
 print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs, {optimizer}")
 print0(f"device  {machine}, {settings['dtype']}; run in {out}")
@@ -202,7 +203,7 @@ if eval_only:
     distributed.leave()
 
 settings["compile"] = compile_model(raw_model, compile, device, flops_per_token * max_iters * tokens_per_iter)
-distributed.barrier()  # only now does the first process write to the folder: the others have read its old state
+distributed.barrier()  # all processes have read the folder's old state, so the first may now write to it
 log.open(iter_num, settings)
 facts = {"settings": settings, "config": asdict(config), "machine": machine, "code": code}
 counted = {"parameters": parameters, "flops_per_token": None if math.isnan(flops_per_token) else flops_per_token}
@@ -217,7 +218,7 @@ resume = f"{launcher} {shlex.quote(sys.argv[0])} --init_from=resume --out_dir={s
 steps_per_eval = eval_interval or max(50, math.ceil(max_iters / 4))
 micro_steps = range(rank, grad_accum_steps, world_size)  # this process's share of each step
 stop = StopSignal()  # Ctrl-C, SIGTERM, SIGHUP: finish the step, save and exit
-stopped_by = 0
+stopped_by = 0  # the signal's number
 saved_iter = iter_num  # step of the newest checkpoint
 logged_iter = iter_num  # step of the latest log line
 local_iter_num = 0  # steps of this process
@@ -266,7 +267,7 @@ while iter_num < max_iters and not stopped_by:
     for micro_step in micro_steps:
         if world_size > 1 and parallel == "ddp":  # synchronize gradients only at the last micro-step
             model.require_backward_grad_sync = micro_step == micro_steps[-1]
-        torch.manual_seed(derive_seed(seed, iter_num, micro_step))  # makes dropout a pure function too
+        torch.manual_seed(derive_seed(seed, iter_num, micro_step))  # so resuming is exact with dropout too
         x, y = get_batch(iter_num, micro_step)
         with ctx:
             micro_loss = model(x, y)[1] / len(micro_steps)
@@ -277,7 +278,7 @@ while iter_num < max_iters and not stopped_by:
     for opt in optimizers:
         scaler.unscale_(opt)
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
-    # float16 overflows until the scaler finds its scale; on overflow all optimizers skip the step, not just one
+    # float16 overflows until the scaler has found its scale; then all optimizers skip the step, not only one of them
     overflow = scaler.is_enabled() and not distributed.full_tensor(grad_norm).isfinite()
     for opt in optimizers:
         if not overflow:
@@ -296,7 +297,7 @@ while iter_num < max_iters and not stopped_by:
     # log, evaluate, save
     lossf = (distributed.all_sum(loss) / world_size).item()  # only here, because it waits for the GPU
     norm = distributed.full_tensor(grad_norm).item()
-    recovers = overflow and scaler.get_scale() > 1  # with the lower scale of the next step
+    recovers = overflow and scaler.get_scale() > 1  # the scaler has lowered its scale for the next step
     if not math.isfinite(lossf) or not (math.isfinite(norm) or recovers):
         end_diverged(f"the loss is {lossf}, the norm of its gradient {norm}")
     dt = time.perf_counter() - t0
