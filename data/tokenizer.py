@@ -109,8 +109,10 @@ class HFTokenizer(Tokenizer):
     """A Hugging Face tokenizer, given its tokenizer.json. Text that looks like a special token becomes that token."""
 
     def __init__(self, json_text):
-        import tokenizers  # only here, since few need it
-
+        try:
+            import tokenizers
+        except ImportError:
+            raise TokenizerError("a Hugging Face tokenizer needs tokenizers: pip install tokenizers") from None
         self.tokenizer = tokenizers.Tokenizer.from_str(json_text)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()

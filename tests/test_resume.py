@@ -202,7 +202,8 @@ def test_a_setting_newer_than_the_checkpoint_is_at_its_default(run, capsys):
     assert_same_run()
 
 
-def test_another_model_py_is_said(run):
+@pytest.mark.parametrize("older", [False, True])  # than the hashes of files
+def test_another_model_py_is_said(run, older):
     evaluate = f"train.py --init_from=resume --device=cpu --out_dir={RESUMED} --eval_only"
     commands = [evaluate, f"sample.py --max_new_tokens=3 --out_dir={RESUMED}", RESUME]
     run(f"{RUN} --out_dir={WHOLE}")
@@ -210,13 +211,33 @@ def test_another_model_py_is_said(run):
     assert not any("NOTE" in run(command) for command in commands)
     kill_after(3)
     for name in ("best.pt", "ckpt.pt"):
-        files = load(RESUMED / name)["code"]["files"] | {"model.py": "another", "train.py": "another"}
-        change_checkpoint(RESUMED / name, code={"commit": "0123456789", "files": files})
+        code = load(RESUMED / name)["code"]
+        changed = {"files": code["files"] | {"model.py": "another", "train.py": "another"}}
+        change_checkpoint(RESUMED / name, code={"commit": None, **({"model": "another"} if older else changed)})
     for command in commands:
-        names = "model.py, train.py" if command == RESUME else "model.py"
+        names = "model.py, train.py" if command == RESUME and not older else "model.py"
         shown = run(command)
         assert shown.count(f"NOTE    {names}: not as when out/resumed/") == 1
-        assert " was trained (git commit 0123456789), so results may differ\n" in shown
+        assert "to go back: restore the files of that run\n" in shown
+
+
+def test_the_way_back_to_a_commit_keeps_edits(run, monkeypatch):
+    monkeypatch.setattr(log, "ROOT", run.folder)
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "name")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "email")
+    subprocess.run("git init -q && git add *.py config && git commit -qm first", shell=True, check=True)
+    contents = [Path("model.py").read_text() + comment for comment in ("", "# a commit", "# an edit")]
+    run(f"{RUN} --out_dir={WHOLE}")
+    kill_after(3)
+    Path("model.py").write_text(contents[1])
+    subprocess.run("git commit -qam second", shell=True, check=True)
+    Path("model.py").write_text(contents[2])
+    (back,) = re.findall("^NOTE    model.py: not as when .*; to go back: (.*)", run(RESUME), re.MULTILINE)
+    subprocess.run(back, shell=True, check=True)
+    assert Path("model.py").read_text() == contents[0]
+    stashed = subprocess.run(["git", "show", "stash:model.py"], capture_output=True, text=True, check=True)
+    assert stashed.stdout == contents[2]
 
 
 def test_code_is_hashed_before_anybody_edits_it(run, monkeypatch):

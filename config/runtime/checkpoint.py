@@ -86,8 +86,12 @@ def code_notes(checkpoint, code, training=True):
     changed = [name for name in names if files[name] != code["files"].get(name)]
     if not changed:
         return []
-    then = f"when {checkpoint['path']} was trained (git commit {was.get('commit')})"
-    return [f"{', '.join(changed)}: not as {then}, so results may differ"]
+    back = "restore the files of that run"
+    commit = was.get("commit") or "-dirty"
+    if not commit.endswith("-dirty"):
+        back = f"git stash && git checkout {commit} -- {' '.join(changed)}"  # stash keeps edits that are not committed
+    differ = f"{', '.join(changed)}: not as when {checkpoint['path']} was trained, so results may differ"
+    return [f"{differ}; to go back: {back}"]
 
 
 @file_errors()
