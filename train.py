@@ -253,7 +253,8 @@ def give_up(why):
 
 def end_diverged(what):
     log.log("diverged", iter_num)
-    give_up(f"{what} at step {iter_num}: the run has diverged")
+    likely = f"learning_rate = {learning_rate}, weight_decay = {weight_decay} or dtype = {settings['dtype']}"
+    give_up(f"{what} at step {iter_num}: the run has diverged, most likely because of {likely}")
 
 
 while iter_num < max_iters and not stopped_by:

@@ -9,6 +9,7 @@ tests/test_preprocess.py of prepare.py, tests/test_dataset.py of data folders, t
 
 import os
 import re
+import shutil  # noqa: F401, for the damages
 import struct
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from config import read_settings
 from config.runtime.checkpoint import load_checkpoint
 from config.runtime.errors import UserError
 from conftest import ROOT, TINY, contents, hear_signals, refused
+from model import GPT, GPTConfig  # noqa: F401, likewise
 
 TRAIN, LATEST = f"train.py {TINY}", Path("out/run/ckpt.pt")
 RESUME = f"{TRAIN} --out_dir=out/run --init_from=resume --max_iters=6"

@@ -285,7 +285,7 @@ def compare_here(checkout, *arguments):
 
 def test_an_edit_is_compared_with_the_last_commit(checkout, forked, capsys):
     """Also with a candidate that changes its own evaluation, one that changes its data order, and one that crashes."""
-    loss = ("train.py", "total, tokens = distributed.all_sum(sums).tolist()", "total, tokens = 1.0, 1.0")
+    loss = ("train.py", "total, count = distributed.all_sum(sums).tolist()", "total, count = 1.0, 1.0")
     order = ("train.py", "data.batch(seed, iter_num,", "data.batch(seed, iter_num + 1,")
     crash = ("train.py", "    iter_num += 1\n", "    iter_num += 1\n    assert iter_num < 10, 'mine'\n")
     changes = {"cheat": loss, "order": order, "crash": crash}
