@@ -11,10 +11,9 @@ from test_extend import hold
 
 IDEAS = sorted(path.stem for path in (ROOT / "tests" / "bench" / "ideas").glob("*.diff"))
 ROWS = [
-    dict(attention="standard", activation_checkpointing=True),
-    dict(attention="w2", residual="m1", n_kv_head=2),
-    dict(attention="summed_qk", qk_scale="5.5", residual="m4.2", keep_input=True, bias=True),
+    dict(attention="standard", n_kv_head=2, activation_checkpointing=True),
     dict(attention="w2", sigma="diagonal", residual="m2", tie_weights=True),
+    dict(attention="summed_qk", qk_scale="5.5", residual="m3.2", keep_input=True, bias=True),
 ]
 
 
