@@ -462,7 +462,7 @@ class GPT(nn.Module):
     def compile_blocks(self):
         """Compile in place. Layers share the compiled code, so compiling does not take longer for deeper models."""
         for block in self.blocks:
-            if block.passes_on:  # a whole block would be compiled anew for each number of earlier layers
+            if block.passes_on:  # a whole block would be recompiled for each number of earlier layers
                 parts = [(block.attn_norm, "forward"), (block.attn, "project"), (block.attn, "forward")]
                 parts += [(block, "mlp_branch"), (block, "recompute_attn"), (block, "recompute_mlp")]
                 if not block.attn.reads_earlier:  # summed_qk's vectors are wider in each layer

@@ -167,7 +167,7 @@ def kept_for_backward(**changes):
 
     idx = torch.randint(20, (2, 64))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = GPT(config)(idx, idx)  # noqa: F841, alive until the sum, or storage would be counted anew at the same address
+        output = GPT(config)(idx, idx)  # noqa: F841, alive until the sum, or storage at the same address would be counted twice
     return sum(kept.values())
 
 
