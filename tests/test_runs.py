@@ -2,20 +2,17 @@
 
 import csv
 import json
-import os
-import runpy
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch._dynamo  # noqa: F401  which optimizers import: once, for all forked processes
 
 from conftest import ROOT, copy_repository
+from forking import Forked, run_forked
 
 BENCH = ROOT / "tests" / "bench"
 sys.path.insert(0, str(BENCH))
@@ -178,54 +175,6 @@ def test_a_diff_applies_also_where_temporary_files_lie_in_a_repository(checkout,
 # -- with programs themselves --------------------------------------------------------------------------------
 
 
-class Forked:
-    """A process that runs a Python program with PyTorch imported already, which takes a tenth of the time."""
-
-    def __init__(self, command, stdout, stderr, **_):
-        self.returncode, self.pid = None, os.fork()
-        if self.pid:
-            return
-        code = 1
-        try:
-            os.dup2(stdout.fileno(), 1)
-            os.dup2(stderr.fileno(), 2)
-            sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
-            sys.excepthook, sys.argv = sys.__excepthook__, command[1:]
-            for name in list(sys.modules):  # what another code has under the same name
-                if name.partition(".")[0] in ("model", "config", "data"):
-                    del sys.modules[name]
-            sys.path.insert(0, str(Path(command[1]).parent))
-            try:
-                runpy.run_path(command[1], run_name="__main__")
-                code = 0
-            except Exception:
-                sys.excepthook(*sys.exc_info())
-        except SystemExit as end:
-            code = end.code or 0
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-
-    def poll(self):
-        if self.returncode is None:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
-        return self.returncode
-
-    def wait(self):
-        while self.poll() is None:
-            time.sleep(0.02)
-        return self.returncode
-
-
-def run_forked(command, **_):
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        code = Forked(command, out, err).wait()
-        err.seek(0)
-        return SimpleNamespace(returncode=code, stderr=err.read())
-
-
 @pytest.fixture
 def forked(monkeypatch):
     monkeypatch.setattr(identify, "subprocess", SimpleNamespace(run=run_forked, DEVNULL=None))
@@ -278,8 +227,8 @@ def test_train_py_that_fails_is_told_with_its_traceback(checkout, tmp_path, fork
 def compare_here(checkout, *arguments):
     """Return verdict.json's candidates, by name, after a comparison of two seeds in the checkout."""
     out = checkout.parent / "out"
-    fast = ["--rates=none", "--seeds=2", "--cost=operations", "--device=cpu", "--workers=1", f"--out={out}"]
-    compare.main([*arguments, *SMALL, *fast])
+    fast = ["--rates=none", "--seeds=2", "--cost=operations", "--device=cpu", "--workers=1", "--dtype=float32"]
+    compare.main([*arguments, *SMALL, *fast, f"--out={out}"])
     return {one["name"]: one for one in json.loads((out / "verdict.json").read_text())["candidates"]}
 
 
