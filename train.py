@@ -82,7 +82,7 @@ wandb = False  # log to Weights & Biases too
 # system
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 dtype = "auto"  # auto, float32, bfloat16, float16
-compile = "auto"  # auto: on CUDA, and on a CPU for runs of ten minutes or more; true, false
+compile = "auto"  # auto: on CUDA; true, which on a CPU pays for runs of ten minutes or more; false
 parallel = "ddp"  # under torchrun: ddp, or fsdp, which shards the parameters over the processes
 # -----------------------------------------------------------------------------
 # all that stands between these two rules can be set by config files and --name=value (config/__init__.py)
@@ -127,7 +127,7 @@ else:
         vocab_size += -vocab_size % 64
     raw_model = GPT(GPTConfig(**checks.of_model(settings), vocab_size=vocab_size))
 config = raw_model.config
-notes = checks.ineffective_settings(settings, given, defaults) + notes
+notes = checks.ineffective_settings(settings, given) + notes
 model = distributed.parallelize_model(raw_model, parallel, device, ptdtype)
 
 # optimizers
@@ -202,7 +202,7 @@ if eval_only:
     )
     distributed.leave()
 
-settings["compile"] = compile_model(raw_model, compile, device, flops_per_token * max_iters * tokens_per_iter)
+settings["compile"] = compile_model(raw_model, compile, device)
 distributed.barrier()  # all processes have read the folder's old state, so the first may now write to it
 log.open(iter_num, settings)
 facts = {"settings": settings, "config": asdict(config), "machine": machine, "code": code}

@@ -109,9 +109,8 @@ class Dataset:
     def windows(self, split, batch_size, block_size, max_tokens, rank=0, world_size=1):
         """Yield fixed windows to evaluate on, as (x, y): at most `max_tokens` targets, spread evenly over the split.
 
-        A split with no more targets is covered from end to end, each target once. Positions to leave out have target -1
-        (and token 0). They also fill the last batch, so that all batches have the same shape. The targets do not depend
-        on batch_size: average the loss over them. Each process gets its share, by rank, in equally many batches.
+        A split with no more targets is covered from end to end, each target once. Targets of -1 are left out, and fill
+        the last batch. The targets do not depend on batch_size. Each process gets its share, in equally many batches.
         """
         self.check_block_size(block_size)
         targets = len(self.splits[split]) - 1
@@ -133,9 +132,8 @@ class Dataset:
             places = starts[rows, None] + np.arange(block_size + 1)
             ids = self.read(split, np.minimum(places, targets))
             wanted = places[:, :-1] < ends[rows, None]
-            x = np.where(wanted, ids[:, :-1], 0)
             y = np.where(wanted, ids[:, 1:], -1)
-            yield torch.from_numpy(x), torch.from_numpy(y)
+            yield torch.from_numpy(ids[:, :-1]), torch.from_numpy(y)
 
 
 def derive_seed(*numbers) -> int:

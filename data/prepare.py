@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from config import read_settings
-from config.runtime.errors import UserError, file_errors, print0
+from config.runtime.errors import UserError, file_errors, import_optional, print0
 from config.runtime.files import (
     atomic_write,
     file_lock,
@@ -33,7 +33,6 @@ from data.dataset import SPLITS, VERSION, read_meta, token_dtype
 from data.tokenizer import CharTokenizer, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state, train_bpe
 
 DATA = Path(__file__).resolve().parent  # has a folder for each dataset
-LONG = 4 * 2**20  # characters of a text whose preparation shows how far it is
 REVISIONS = {"Skylion007/openwebtext": "79d93d786212f7344586290adb811d4ae6a1762c"}  # the same text for everyone
 SAMPLE = 16 * 2**20  # characters to learn byte pairs from, at most
 
@@ -100,28 +99,24 @@ def read_dataset(name, field="text", limit=0.0):
 
     They stay on disk, in the cache of `datasets`. With a `limit`, so many gigabytes are streamed into a list.
     """
-    try:
-        from datasets import load_dataset
-        from tqdm import tqdm
-    except ImportError:
-        raise UserError(f"{name} needs a package that is not installed: pip install datasets") from None
+    datasets = import_optional("datasets")
     path, _, configuration = (name, "", "") if Path(name).exists() else name.partition(":")
     options = {"split": "train", "revision": REVISIONS.get(path), "streaming": bool(limit)}
     try:
-        rows = load_dataset(path, configuration or None, **options)
+        rows = datasets.load_dataset(path, configuration or None, **options)
         row = next(iter(rows), {})
     except Exception as error:  # the hub and the file formats raise many types
         raise UserError(f"{name}: cannot be loaded: {reason(error.__cause__ or error)}") from None
     check_field(name, field, row)
     if not limit:
         return rows[field]
-    texts, size = [], limit * 10**9
-    with tqdm(total=size, unit="B", unit_scale=True) as progress:
-        for text in filter(None, rows[field]):
-            texts.append(text)
-            progress.update(len(text.encode()))
-            if progress.n >= size:
-                break
+    print0(f"reading {limit} GB of {name} ...")
+    texts, size = [], 0
+    for text in filter(None, rows[field]):
+        texts.append(text)
+        size += len(text.encode())
+        if size >= limit * 10**9:
+            break
     return texts
 
 
@@ -153,7 +148,7 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
         coder = CharTokenizer(chain.from_iterable(part for _, _, part in parts(cut)))
     if tokenizer == "bpe":
         coder = train_bpe(sample(parts(cut), cut), vocab_size or 1024)
-    write_dataset(Path(folder), coder, encode_all(coder, parts(cut)), length, source, settings)
+    write_dataset(Path(folder), coder, encode_all(coder, parts(cut)), source, settings)
 
 
 def find_tokenizer(name):
@@ -205,9 +200,9 @@ def encode_all(coder, parts):
             yield from pool.map(encode, some)
 
 
-def write_dataset(folder, coder, encoded, length, source, settings):
-    """Write what `encode_all` yields, `length` characters in all. The new files take their places together or not."""
-    tokens, sizes, done = Counter(), Counter(), 0
+def write_dataset(folder, coder, encoded, source, settings):
+    """Write what `encode_all` yields. The new files take their places together or not."""
+    tokens, sizes = Counter(), Counter()
     hashes, text_hash = {split: hashlib.sha256() for split in SPLITS}, hashlib.sha256()
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:  # at its end the files take their places, the last opened first
@@ -223,9 +218,6 @@ def write_dataset(folder, coder, encoded, length, source, settings):
             text_hash.update(content)
             tokens[split] += len(ids)
             sizes[split] += len(content)
-            before, done = done, done + len(text)
-            if length > LONG and done * 10 // length > before * 10 // length:
-                print0(f"{done / length:.0%} of {length:,} characters")
         for split in SPLITS:
             if tokens[split] < 2:
                 problem = f"the text is too short: its {split} part has fewer than two tokens"

@@ -55,7 +55,7 @@ def test_every_two_values_meet():
 # -- the examples of tests/EXTENDING.md ----------------------------------------------------------------------
 
 PAGE = (ROOT / "tests" / "EXTENDING.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"```diff\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)
+EXAMPLES = re.findall(r"^# (\S+)\n((?:[ +-].*\n)+)", PAGE, re.MULTILINE)
 
 
 def apply(examples, folder):
@@ -79,12 +79,12 @@ def test_the_examples_keep_every_promise_and_train(repo):
     code, shown = python(repo.folder, "-m", "pytest", "-n0", "-rA", "tests/test_extend.py", "-k", "entry")
     assert code == 0, shown
     tried = [line for line in shown.splitlines() if line.startswith("PASSED") and "keeps_every_promise" in line]
-    for name in ("gated-channel", "gated-head", "m1.half"):
-        assert any(f"-{name}" in line or f"[{name}" in line for line in tried), name
-    own = "--attention=gated --gate=head --residual=m1.half"
+    for name in ("unscaled", "m1.half"):
+        assert any(name in line for line in tried), name
+    own = "--attention=unscaled --residual=m1.half"
     code, shown = python(repo.folder, "train.py", *TINY.split(), *own.split(), "--out_dir=own")
     assert code == 0, shown
-    assert load("own/ckpt.pt")["config"].items() >= dict(gate="head", residual="m1.half").items()
+    assert load("own/ckpt.pt")["config"].items() >= dict(attention="unscaled", residual="m1.half").items()
 
 
 # -- kinds with more of their own ----------------------------------------------------------------------------

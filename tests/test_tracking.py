@@ -98,7 +98,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(repo, monkeypatch):
 def test_a_tracker_that_is_not_installed(repo, monkeypatch, capsys, tracker):
     monkeypatch.setitem(sys.modules, tracker, None)
     error = refused(repo, f"train.py {TINY} --out_dir=run --{tracker}", capsys)
-    assert f"{tracker} = True needs a package: pip install {tracker}" in error
+    assert f"this needs a package that is not installed: pip install {tracker}" in error
 
 
 # -- the picture ---------------------------------------------------------------------------------------------

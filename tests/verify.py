@@ -89,7 +89,7 @@ def causality():
         for t in (1, 7, 11):
             changed = torch.cat([idx[:, :t], (idx[:, t:] + 1) % model.config.vocab_size], dim=1)
             moved = not torch.equal(model(changed)[0][:, :t], model(idx)[0][:, :t])
-            assert not moved, f"{row}: logits before position {t} moved"
+            assert not moved, f"{row}: logits before position {t} moved with the tokens from there on"
 
 
 def equals_reference():
@@ -97,7 +97,7 @@ def equals_reference():
         model = tiny(**row)
         idx = tokens(model, 5)
         error = (model(idx)[0] - reference_logits(model, idx)).abs().max().item()
-        assert error < 1e-9, f"{row}: off by {error:.2g}"
+        assert error < 1e-9, f"{row}: off by {error:.2g}; the formula of an edit belongs into tests/reference.py"
 
 
 def cache():
@@ -106,7 +106,7 @@ def cache():
         model = tiny(**row, block_size=6)
         idx = tokens(model, 2)
         same = torch.equal(model.generate(idx, 8, temperature=0), uncached_greedy(model, idx, 8))
-        assert same, f"{row}: other tokens than without the cache"
+        assert same, f"{row}: other tokens than without the cache; only mix_values may read other tokens"
 
 
 CHECKS = [

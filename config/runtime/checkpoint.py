@@ -2,12 +2,12 @@
 
 import math
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from config.runtime.checks import SHAPE, check_settings, of_model, starts_from_a_model
+from config.runtime.checks import SHAPE, check_settings, of_model
 from config.runtime.distributed import all_max
 from config.runtime.errors import UserError, file_errors, print0, rank
 from config.runtime.files import (
@@ -25,8 +25,6 @@ from model import GPT, GPTConfig
 # settings that a resumed run may change; with any other it would be a different run
 MAY_CHANGE = {"out_dir", "init_from", "overwrite", "eval_only", "max_iters", "device", "compile", "parallel"}
 MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval", "tensorboard", "wandb"}
-# fields that a GPTConfig once had, at the values that changed nothing
-FORMER = {"value_residual": False, "connection": "latest"}
 # settings that a run does not inherit from the one it starts from
 NOT_INHERITED = {"block_size", "vocab_size", "dropout", "activation_checkpointing"}
 # weights that mean something else under another value of a setting, in spite of the same name and shape
@@ -62,14 +60,10 @@ def newest_run():
 
 
 def config_of(checkpoint):
-    settings = dict(checkpoint["config"])
-    for name, default in FORMER.items():
-        if settings.get(name) == default:
-            del settings[name]
-    unknown = settings.keys() - {field.name for field in fields(GPTConfig)}
-    if unknown:
-        raise UserError(f"{checkpoint['path']}: its model has {', '.join(sorted(unknown))}, which model.py lacks")
-    return GPTConfig(**settings)
+    try:
+        return GPTConfig(**checkpoint["config"])
+    except TypeError as error:  # says which field model.py lacks
+        raise UserError(f"{checkpoint['path']} does not fit this model.py: {error}") from None
 
 
 def build_model(checkpoint) -> GPT:
@@ -81,13 +75,12 @@ def build_model(checkpoint) -> GPT:
 def code_notes(checkpoint, code, training=True):
     """Return a line that names the files that differ from those of the run: of all its code, or model.py alone."""
     was = checkpoint["code"]
-    files = was.get("files", {"model.py": was.get("model")})  # older checkpoints have the hash of model.py alone
-    names = files if training else ["model.py"]
-    changed = [name for name in names if files[name] != code["files"].get(name)]
+    names = was["files"] if training else ["model.py"]
+    changed = [name for name in names if was["files"][name] != code["files"].get(name)]
     if not changed:
         return []
     back = "restore the files of that run"
-    commit = was.get("commit") or "-dirty"
+    commit = was["commit"] or "-dirty"
     if not commit.endswith("-dirty"):
         back = f"git stash && git checkout {commit} -- {' '.join(changed)}"  # stash keeps edits that are not committed
     differ = f"{', '.join(changed)}: not as when {checkpoint['path']} was trained, so results may differ"
@@ -182,7 +175,7 @@ def resumed_settings(checkpoint, given, defaults):
     if given.get("eval_only"):
         may_change = MAY_CHANGE | {"dataset", "batch_size", "dtype"}
     ignored = {"init_from"}
-    if starts_from_a_model(settings["init_from"]):
+    if settings["init_from"].startswith(("hf:", "run:")):
         ignored |= SHAPE
     settings |= {name: defaults[name] for name in ("out_dir", "overwrite", "eval_only")}
     changes = {name: value for name, value in given.items() if name not in ignored}

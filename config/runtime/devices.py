@@ -46,18 +46,10 @@ def count_flops(model) -> float:
     return math.nan
 
 
-def pick_compile(device, flops) -> bool:
-    """Return whether compiling pays off for this many operations: on a GPU, and on a CPU from ten minutes up.
-
-    A core computes about 50 GFLOP/s. Compiling takes about 40 seconds there, and makes steps 1.2 to 1.4 times as fast.
-    """
-    return device.type == "cuda" or device.type == "cpu" and flops > 600 * 50e9 * torch.get_num_threads()
-
-
-def compile_model(model, compile, device, flops) -> str:
-    """Compile the blocks of `model` if that is asked for or pays off. Return "true" or "false", which says so."""
+def compile_model(model, compile, device) -> str:
+    """Compile the blocks of `model` if requested, or by default on a GPU. Return "true" or "false", which says so."""
     if compile == "auto":
-        compile = str(pick_compile(device, flops)).lower()
+        compile = "true" if device.type == "cuda" else "false"
     if compile == "true":
         print0("compiling ...")
         torch._dynamo.config.suppress_errors = True  # what cannot be compiled, as without a compiler, stays eager

@@ -2,6 +2,7 @@
 
 import atexit
 import errno
+import importlib
 import os
 import signal
 import sys
@@ -10,18 +11,12 @@ from pathlib import Path
 
 
 class UserError(ValueError):
-    """A mistake in settings, files or data that the project itself has found: what is wrong, and what would work.
+    """A mistake in settings, files or data that the project itself has found. All other errors keep their traceback."""
 
-    Programs show an error with `for_user` as one line. Every other one keeps its traceback: a slip in model.py may have
-    raised it.
-    """
-
-    for_user = True
+    for_user = True  # programs show it as one line
 
 
 class FolderInUse(UserError):
-    """Another process trains in the folder of the run."""
-
     exit_code = 3
 
 
@@ -33,6 +28,14 @@ def file_errors():
     except OSError as error:
         named = error.filename is not None and error.strerror
         raise UserError(f"{error.filename}: {error.strerror}" if named else error) from error
+
+
+def import_optional(package):
+    """Return a package that is not in requirements.txt."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise UserError(f"this needs a package that is not installed: pip install {package}") from None
 
 
 def rank() -> int:
