@@ -154,7 +154,7 @@ def test_tables_of_speed_are_those_of_the_results(monkeypatch, capsys):
     importlib.import_module("speed").main(["--show"])
     shown = capsys.readouterr().out
     rows = [line for line in TEXTS["tests/bench/studies/speed.md"].splitlines() if re.match(r"\|.*\d", line)]
-    assert len(rows) > 20 and [row for row in rows if row not in shown] == []
+    assert len(rows) >= 10 and [row for row in rows if row not in shown] == []
 
 
 def test_the_results_on_the_first_page_are_those_of_the_studies():
