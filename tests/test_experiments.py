@@ -193,13 +193,9 @@ def test_the_best_rate_has_worse_ones_on_both_sides(tmp_path, monkeypatch, loss,
     assert all((result["loss"] is None) == math.isnan(loss(result["run"]["learning_rate"])) for result in found)
 
 
-def results(*losses):
-    return [{"loss": loss, "run": {"seed": seed}} for seed, loss in enumerate(losses)]
-
-
 def test_two_methods_compare_as_in_a_paired_t_test():
     one, other = np.array([1.0, 2.0, 4.0, 3.5]), np.array([1.2, 2.1, 4.4, 3.6])
-    ((difference, half, p),) = stats.differences({"one": results(*one), "other": results(*other)}).values()
+    ((difference, half, p),) = stats.differences({"one": one, "other": other}).values()
     expected = scipy.stats.ttest_rel(other, one)
     assert [difference, p] == pytest.approx([np.mean(other - one), expected.pvalue])
     assert [difference - half, difference + half] == pytest.approx(list(expected.confidence_interval(0.95)))
@@ -210,10 +206,9 @@ def test_holm():
     assert found == pytest.approx({"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06})
 
 
-def test_a_difference_in_words():
-    groups = {"standard": results(1.0, 1.1, 1.2), "worse": results(2.0, 2.11, 2.2), "lost": results(None, 1.0, 1.0)}
-    texts = stats.compare(groups)
+@pytest.mark.parametrize("name, word", [("loss", "worse"), ("accuracy", "better")])
+def test_a_difference_in_words(name, word):
+    groups = {"standard": (1.0, 1.1, 1.2), "other": (2.0, 2.11, 2.2), "lost": (None, 1.0, 1.0)}
+    texts = stats.compare({group: [{name: number} for number in its] for group, its in groups.items()}, name)
     assert texts["standard"] == "" and texts["lost"] == "diverged"
-    assert texts["worse"].startswith("+1.003 ± ") and texts["worse"].endswith(" worse")
-    accurate = {name: [{"accuracy": one["loss"], **one} for one in group] for name, group in groups.items()}
-    assert stats.compare(accurate, "accuracy")["worse"].endswith(" better")
+    assert texts["other"].startswith("+1.003 ± ") and texts["other"].endswith(f" {word}")

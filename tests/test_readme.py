@@ -101,10 +101,10 @@ def test_commands_parse(page, command, monkeypatch):
         options, words, common = importlib.import_module("compare").read_arguments(arguments)
         assert len(words) > 1 or options["against"]
         for text in words:
-            importlib.import_module("runs").read_words(text, common)
+            importlib.import_module("variants").read_words(text, common)
     elif program.endswith("speed.py"):
         for text in files:
-            importlib.import_module("runs").read_words(text, [])
+            importlib.import_module("variants").read_words(text, [])
     elif RULE in (ROOT / program).read_text(encoding="utf-8"):
         of_another_kind = files if program != "train.py" else []  # texts, tasks
         split_settings(ROOT / program, [argument for argument in arguments if argument not in of_another_kind])

@@ -21,6 +21,7 @@ import compare
 import frozen
 import identify
 import runs
+import variants
 from config.runtime.devices import pick_device
 from config.runtime.errors import FolderInUse, UserError
 from runs import Workers
@@ -203,8 +204,8 @@ def test_a_fingerprint_is_that_of_what_is_computed(checkout, tmp_path, forked):
     def mark(name, *code):
         home = frozen.freeze(list(code), tmp_path / "code")
         frozen.link_data(home, checkout / "data" / "shakespeare_char")
-        defaults, settings = runs.read_variant("mine", SMALL, [], home)
-        return identify.fingerprint(runs.Variant("mine", settings, defaults, home), tmp_path / name)
+        defaults, settings = variants.read_settings_of("mine", SMALL, [], home)
+        return identify.fingerprint(variants.Variant("mine", settings, defaults, home), tmp_path / name)
 
     nothing = mark("nothing")
     assert mark("comment", str(diff_of(checkout, "comment", ("model.py", *MODEL)))) == nothing
@@ -218,9 +219,9 @@ def test_train_py_that_fails_is_told_with_its_traceback(checkout, tmp_path, fork
     home = tmp_path / "code"
     home.mkdir()
     (home / "train.py").write_text("raise TypeError('mine')")
-    defaults, settings = runs.read_variant("mine", SMALL, [], checkout)
+    defaults, settings = variants.read_settings_of("mine", SMALL, [], checkout)
     with pytest.raises(identify.CodeError, match="TypeError: mine"):
-        identify.fingerprint(runs.Variant("mine", settings, defaults, home), tmp_path / "run")
+        identify.fingerprint(variants.Variant("mine", settings, defaults, home), tmp_path / "run")
     assert "Traceback" in capsys.readouterr().err
 
 

@@ -30,7 +30,7 @@ from config.runtime.files import atomic_write
 from config.runtime.log import code_version
 from model import GPT, GPTConfig
 from report import as_table
-from runs import read_words
+from variants import read_words
 
 # -----------------------------------------------------------------------------
 device = "auto"  # auto, cpu, cuda, cuda:1
