@@ -20,7 +20,6 @@ import compare
 import plan
 import runs
 import variants
-from figure import write_figure
 from runs import Crashed
 
 DATA = {"vocab_size": 65, "sha256": {"train": "t", "val": "v"}}
@@ -92,7 +91,6 @@ def study(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(compare, "link_data", lambda home, folder: None)
     monkeypatch.setattr(compare, "save_windows", lambda data, settings, folder: folder / "windows.pt")
     monkeypatch.setattr(compare, "Workers", FakeWorkers)
-    monkeypatch.setattr(compare, "write_figure", lambda *_: None)
 
     def known_of(one):
         facts = {"parameters": 1000, "flops_per_token": 1e6 * COSTS.get(one.name, 1.0), "identity": one.name}
@@ -141,8 +139,7 @@ def lengths(study, name="base"):
     return sorted(rates(study, name, seed=1))
 
 
-def test_from_nothing_to_the_verdicts(study, monkeypatch):
-    monkeypatch.setattr(compare, "write_figure", write_figure)
+def test_from_nothing_to_the_verdicts(study):
     said = study(BASE, "good: --residual=m1", "bad: --residual=m1", "even: --dropout=0.1", "--cost=operations")
     assert [verdict_of(said, name) for name in ("good", "bad", "even")] == ["pays", "does not pay", "tie"]
     assert lengths(study) == [800, 1488] and lengths(study, "good") == [800]  # even needs no longer baseline
@@ -150,7 +147,7 @@ def test_from_nothing_to_the_verdicts(study, monkeypatch):
     price = good["prices"]["operations"]
     assert price["gain"] == pytest.approx(0.3 - 0.2 * math.log2(1.86), abs=0.003) and price["half"] < 0.04
     assert good["equal_steps"]["gain"] == pytest.approx(0.3, abs=0.003) and good["seeds"] == 3
-    assert all((study.folder / name).exists() for name in ("table.md", "runs.csv", "figure.png"))
+    assert all((study.folder / name).exists() for name in ("table.md", "runs.csv"))
     assert "good, at 1.86 times the operations: pays: trained at equal cost, base is worse by +0.12" in said
     assert "This holds at 3 layers, width 128" in said and len(set(study.done)) == len(study.done)
 
@@ -202,7 +199,7 @@ def test_it_resumes_where_it_was_stopped(study, limit):
     said = study(*arguments)
     assert len(study.done) == len(set(study.done)), "a run was done twice"
     done = study.done.copy()
-    assert study(*arguments, "--budget=0s").splitlines()[1] in said and study.done == done
+    assert study(*arguments, "--budget=0").splitlines()[1] in said and study.done == done
 
 
 def test_a_plan_leads_to_the_same_runs(study):
@@ -235,7 +232,7 @@ def test_no_run_starts_that_would_not_end_within_the_budget(study, monkeypatch):
     clock = [0]
     monkeypatch.setattr(compare.time, "time", lambda: clock[-1])
     monkeypatch.setattr(FakeWorkers, "wait", wait)
-    said = study(BASE, "good: --residual=m1", *FAST, "--budget=2m")
+    said = study(BASE, "good: --residual=m1", *FAST, "--budget=2")
     assert len(study.done) == 2 and "the budget is spent" in said and verdict_of(said, "good") == "undecided"
 
 
@@ -326,10 +323,13 @@ def test_a_variant_that_computes_the_same_is_said_to(study):
     assert verdict_of(said, "edit") == "computes the same" and study.done == []
 
 
-def test_a_candidate_that_diverges_is_out(study):
-    study.loss = lambda run: None if run.variant.name == "bad" and run.seed == 2 else line(run)
-    said = study(BASE, "bad:", "free: --dropout=0.1", *FAST)
-    assert verdict_of(said, "bad") == "diverged" and verdict_of(said, "free") == "pays"
+@pytest.mark.parametrize("seed", [2, 4])
+def test_a_candidate_that_diverges_is_out(study, seed):
+    """Also at a later look than its first."""
+    study.loss = lambda run: None if run.seed == seed and run.variant.name == "bad" else 2.0 + 0.03 * noise(run)
+    said = study(BASE, "bad:", "even: --dropout=0.1", *FAST)
+    assert verdict_of(said, "bad") == "diverged" and verdict_of(said, "even") == "undecided"
+    assert "| bad |  | 1.86 |  | diverged | 0 |" in said
 
 
 # -- what else a verdict depends on --------------------------------------------------------------------------
@@ -350,10 +350,6 @@ def test_step_times_of_two_machines_do_not_compare(study):
     study.end = lambda run: write_log(run, line(run), machine=run.variant.name)
     study(BASE, "slow: --dropout=0.1", "--rates=none", "--learning_rate=0.005")
     assert list(study.facts()["candidates"][0]["prices"]) == ["operations"]
-
-
-def test_a_budget_is_read_in_seconds_minutes_and_hours():
-    assert [compare.seconds_of(text) for text in ("90s", "20m", "2h", "")] == [90, 1200, 7200, math.inf]
 
 
 def test_every_comparison_is_in_the_ledger(study):
@@ -399,7 +395,7 @@ def test_the_device_makes_no_other_run(study):
     (["a:", "b:", "--seeds="], "seeds = ''"),
     (["a: --residul=m1", "b:"], "did you mean residual"),
     (["a:", "b:", "--rates=0"], "rates = '0'"),
-    (["a:", "b:", "--budget=20"], "budget = '20'"),
+    (["a:", "b:", "--budget=20m"], "budget"),
     (["a:", "b:", "--first_seed=0"], "first_seed = 0"),
     (["a:", "b:", "--device=cuda:1"], "CUDA_VISIBLE_DEVICES keeps"),
 ])  # fmt: skip

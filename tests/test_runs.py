@@ -5,8 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +21,7 @@ import identify
 import runs
 import variants
 from config.runtime.devices import pick_device
-from config.runtime.errors import FolderInUse, UserError
+from config.runtime.errors import UserError
 from runs import Workers
 
 
@@ -53,7 +51,7 @@ def test_its_commands_are_done_one_after_another(tmp_path):
 @pytest.mark.parametrize("code, kind, said", [
     (1, runs.Crashed, "TypeError: no"),
     (2, UserError, "a run: TypeError: no"),
-    (3, FolderInUse, "another process trains a run: wait for it"),
+    (3, UserError, "a run: TypeError: no"),
     (143, UserError, "ended by signal 15: rerun the command"),
 ])  # fmt: skip
 def test_an_exit_code_is_told_in_words(tmp_path, code, kind, said):
@@ -79,23 +77,6 @@ def test_how_many_runs_at_a_time(monkeypatch):
     monkeypatch.setattr(runs.os, "sched_getaffinity", lambda _: range(6), raising=False)
     cpu = pick_device("cpu")
     assert [runs.runs_at_a_time(workers, cpu) for workers in (0, 2)] == [6, 2]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process of its parent's end")
-def test_runs_end_with_a_comparison_that_is_killed():
-    child = "import subprocess, sys, time; sys.path.insert(0, sys.argv[1]); from runs import end_with_parent; "
-    child += "print(subprocess.Popen(['sleep', '60'], preexec_fn=end_with_parent).pid, flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", child, str(BENCH)], stdout=subprocess.PIPE, text=True) as process:
-        number = int(process.stdout.readline())
-        process.kill()
-    for _ in range(200):
-        try:
-            if Path(f"/proc/{number}/stat").read_text().split(") ")[1][0] == "Z":
-                return
-        except OSError:
-            return
-        time.sleep(0.05)
-    raise AssertionError("it goes on")
 
 
 # -- frozen code ---------------------------------------------------------------------------------------------
@@ -181,7 +162,6 @@ def forked(monkeypatch):
     monkeypatch.setattr(identify, "subprocess", SimpleNamespace(run=run_forked, DEVNULL=None))
     monkeypatch.setattr(runs, "subprocess", SimpleNamespace(Popen=Forked, DEVNULL=None))
     monkeypatch.setattr(identify.os, "cpu_count", lambda: 1)
-    monkeypatch.setattr(compare, "write_figure", lambda *_: None)
 
 
 SMALL = ["--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=150", "--batch_size=2", "--max_iters=12"]

@@ -27,7 +27,6 @@ from config.runtime.errors import UserError, file_errors, install_excepthook, qu
 from config.runtime.files import atomic_write, sha256
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared
-from figure import write_figure
 from frozen import link_data
 from identify import identify
 from plan import CRASHED, REFUSED, Comparison
@@ -38,12 +37,12 @@ from variants import read_variants
 
 # -----------------------------------------------------------------------------
 against = ""  # a commit, such as HEAD: the baseline is the first variant as that commit has it
-out = "out/compare"  # folder of table.md, verdict.json, runs.csv, figure.png and the runs
+out = "out/compare"  # folder of table.md, verdict.json, runs.csv and the runs
 rates = ""  # learning rates to start from, as 1e-3,2e-3; empty: 0.5, 1 and 2 times the variant's; none: no search
 seeds = "3,5,8"  # how many seeds each look has; one number: that many, and no looks
 first_seed = 1  # of the seeds; 101, for example, confirms a verdict on seeds that it has not seen
 cost = "both"  # operations, or both: by time too, if it differs
-budget = ""  # such as 20m or 2h: no run starts that would not end within it
+budget = 1e6  # minutes: no run starts that would not end within them; 0: only say what is known
 workers = 0  # runs at a time; 0: one for each thread of the CPU, or each GPU
 device = "auto"  # auto, cpu, cuda, mps
 plan = False  # print the commands that can run now, one per line; run nothing
@@ -103,20 +102,9 @@ def stdout_to_stderr():
         os.close(kept)
 
 
-def seconds_of(budget):
-    """Return a budget such as 20m in seconds."""
-    number, unit = budget[:-1], budget[-1:]
-    if not budget:
-        return float("inf")
-    if not number.isdecimal() or unit not in "smh":
-        raise UserError(f"budget = {budget!r} does not work: write it as 90s, 20m or 2h")
-    return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
-
-
 def main(argv):
     began, again = time.time(), shlex.join(["python", sys.argv[0], *argv])
     options, words, common = read_arguments(argv)
-    deadline = began + seconds_of(options["budget"])
     if options["first_seed"] < 1:
         raise UserError(f"first_seed = {options['first_seed']} does not work: the one before it finds the rates")
     if ":" in options["device"]:
@@ -130,7 +118,7 @@ def main(argv):
         return print_plan(comparison, variables_of_runs(number, device), options["device"])
     workers = Workers(number, device)
     try:
-        do_runs(comparison, workers, deadline)
+        do_runs(comparison, workers, began + 60 * options["budget"])
     except Stopped as stopped:
         print(f"\nstopped after {timedelta(seconds=round(time.time() - began))}; to resume: {again}", flush=True)
         raise SystemExit(128 + stopped.args[0]) from None
@@ -141,7 +129,6 @@ def main(argv):
     report, out = Report(comparison), Path(options["out"]).expanduser()
     print("\n" + report.markdown())
     report.write(out, again, device, time.time() - began)
-    write_figure(report, out / "figure.png")
     print("\n".join(report.lines()))
     return exit_code_of(report, options["exit_code"])
 
@@ -155,7 +142,7 @@ def print_plan(comparison, variables, device):
 
 def do_runs(comparison, workers, deadline):
     """Do all missing runs of a comparison that would end before the deadline."""
-    shown, flops, seconds = Report(comparison).table(), 0, 0.0
+    flops, seconds = 0, 0.0  # of the runs that have ended since
     while todo := comparison.missing():
         for run in todo:
             expected = run.flops * seconds / flops if flops else 0.0
@@ -168,12 +155,10 @@ def do_runs(comparison, workers, deadline):
             for run, its_seconds in workers.wait().items():
                 say(comparison, run)
                 flops, seconds = flops + run.flops, seconds + its_seconds
-        except Crashed as crash:
-            drop(comparison, crash)
-        table = Report(comparison).table()
-        if table != shown:  # a look is complete
-            print(f"\nso far:\n\n{table}\n", flush=True)
-        shown = table
+        except Crashed as crash:  # the other variants go on
+            run, said = crash.args
+            print(f"{run.label()}:\n{said}", file=sys.stderr)
+            comparison.leave_out(run.variant, CRASHED, said.splitlines()[-1])
 
 
 def say(comparison, run):
@@ -182,13 +167,6 @@ def say(comparison, run):
     tidy(run.folder)
     said = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
     print(f"{run.label()}: {result['refused'] or said}", flush=True)
-
-
-def drop(comparison, crash):
-    """Leave out a variant whose code has crashed, and show its traceback. The others go on."""
-    run, said = crash.args
-    print(f"{run.label()}:\n{said}", file=sys.stderr)
-    comparison.leave_out(run.variant, CRASHED, said.splitlines()[-1])
 
 
 def exit_code_of(report, asked):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,10 +66,8 @@ def read_json_lines(path):
     """Return the objects in a file of JSON lines, without those that a kill has torn."""
     rows = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
-        try:
+        with suppress(ValueError):
             rows.append(json.loads(line))
-        except ValueError:
-            continue
     return rows
 
 
@@ -108,8 +107,7 @@ def fingerprint(variant, folder) -> str:
     options = [f"--{name}={value}" for name, value in variant.changed(settings).items()]
     ask(variant, [variant.home / "train.py", *options, f"--out_dir={folder}"], folder)
     steps = ast.dump(ast.parse((variant.home / "train.py").read_text()))  # what it does later, a few steps do not show
-    lines = [line for line in read_log(folder) if line["event"] in ("step", "eval")]
-    numbers = [[line.get(name) for name in ("loss", "grad_norm", "train_loss", "val_loss")] for line in lines]
+    numbers = [[line.get("loss"), line.get("val_loss")] for line in read_log(folder)]
     lengths = [variant.settings[name] for name in (*shortened, "max_iters", "compile")]
     content = json.dumps([steps, numbers, lengths]).encode()
     checkpoint = folder / "ckpt.pt"

@@ -19,10 +19,7 @@ OF_BATCHES = ("batch_size", "grad_accum_steps", "max_iters")  # with equal ones,
 
 
 class Missing(Exception):
-    """Runs have not ended, on which the next decision depends."""
-
-    def __init__(self, runs):
-        self.runs = runs
+    """The next decision depends on runs that have not ended. Holds them."""
 
 
 class LeftOut(Exception):
@@ -93,7 +90,7 @@ class Comparison:
         try:
             self.decide()
         except Missing as missing:
-            return missing.runs
+            return missing.args[0]
         return []
 
     def decide(self):
@@ -118,7 +115,7 @@ class Comparison:
             try:
                 found[variant] = function(variant, *more)
             except Missing as its:
-                missing |= dict.fromkeys(its.runs)
+                missing |= dict.fromkeys(its.args[0])
             except LeftOut as left_out:
                 self.leave_out(*left_out.args)
         if missing:  # alternating, so that a machine that slows down slows all variants
@@ -128,7 +125,9 @@ class Comparison:
     def judge(self, candidate, look, losses):
         """Return a candidate's Standing at a look, where the variants have these losses."""
         runs, base = losses[candidate], losses[self.baseline]
-        paired = candidate in self.alike() and seeds_matter([losses[one] for one in self.alike() if one in losses])
+        batches = lambda variant: [variant.settings[name] for name in OF_BATCHES]
+        alike = [one for one in losses if batches(one) == batches(self.baseline)]
+        paired = candidate in alike and seeds_matter([losses[one] for one in alike])
         times = self.times(candidate)
         costs, judgements = self.costs(candidate, times), {}
         for price, cost in costs.items():
@@ -136,11 +135,6 @@ class Comparison:
             spread = times[1] if price == "time" else 0.0
             judgements[price] = judge(runs, baseline_at, cost, self.level, paired, spread)
         return Standing(len(runs), gain_of(runs, base, paired), costs, times, judgements)
-
-    def alike(self):
-        """Return the variants whose runs see the same batches as the baseline's of equal seed."""
-        batches = [[one.settings[name] for name in OF_BATCHES] for one in self.variants]
-        return [one for one, its in zip(self.variants, batches) if its == batches[0]]
 
     def times(self, candidate):
         """Return the ratio of a candidate's training time to the baseline's, and its relative uncertainty, or None.

@@ -13,7 +13,8 @@ from frozen import differing_files
 from stats import FAILS, NO_LONGER, PAYS, TIE, TIES, UNDECIDED
 
 HEADER = ["candidate", "gain at equal steps", "cost: operations, time", "gain at equal cost", "verdict", "seeds"]
-SCHEMA = 2  # of verdict.json
+OF_RUN = ["rate", "seed", "steps", "flops"]  # columns of runs.csv
+OF_RESULT = ["loss", "logged", "refused", "train_seconds", "machine"]
 MEANS = {
     PAYS: "trained at equal cost, {base} is worse by {gain}",
     FAILS: "trained for no more than {name} costs, {base} is better by {loss}",
@@ -26,21 +27,29 @@ MEANS = {
 class Report:
     def __init__(self, comparison):
         self.comparison, self.base = comparison, comparison.baseline
-        self.missing = comparison.missing()  # which decides
+        comparison.missing()  # decides
         self.facts = [self.facts_of(candidate) for candidate in comparison.candidates]
 
     def facts_of(self, candidate) -> dict:
         """Return what verdict.json says of a candidate."""
+        facts = self.identity(candidate) | {
+            "operations": candidate.flops / self.base.flops,
+            "verdict": UNDECIDED,
+            "why": "",
+            "seeds": 0,
+            "equal_steps": None,
+            "times": None,
+            "prices": {},
+        }
         found = self.comparison.standing.get(candidate)
-        facts = self.identity(candidate) | {"seeds": 0, "equal_steps": None, "times": None, "prices": {}}
-        facts["operations"] = candidate.flops / self.base.flops
-        if found:
-            facts |= {"seeds": found.seeds, "equal_steps": self.interval(found.equal), "times": found.times}
+        if candidate in self.comparison.trouble:
+            facts["verdict"], facts["why"] = self.comparison.trouble[candidate]
+        elif found:
+            facts |= {"verdict": found.verdict, "seeds": found.seeds, "times": found.times}
+            facts["equal_steps"] = self.interval(found.equal)
             for price, judged in found.judgements.items():
                 one = {"cost": found.costs[price], "verdict": judged.verdict, "over_the_baseline_at": judged.rung}
                 facts["prices"][price] = one | self.interval(judged.gain)
-        verdict, why = found.verdict if found else UNDECIDED, ""
-        facts["verdict"], facts["why"] = self.comparison.trouble.get(candidate, (verdict, why))
         return facts
 
     def interval(self, gain):
@@ -58,13 +67,14 @@ class Report:
         return as_table(HEADER, map(self.row, self.facts))
 
     def row(self, facts):
-        prices, cost = facts["prices"], f"{facts['operations']:.2f}" if facts["parameters"] else ""
+        prices, cost = facts["prices"], f"{facts['operations']:.2f}"
         if not prices:
             return [facts["name"], "", cost, "", facts["verdict"], "0"]
         if facts["times"]:
             ratio, spread = facts["times"]
             cost += f", {ratio:.2f} ± {ratio * spread:.2f}"
-        gains, verdicts = [signed(one) for one in prices.values()], [one["verdict"] for one in prices.values()]
+        gains = [signed(one) for one in prices.values()]
+        verdicts = [one["verdict"] for one in prices.values()]
         equal = signed(facts["equal_steps"])
         return [facts["name"], equal, cost, by_price(gains, prices), by_price(verdicts, prices), str(facts["seeds"])]
 
@@ -97,8 +107,6 @@ class Report:
 
     def notes(self):
         """Yield the caveats of the table."""
-        if self.missing:
-            yield f"{len(self.missing)} runs are missing, at least"
         if not self.comparison.searches:
             yield "no learning rates are tried: a rate unsuited to a length makes the baseline worse there"
         for facts in self.facts:
@@ -129,7 +137,6 @@ class Report:
     @file_errors()
     def write(self, folder, command, device, seconds):
         facts = {
-            "schema": SCHEMA,
             "command": command,
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seconds": round(seconds),
@@ -153,14 +160,13 @@ class Report:
 
 def as_csv(results):
     """Return a row for each run that has ended."""
-    rows = io.StringIO()
-    names = ["variant", "folder", "rate", "seed", "steps", "flops"]
-    writer = csv.writer(rows, lineterminator="\n")
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["variant", "folder", *OF_RUN, *OF_RESULT])
     for run, result in results.items():
-        if not rows.tell():
-            writer.writerow([*names, *result])
-        writer.writerow([run.variant.name, run.folder.name, run.rate, run.seed, run.steps, run.flops, *result.values()])
-    return rows.getvalue()
+        numbers = [getattr(run, name) for name in OF_RUN] + [result[name] for name in OF_RESULT]
+        rows.writerow([run.variant.name, run.folder.name, *numbers])
+    return text.getvalue()
 
 
 def signed(one):

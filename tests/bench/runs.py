@@ -1,6 +1,5 @@
 """Runs of train.py: their folders, commands and results, and several at a time."""
 
-import ctypes
 import json
 import math
 import os
@@ -164,7 +163,6 @@ class Job:
             stderr=self.output,
             env=self.environment,
             start_new_session=True,  # a terminal's Ctrl-C comes to this process, which passes it on once
-            preexec_fn=end_with_parent if sys.platform == "linux" else None,
         )
 
     def has_ended(self):
@@ -182,18 +180,11 @@ class Job:
         if code == 0 or code == 2 and lines and lines[-1]["event"] == "diverged":
             return
         said = where.read_bytes()[self.printed :].decode(errors="replace").strip() or "it printed nothing"
-        if code == FolderInUse.exit_code:
-            raise FolderInUse(f"another process trains {self.run.label()}: wait for it ({self.run.folder})")
         if code < 0 or code > 128:
             raise UserError(f"{self.run.label()}: ended by signal {abs(code) % 128}: rerun the command ({where})")
-        if code == 2:
+        if code in (2, FolderInUse.exit_code):
             raise UserError(f"{self.run.label()}: {said.splitlines()[-1]} ({where})")
         raise Crashed(self.run, said)
-
-
-def end_with_parent():
-    """Let the kernel end a process, which then saves and leaves, when the comparison has been killed."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 class Workers:

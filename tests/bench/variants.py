@@ -15,7 +15,6 @@ from config.runtime.errors import UserError
 from frozen import freeze, split_code
 
 OURS = ("out_dir", "init_from", "overwrite", "eval_only", "seed")  # settings that a comparison makes itself
-SHARED = ("dataset", "block_size", "eval_tokens")  # losses are comparable only on the same windows of the same text
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +63,7 @@ def read_variants(words, common, against, folder):
         home = freeze(code, folder)
         defaults, settings = read_settings_of(name, rest, common, home)
         variants.append(Variant(name, settings, defaults, home, " ".join(code)))
-    for name in SHARED:
+    for name in ("dataset", "block_size", "eval_tokens"):
         values = sorted({str(variant.settings[name]) for variant in variants})
         if len(values) > 1:
             why = "losses are comparable only on the same windows of the same text"
