@@ -202,22 +202,22 @@ def test_it_resumes_where_it_was_stopped(study, limit):
     assert study(*arguments, "--budget=0").splitlines()[1] in said and study.done == done
 
 
-def test_a_plan_leads_to_the_same_runs(study):
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_plan_leads_to_the_same_runs(study, number):
+    """Those that share a CPU have a thread each."""
     arguments = BASE, "good: --residual=m1", "--cost=operations"
     commands = []
-    while lines := study(*arguments, "--plan").splitlines():
+    while lines := study(*arguments, "--plan", f"--workers={number}").splitlines():
         commands += lines
         for run in comparison_of(study, *arguments).missing():
             write_log(run, study.loss(run))
     assert all(line.count(" && ") == 1 and "--init_from=auto && " in line for line in commands)
+    assert all(line.count("env OMP_NUM_THREADS=1 ") == (2 if number > 1 else 0) for line in commands)
     study(*arguments)
     assert study.done == [] and len(commands) == len(set(commands))
 
 
-def test_runs_alternate_and_a_plan_lets_those_that_share_a_cpu_have_a_thread_each(study):
-    side_by_side, alone = (study(BASE, "good:", *FAST, "--plan", f"--workers={number}") for number in (2, 1))
-    assert all(line.count("env OMP_NUM_THREADS=1 ") == 2 for line in side_by_side.splitlines())
-    assert "OMP_NUM_THREADS" not in alone
+def test_runs_of_all_variants_alternate(study):
     runs = comparison_of(study, BASE, "good:", "free: --dropout=0.1", *FAST).missing()
     assert [run.seed for run in runs] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
 
@@ -270,12 +270,17 @@ def test_the_rate_of_a_candidate_that_diverges_is_lowered(study):
 # -- candidates that do not count ----------------------------------------------------------------------------
 
 
-def test_a_refused_candidate_does_not_end_the_others(study):
-    study.known["good"] = {"refused": "it sees the future in training: at position 3"}
-    said = study(BASE, "good: --residual=m1", "free: --dropout=0.1", *FAST, "--exit_code")
-    assert verdict_of(said, "good") == "refused" and verdict_of(said, "free") == "pays"
-    assert "good: refused: it sees the future" in said and not any(label.startswith("good") for label in study.done)
-    study(BASE, "good: --residual=m1", *FAST, "--exit_code", code=4)
+@pytest.mark.parametrize("known, verdict, why, code", [
+    ({"refused": "it sees the future"}, "refused", "it sees the future", 4),
+    ({"crashed": "TypeError: mine"}, "crashed", "TypeError: mine", 1),
+    ({"identity": "base"}, "computes the same", "bad computes what base does", 10),
+])  # fmt: skip
+def test_a_candidate_that_cannot_take_part_does_not_end_the_others(study, known, verdict, why, code):
+    study.known["bad"] = known
+    said = study(BASE, "bad: --residual=m1", "free: --dropout=0.1", *FAST, code=int(verdict == "crashed"))
+    assert verdict_of(said, "bad") == verdict and verdict_of(said, "free") == "pays" and f"{verdict}: {why}" in said
+    assert not any(label.startswith("bad") for label in study.done)
+    study(BASE, "bad: --residual=m1", *FAST, "--exit_code", code=code)
 
 
 def test_a_baseline_that_cannot_take_part_is_an_error_of_its_own(study):
@@ -303,24 +308,15 @@ def test_a_run_that_misreports_is_refused(study, log, why):
     assert sum(label.startswith("free") for label in study.done) == 1
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_a_candidate_that_crashes_shows_its_traceback_and_the_others_go_on(study, before):
+def test_a_candidate_that_crashes_shows_its_traceback_and_the_others_go_on(study):
     def end(run):
         if run.variant.name == "bad":
             raise Crashed(run, "Traceback ...\nTypeError: mine")
         write_log(run, line(run))
 
-    study.known["bad"] = {"crashed": "TypeError: mine"} if before else {}
     study.end = end
     said = study(BASE, "bad:", "free: --dropout=0.1", *FAST, code=1)
-    assert verdict_of(said, "bad") == "crashed" and verdict_of(said, "free") == "pays"
-    assert "bad: crashed: TypeError: mine" in said and ("Traceback" in study.err or before)
-
-
-def test_a_variant_that_computes_the_same_is_said_to(study):
-    study.known["edit"] = {"identity": "base"}
-    said = study(BASE, "edit:", *FAST)
-    assert verdict_of(said, "edit") == "computes the same" and study.done == []
+    assert verdict_of(said, "bad") == "crashed" and verdict_of(said, "free") == "pays" and "Traceback" in study.err
 
 
 @pytest.mark.parametrize("seed", [2, 4])
@@ -362,16 +358,12 @@ def test_every_comparison_is_in_the_ledger(study):
     assert rows[0]["candidates"][0]["code"]["hash"] and rows[0]["data"]["sha256"] == DATA["sha256"]
 
 
-def test_against_a_commit_the_baseline_is_the_first_variant_as_it_was(study):
-    comparison = comparison_of(study, "--against=HEAD", "edit: --residual=m1", "even: --dropout=0.1")
-    names = [(one.name, one.code, one.settings["residual"]) for one in comparison.variants]
-    assert names == [("edit @HEAD", "@HEAD", "m1"), ("edit", "", "m1"), ("even", "", "standard")]
-
-
-def test_a_candidates_own_settings_win(study):
-    words = "a: config/m1_shakespeare.py", "b: --batch_size=4", "--residual=m2", "--batch_size=8"
-    a, b = comparison_of(study, *words).variants
-    assert [(c.settings["residual"], c.settings["batch_size"]) for c in (a, b)] == [("m2", 8), ("m2", 4)]
+def test_variants_are_read(study):
+    """Against a commit, the baseline is the first one as it was there. A variant's own settings win over the common."""
+    words = "--against=HEAD", "a: config/m1_shakespeare.py", "b: --batch_size=4", "--residual=m2", "--batch_size=8"
+    found = [(one.name, one.code, one.settings["batch_size"]) for one in comparison_of(study, *words).variants]
+    assert found == [("a @HEAD", "@HEAD", 8), ("a", "", 8), ("b", "", 4)]
+    assert {one.settings["residual"] for one in comparison_of(study, *words).variants} == {"m2"}
 
 
 def test_the_device_makes_no_other_run(study):

@@ -136,16 +136,13 @@ def test_code_is_that_of_a_commit_a_folder_a_diff_or_the_work_tree(checkout, tmp
     (["@nonsense"], "@nonsense: git does not know this commit"),
     (["missing.diff"], "missing.diff: no such file"),
     (["@HEAD", "@HEAD~1"], "one variant has one code"),
+    (["twice.diff", "twice.diff"], "twice.diff does not apply"),
 ])  # fmt: skip
-def test_code_that_is_not_there_is_named(checkout, tmp_path, code, named):
+def test_code_that_does_not_work_is_named(checkout, tmp_path, monkeypatch, code, named):
+    monkeypatch.chdir(checkout.parent)
+    diff_of(checkout, "twice", ("train.py", *SHORTER))
     with pytest.raises(UserError, match=named):
         frozen.freeze(code, tmp_path)
-
-
-def test_a_diff_that_does_not_apply_is_named(checkout, tmp_path):
-    diff = diff_of(checkout, "twice", ("train.py", *SHORTER))
-    with pytest.raises(UserError, match="twice.diff does not apply"):
-        frozen.freeze([str(diff), str(diff)], tmp_path)
 
 
 def test_a_diff_applies_also_where_temporary_files_lie_in_a_repository(checkout, tmp_path, monkeypatch):
@@ -222,7 +219,7 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, forked, capsys):
     diffs = {name: diff_of(checkout, name, change) for name, change in changes.items()}
     with open(checkout / "model.py", "a") as file:
         file.write(BEYOND)
-    words = [f"{name}: {path}" if " " not in str(path) else f"{name}: '{path}'" for name, path in diffs.items()]
+    words = [f"{name}: '{path}'" for name, path in diffs.items()]
     found = compare_here(checkout, "--against=HEAD", "edit:", *words)
     printed = capsys.readouterr()
     git(checkout, "checkout", "--", ".")
