@@ -27,8 +27,9 @@ def restored():
 def small(monkeypatch, tmp_path):
     """A function that runs speed.py with a tiny model. It returns the tables by section."""
     tiny = {"n_layer": 2, "n_head": 1, "n_embd": 16, "vocab_size": 65}
-    for name, value in {"SHAPE": tiny, "SECONDS": 0, "NEW": 16}.items():
-        monkeypatch.setattr(speed, name, value)
+    monkeypatch.setattr(speed, "SHAPE", tiny)
+    monkeypatch.setattr(speed, "SECONDS", 0)
+    monkeypatch.setattr(speed, "NEW", 16)
 
     def run(*arguments):
         speed.main([*arguments, "--device=cpu", f"--out={tmp_path}/speed.json"])

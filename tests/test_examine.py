@@ -39,17 +39,15 @@ def test_what_is_built_in_passes(attention, residual):
     assert facts["parameters"] > 0 and facts["flops_per_token"] > 0
 
 
-def cross_entropy(logits, targets):
-    return F.cross_entropy(logits, targets, ignore_index=-1)
-
-
-def model_of(change=lambda model, logits, idx, targets: logits, loss=cross_entropy):
-    """Return a model with other logits, change(model, logits, idx, targets), or with another loss of its logits."""
+def with_logits(change):
+    """Return a model whose logits are changed by change(model, logits, idx, targets), and its loss with them."""
 
     class Mine(GPT):
         def forward(self, idx, targets=None):
             logits = change(self, super().forward(idx)[0], idx, targets)
-            return logits, None if targets is None else loss(logits.flatten(0, 1), targets.flatten())
+            if targets is None:
+                return logits, None
+            return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
     return Mine
 
@@ -94,17 +92,24 @@ LEAKS = {
 def test_a_leak_is_refused(name):
     change, named = LEAKS[name]
     with pytest.raises(Refused, match=named):
-        examine.look_before(model_of(change), config(), context_of())
+        examine.look_before(with_logits(change), config(), context_of())
 
 
-@pytest.mark.parametrize("leaks, dtype, dropout", [
-    (lambda model: torch.is_autocast_enabled("cpu"), "bfloat16", 0),
-    (lambda model: model.training and model.config.dropout, "float32", 0.1),
+def only_in_bfloat16(model, logits, idx, targets):
+    return logits + later(idx, 1) if torch.is_autocast_enabled("cpu") else logits
+
+
+def only_with_dropout(model, logits, idx, targets):
+    return logits + later(idx, 1) if model.training and model.config.dropout else logits
+
+
+@pytest.mark.parametrize("change, dtype, dropout", [
+    (only_in_bfloat16, "bfloat16", 0),
+    (only_with_dropout, "float32", 0.1),
 ])  # fmt: skip
-def test_a_leak_in_the_runs_own_type_and_dropout_is_refused(leaks, dtype, dropout):
-    change = lambda model, logits, idx, targets: logits + later(idx, 1) if leaks(model) else logits
+def test_a_leak_in_the_runs_own_type_and_dropout_is_refused(change, dtype, dropout):
     with pytest.raises(Refused, match="sees the future"):
-        examine.look_before(model_of(change), config(dropout=dropout), context_of(dtype))
+        examine.look_before(with_logits(change), config(dropout=dropout), context_of(dtype))
 
 
 def layer_drop(model, logits, idx, targets):
@@ -131,13 +136,28 @@ def convolution_by_fft(model, logits, idx, targets):
 
 @pytest.mark.parametrize("change", [layer_drop, noise_in_training, running_mean, convolution_by_fft])
 def test_an_honest_method_is_not_accused(change):
-    examine.look_before(model_of(change), config(), context_of())
+    examine.look_before(with_logits(change), config(), context_of())
 
 
 def test_random_numbers_in_evaluation_are_refused():
     change = lambda model, logits, idx, targets: logits + random.random()
     with pytest.raises(Refused, match="two equal evaluations differ"):
-        examine.look_before(model_of(change), config(), context_of())
+        examine.look_before(with_logits(change), config(), context_of())
+
+
+def with_loss(loss):
+    """Return a model with another loss of its logits, loss(logits, targets)."""
+
+    class Mine(GPT):
+        def forward(self, idx, targets=None):
+            logits = super().forward(idx)[0]
+            return logits, None if targets is None else loss(logits.flatten(0, 1), targets.flatten())
+
+    return Mine
+
+
+def over_ignored(logits, targets):
+    return F.cross_entropy(logits, targets, ignore_index=-1, reduction="sum") / len(targets)
 
 
 def without_the_hardest(logits, targets):
@@ -145,14 +165,14 @@ def without_the_hardest(logits, targets):
     return losses.sort().values[: int(0.9 * len(losses))].mean()
 
 
-@pytest.mark.parametrize("loss", [
-    lambda logits, targets: F.cross_entropy(logits, targets, ignore_index=-1, reduction="sum") / len(targets),
-    lambda logits, targets: cross_entropy(logits, targets) / 2,
-    without_the_hardest,
-])  # fmt: skip
+def half(logits, targets):
+    return F.cross_entropy(logits, targets, ignore_index=-1) / 2
+
+
+@pytest.mark.parametrize("loss", [over_ignored, without_the_hardest, half])
 def test_a_loss_that_is_not_the_cross_entropy_is_refused(loss):
     with pytest.raises(Refused, match="is not comparable with others"):
-        examine.look_before(model_of(loss=loss), config(), context_of())
+        examine.look_before(with_loss(loss), config(), context_of())
 
 
 def with_gate(use):
@@ -199,7 +219,7 @@ def test_operations_are_counted_whatever_a_model_says():
 
 def test_the_loss_of_the_weights_is_measured():
     """On all windows, without targets of -1, whatever the model says of its loss."""
-    context, model = context_of(), model_of(loss=lambda *_: torch.zeros(()))(config()).eval()
+    context, model = context_of(), with_loss(lambda *_: torch.zeros(()))(config()).eval()
     context.y[3, 100:] = -1
     logits = GPT.forward(model, context.x.long())[0]
     expected = F.cross_entropy(logits.flatten(0, 1), context.y.long().flatten(), ignore_index=-1)

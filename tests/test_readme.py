@@ -144,7 +144,7 @@ def foreign_rows(page, shown):
 @pytest.mark.parametrize("name", ["recall", "entailment"])
 def test_tables_of_tasks_are_those_of_the_results(name, monkeypatch, capsys):
     monkeypatch.syspath_prepend(BENCH)
-    importlib.import_module("tasks").main([name, f"--out={BENCH / 'results'}"])
+    importlib.import_module("tasks").main([name, f"--out={BENCH}/results"])
     page = TEXTS[f"tests/bench/studies/{name}.md"]
     assert len(rows_of(page)) >= 8 and foreign_rows(page, capsys.readouterr().out) == []
 
