@@ -107,6 +107,7 @@ def test_pairs_decide_at_equal_length_alone():
     """Seeds shift both by as much as the gain, which pairs show. At another length the batches are others."""
     base, runs = group(2.0, 2.1, 2.2), group(1.95, 2.051, 2.149)
     assert judge(runs, {1.0: base}, 1.0, paired=True).verdict == stats.PAYS
+    assert judge(base, {1.0: runs}, 1.0, paired=True).verdict == stats.FAILS
     assert judge(runs, {1.0: base}, 1.0).verdict == stats.UNDECIDED
     assert judge(runs, {1.0: group(3.0, 3.1, 3.2), 2.0: base}, 2.0, paired=True).verdict == stats.UNDECIDED
 
