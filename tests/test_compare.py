@@ -20,6 +20,7 @@ import compare
 import plan
 import runs
 import variants
+from figure import write_figure
 from runs import Crashed
 
 DATA = {"vocab_size": 65, "sha256": {"train": "t", "val": "v"}}
@@ -91,6 +92,7 @@ def study(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(compare, "link_data", lambda home, folder: None)
     monkeypatch.setattr(compare, "save_windows", lambda data, settings, folder: folder / "windows.pt")
     monkeypatch.setattr(compare, "Workers", FakeWorkers)
+    monkeypatch.setattr(compare, "write_figure", lambda *_: None)
 
     def known_of(one):
         facts = {"parameters": 1000, "flops_per_token": 1e6 * COSTS.get(one.name, 1.0), "identity": one.name}
@@ -138,15 +140,18 @@ def lengths(study, name="base"):
     return sorted(rates(study, name, seed=1))
 
 
-def test_from_nothing_to_the_verdicts(study):
+def test_from_nothing_to_the_verdicts(study, monkeypatch):
+    monkeypatch.setattr(compare, "write_figure", write_figure)
     said = study(BASE, "good: --residual=m1", "bad: --residual=m1", "even: --dropout=0.1", "--cost=operations")
     assert [verdict_of(said, name) for name in ("good", "bad", "even")] == ["pays", "does not pay", "tie"]
     assert lengths(study) == [800, 1488] and lengths(study, "good") == [800]  # even needs no longer baseline
     good = study.facts()["candidates"][0]
     price = good["prices"]["operations"]
     assert price["gain"] == pytest.approx(0.3 - 0.2 * math.log2(1.86), abs=0.003) and price["half"] < 0.04
+    assert price["break_even"] == pytest.approx(0.2 * math.log2(1.86), abs=0.003)
+    assert said.startswith("24 to 70 runs, 1 at a time: ")
     assert good["equal_steps"]["gain"] == pytest.approx(0.3, abs=0.003) and good["seeds"] == 3
-    assert all((study.folder / name).exists() for name in ("table.md", "runs.csv"))
+    assert all((study.folder / name).exists() for name in ("table.md", "runs.csv", "figure.png"))
     assert "good, at 1.86 times the operations: pays: trained at equal cost, base is worse by +0.12" in said
     assert "This holds at 3 layers, width 128" in said
 
@@ -170,7 +175,7 @@ def test_looks_go_on_while_nothing_is_decided(study, options, seeds, level, advi
     study.loss = lambda run: 2.0 + 0.03 * noise(run)
     said = study(BASE, "even: --dropout=0.1", *FAST, *options, "--exit_code", code=11)
     assert verdict_of(said, "even") == "undecided" and len(study.done) == 2 * seeds
-    assert f"{seeds} more seeds would narrow the interval to" in said and advice in said
+    assert f"{seeds} more seeds (" in said and advice in said and ("so far:" in said) == (seeds == 8)
     assert study.facts()["level"] == level
 
 
@@ -201,7 +206,7 @@ def test_it_resumes_where_it_was_stopped(study, limit):
     said = study(*arguments)
     assert len(study.done) == len({run.folder for run in study.done}), "a run was done twice"
     done = study.done.copy()
-    assert study(*arguments, "--budget=0").splitlines()[1] in said and study.done == done
+    assert study(*arguments, "--budget=0s").splitlines()[1] in said and study.done == done
 
 
 @pytest.mark.parametrize("number, alone", [(1, 0), (2, 2)])
@@ -234,7 +239,7 @@ def test_no_run_starts_that_would_not_end_within_the_budget(study, monkeypatch):
     clock = [0]
     monkeypatch.setattr(compare.time, "time", lambda: clock[-1])
     monkeypatch.setattr(FakeWorkers, "wait", wait)
-    said = study(BASE, "good: --residual=m1", *FAST, "--budget=2")
+    said = study(BASE, "good: --residual=m1", *FAST, "--budget=2m")
     assert len(study.done) == 2 and "the budget is spent" in said and verdict_of(said, "good") == "undecided"
 
 
@@ -252,6 +257,17 @@ def test_each_length_has_its_own_rate(study):
     study(BASE, "good: --dropout=0.1", "cheap: --dropout=0.2", "--cost=operations")
     found = {steps: one for steps, (one,) in rates(study, "base", 1).items()}
     assert found == pytest.approx({320: 0.0126, 800: 0.008, 1488: 0.0059}, rel=0.04)
+
+
+def test_a_ladder_gives_the_curve_that_a_gain_is_read_off(study):
+    study(BASE, "poor: --dropout=0.1", *FAST, "--ladder=0.5,2")
+    (price,) = study.facts()["candidates"][0]["prices"].values()
+    assert lengths(study) == [400, 800, 1600] and 0.5 < price["worth"] < 1
+
+
+def test_what_train_py_notes_is_said(study):
+    study.end = lambda run: write_log(run, study.loss(run), notes=["the warm-up takes up the whole run"])
+    assert "NOTE train.py says of base: the warm-up takes up the whole run" in study(BASE, "even: --dropout=0.1", *FAST)
 
 
 def test_the_rate_of_a_candidate_that_diverges_is_lowered(study):
@@ -355,7 +371,7 @@ def test_variants_are_read(study):
     """Against a commit, the baseline is the first one as it was there. A variant's own settings win over the common."""
     words = "--against=HEAD", "a: config/m1_shakespeare.py", "b: --batch_size=4", "--residual=m2", "--batch_size=8"
     found = [(one.name, one.code, one.settings["batch_size"]) for one in comparison_of(study, *words).variants]
-    assert found == [("a @HEAD", "@HEAD", 8), ("a", "", 8), ("b", "", 4)]
+    assert found == [("HEAD", "@HEAD", 8), ("a", "", 8), ("b", "", 4)]
     assert {one.settings["residual"] for one in comparison_of(study, *words).variants} == {"m2"}
 
 
@@ -378,7 +394,7 @@ def test_the_device_makes_no_other_run(study):
     (["a:", "b:", "--seeds="], "seeds = ''"),
     (["a: --residul=m1", "b:"], "did you mean residual"),
     (["a:", "b:", "--rates=0"], "rates = '0'"),
-    (["a:", "b:", "--budget=20m"], "budget"),
+    (["a:", "b:", "--budget=20"], "budget"),
     (["a:", "b:", "--first_seed=0"], "first_seed = 0"),
     (["a:", "b:", "--device=cuda:1"], "CUDA_VISIBLE_DEVICES keeps"),
 ])  # fmt: skip

@@ -38,6 +38,12 @@ def test_what_pays_is_found_and_costs_less_than_eight_seeds():
     assert shares.get(stats.PAYS, 0) > 0.85 and cost < 14
 
 
+def test_a_gain_as_large_as_said_to_be_detectable_is_found_in_roughly_80_percent():
+    least = stats.Gain(0.0, 0.01 * math.sqrt(2 / 5), 8).detectable(0.95)
+    shares, _, _ = simulate(Truth(gain=least), 100, np.random.default_rng(3), seeds="5", rates="none")
+    assert 0.65 < shares[stats.PAYS] < 0.93
+
+
 def test_what_is_far_worse_is_found_with_three_seeds():
     shares, _, cost = simulate(Truth(cost=3.9, gain=-0.4), 20, np.random.default_rng(2), rates="none")
     assert shares == {stats.FAILS: 1.0} and cost == pytest.approx(3 + 3 * 3.9)
@@ -126,3 +132,9 @@ def test_an_uncertain_cost_widens_the_interval_of_a_verdict():
     assert judge(tight(1.78), rungs, 1.5).verdict == stats.PAYS
     wide = judge(tight(1.78), rungs, 1.5, spread=0.1)
     assert wide.verdict == stats.UNDECIDED and wide.gain.error == pytest.approx(0.2 / math.log(1.5) * 0.1, rel=0.01)
+
+
+def test_worth_is_the_cost_of_the_same_loss():
+    rungs = {1.0: tight(2.0), 2.0: tight(1.8), 4.0: tight(1.7)}
+    assert stats.worth(1.9, rungs) == pytest.approx(2**0.5) and stats.worth(1.75, rungs) == pytest.approx(2 * 2**0.5)
+    assert stats.worth(2.1, rungs) is stats.worth(1.6, rungs) is None

@@ -27,22 +27,25 @@ from config.runtime.errors import UserError, file_errors, install_excepthook, qu
 from config.runtime.files import atomic_write, sha256
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared
+from figure import write_figure
 from frozen import link_data
-from identify import identify
+from identify import identify, read_json_lines
 from plan import CRASHED, REFUSED, Comparison
-from report import Report
+from report import LEDGER, Report
 from runs import Crashed, Stopped, Workers, runs_at_a_time, tidy, variables_of_runs
-from stats import PAYS, UNDECIDED
+from stats import PAYS, UNDECIDED, Gain
 from variants import read_variants
 
+USUAL_NOISE = 0.01  # nats between seeds, by characters
 # -----------------------------------------------------------------------------
 against = ""  # a commit, such as HEAD: the baseline is the first variant as that commit has it
-out = "out/compare"  # folder of table.md, verdict.json, runs.csv and the runs
+out = "out/compare"  # folder of table.md, verdict.json, runs.csv, figure.png and the runs
 rates = ""  # learning rates to start from, as 1e-3,2e-3; empty: 0.5, 1 and 2 times the variant's; none: no search
 seeds = "3,5,8"  # how many seeds each look has; one number: that many, and no looks
 first_seed = 1  # of the seeds; 101, for example, confirms a verdict on seeds that it has not seen
+ladder = ""  # multiples of the baseline's max_iters to train it for, as 0.5,2,4, besides those that a verdict needs
 cost = "both"  # operations, or both: by time too, if it differs
-budget = 1e6  # minutes: no run starts that would not end within them; 0: only say what is known
+budget = ""  # such as 20m or 2h: no run starts that would not end within it; 0s: only say what is known
 workers = 0  # runs at a time; 0: one for each thread of the CPU, or each GPU
 device = "auto"  # auto, cpu, cuda, mps
 plan = False  # print the commands that can run now, one per line; run nothing
@@ -110,7 +113,7 @@ def main(argv):
     if ":" in options["device"]:
         cure = "CUDA_VISIBLE_DEVICES keeps them on one"
         raise UserError(f"device = {options['device']!r} does not work: runs take all GPUs in turn; {cure}")
-    device = pick_device(options["device"])
+    deadline, device = began + seconds_of(options["budget"]), pick_device(options["device"])
     number = runs_at_a_time(options["workers"], device)
     comparison = make_comparison(options, words, common, device)
     if options["plan"]:
@@ -118,7 +121,9 @@ def main(argv):
         return print_plan(comparison, variables_of_runs(number, device), options["device"])
     workers = Workers(number, device)
     try:
-        do_runs(comparison, workers, began + 60 * options["budget"])
+        if comparison.missing():
+            announce(comparison, number, Path(options["out"]).expanduser().parent)
+        do_runs(comparison, workers, deadline)
     except Stopped as stopped:
         print(f"\nstopped after {timedelta(seconds=round(time.time() - began))}; to resume: {again}", flush=True)
         raise SystemExit(128 + stopped.args[0]) from None
@@ -129,8 +134,19 @@ def main(argv):
     report, out = Report(comparison), Path(options["out"]).expanduser()
     print("\n" + report.markdown())
     report.write(out, again, device, time.time() - began)
+    write_figure(report, out / "figure.png")
     print("\n".join(report.lines()))
     return exit_code_of(report, options["exit_code"])
+
+
+def seconds_of(budget):
+    """Return a budget such as 20m in seconds."""
+    number, unit = budget[:-1], budget[-1:]
+    if not budget:
+        return float("inf")
+    if not number.isdecimal() or unit not in "smh":
+        raise UserError(f"budget = {budget!r} does not work: write it as 90s, 20m or 2h")
+    return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
 
 
 def print_plan(comparison, variables, device):
@@ -140,13 +156,26 @@ def print_plan(comparison, variables, device):
         print(" && ".join(shlex.join([*alone, *command]) for command in run.commands(device)))
 
 
+def announce(comparison, number, folder):
+    """Say before the first run what the comparison may cost, and what it can find."""
+    (fewest, shortest), (most, longest) = comparison.forecast()
+    least, top = timedelta(seconds=round(shortest / number)), timedelta(seconds=round(longest / number))
+    print(f"{fewest} to {most} runs, {number} at a time: {least} to {top}")
+    noise = USUAL_NOISE
+    for facts in read_json_lines(folder / LEDGER):
+        if facts["data"]["sha256"] == comparison.tokens:
+            noise = facts["baseline"]["noise"] or noise
+    gains = [Gain(0.0, noise * (2 / seeds) ** 0.5, 2 * seeds - 2) for seeds in comparison.looks]
+    found = ", ".join(f"{one.detectable(comparison.level):.3f}" for one in gains)
+    print(f"if losses vary by {noise:.3f} nats with the seed, the looks find gains of {found} with 80%", flush=True)
+
+
 def do_runs(comparison, workers, deadline):
     """Do all missing runs of a comparison that would end before the deadline."""
-    flops, seconds = 0, 0.0  # of the runs that have ended since
+    shown = Report(comparison).table()
     while todo := comparison.missing():
         for run in todo:
-            expected = run.flops * seconds / flops if flops else 0.0
-            if time.time() + expected < deadline:
+            if time.time() + comparison.run_seconds(run.flops) < deadline:
                 workers.offer(run)
         if not workers.running:
             print("the budget is spent: no further run would end within it")
@@ -154,11 +183,15 @@ def do_runs(comparison, workers, deadline):
         try:
             for run, its_seconds in workers.wait().items():
                 say(comparison, run)
-                flops, seconds = flops + run.flops, seconds + its_seconds
+                comparison.ended.append((run.flops, its_seconds))
         except Crashed as crash:  # the other variants go on
             run, said = crash.args
             print(f"{run.label()}:\n{said}", file=sys.stderr)
             comparison.leave_out(run.variant, CRASHED, said.splitlines()[-1])
+        table = Report(comparison).table()
+        if table != shown and comparison.missing():  # a look is complete
+            print(f"\nso far:\n\n{table}\n", flush=True)
+        shown = table
 
 
 def say(comparison, run):

@@ -8,9 +8,22 @@ import numpy as np
 
 from config.runtime.errors import UserError
 from runs import Run, result_of
-from stats import ERROR_OF_A_LOOK, FAILS, NO_LONGER, PAYS, TIES, UNDECIDED, Gain, gain_of, judge, seeds_matter
+from stats import (
+    ERROR_OF_A_LOOK,
+    FAILS,
+    NO_LONGER,
+    PAYS,
+    TIES,
+    UNDECIDED,
+    Gain,
+    gain_of,
+    judge,
+    needed_rungs,
+    seeds_matter,
+)
 
 MOST_RATES = 10  # learning rates tried per variant
+SPEED, OVERHEAD = 50e9, 10  # operations a second, and seconds: of a run, until one has ended
 SPREAD = 0.02  # by how much the ratio of two step times differs between sessions, at least
 ALIKE = 0.05  # largest relative difference at which time and operations count as one cost
 SAME, REFUSED, CRASHED, DIVERGED = "computes the same", "refused", "crashed", "diverged"
@@ -35,7 +48,8 @@ class Refused(UserError):
 class Standing(NamedTuple):
     """What a look has found of a candidate."""
 
-    seeds: int
+    losses: dict  # of the candidate, {seed: loss}
+    base: dict  # of the baseline
     equal: Gain  # at equal steps
     costs: dict  # {price: cost}, over the baseline's
     times: tuple | None  # (cost by time, its relative uncertainty)
@@ -60,9 +74,11 @@ class Comparison:
         self.level = 1 - ERROR_OF_A_LOOK[len(self.looks)]  # of the interval at each look
         self.rates = numbers(options, "rates")
         self.searches = options["rates"] != "none" and len(self.rates) != 1
+        self.ladder = dict.fromkeys(numbers(options, "ladder"))  # {cost: the baseline's losses}, for the curve
         if options["cost"] not in ("both", "operations"):
             raise UserError(f"cost = {options['cost']!r} does not work: it must be one of both, operations")
         self.results = {}  # {run: its result}
+        self.ended = []  # (operations, seconds) of the runs that this process has done
         self.tuned = {}  # {(variant, multiple of its length): its best learning rate}
         self.trouble = {}  # {variant: (a verdict, why)}
         self.standing = {}  # {candidate: its Standing at the last look that is complete}
@@ -103,6 +119,8 @@ class Comparison:
             self.each(self.rate, self.undecided())
             losses = self.each(self.losses, [self.baseline, *self.undecided()], look)
             self.standing |= self.each(self.judge, self.undecided(), look, losses)
+        for cost in self.ladder:
+            self.ladder |= {cost: self.each(self.losses, [self.baseline], 0, cost)[self.baseline]}
 
     def undecided(self):
         sound = [one for one in self.candidates if one not in self.trouble]
@@ -134,7 +152,7 @@ class Comparison:
             baseline_at = lambda cost: self.losses(self.baseline, look, cost)
             spread = times[1] if price == "time" else 0.0
             judgements[price] = judge(runs, baseline_at, cost, self.level, paired, spread)
-        return Standing(len(runs), gain_of(runs, base, paired), costs, times, judgements)
+        return Standing(runs, base, gain_of(runs, base, paired), costs, times, judgements)
 
     def times(self, candidate):
         """Return the ratio of a candidate's training time to the baseline's, and its relative uncertainty, or None.
@@ -157,6 +175,27 @@ class Comparison:
         if times and self.options["cost"] == "both" and abs(times[0] / costs["operations"] - 1) > max(ALIKE, times[1]):
             costs["time"] = rounded(times[0])
         return costs
+
+    def forecast(self):
+        """Return (runs, seconds of one worker) at least and at most."""
+        own = [(variant, 1.0) for variant in self.variants if variant not in self.trouble]
+        operations = {rounded(candidate.flops / self.baseline.flops) for candidate in self.undecided()}
+        rungs = {rung for cost in operations for rung in needed_rungs(cost)} | self.ladder.keys()
+        found = []
+        for lengths, searched, seeds in (
+            (own, 3, self.looks[0]),
+            (own + [(self.baseline, cost) for cost in rungs - {1.0}], 6, self.looks[-1]),
+        ):
+            each = seeds + searched * self.searches
+            seconds = [each * self.run_seconds(variant.flops * cost) for variant, cost in lengths]
+            found.append((each * len(lengths), sum(seconds)))
+        return found
+
+    def run_seconds(self, flops):
+        """Return how long a run will take, by those that have ended: they also import, evaluate and are measured."""
+        if not self.ended:
+            return flops / SPEED + OVERHEAD
+        return flops * sum(seconds for _, seconds in self.ended) / sum(flops for flops, _ in self.ended)
 
     # -- runs ----------------------------------------------------------------------------------------------------
 

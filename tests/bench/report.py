@@ -3,16 +3,20 @@
 import csv
 import io
 import json
+import statistics
 import time
+from datetime import timedelta
 
 from config.runtime.devices import machine_name
 from config.runtime.errors import file_errors
 from config.runtime.files import atomic_write
 from config.runtime.log import code_version
 from frozen import differing_files
-from stats import FAILS, NO_LONGER, PAYS, TIE, TIES, UNDECIDED
+from stats import FAILS, NO_LONGER, PAYS, TIE, TIES, UNDECIDED, mean, worth
 
 HEADER = ["candidate", "gain at equal steps", "cost: operations, time", "gain at equal cost", "verdict", "seeds"]
+SCHEMA = 1  # of verdict.json
+LEDGER = "verdicts.jsonl"  # all verdicts, next to the folders of the comparisons
 OF_RUN = ["rate", "seed", "steps", "flops"]  # columns of runs.csv
 OF_RESULT = ["loss", "logged", "refused", "train_seconds", "machine"]
 MEANS = {
@@ -45,11 +49,19 @@ class Report:
         if candidate in self.comparison.trouble:
             facts["verdict"], facts["why"] = self.comparison.trouble[candidate]
         elif found:
-            facts |= {"verdict": found.verdict, "seeds": found.seeds, "times": found.times}
+            facts |= {"verdict": found.verdict, "seeds": len(found.losses), "times": found.times}
             facts["equal_steps"] = self.interval(found.equal)
             for price, judged in found.judgements.items():
-                one = {"cost": found.costs[price], "verdict": judged.verdict, "over_the_baseline_at": judged.rung}
-                facts["prices"][price] = one | self.interval(judged.gain)
+                trained = {cost: losses for cost, losses in self.comparison.ladder.items() if losses}
+                trained |= judged.rungs | {1.0: found.base}
+                facts["prices"][price] = self.interval(judged.gain) | {
+                    "cost": found.costs[price],
+                    "verdict": judged.verdict,
+                    "over_the_baseline_at": judged.rung,
+                    "break_even": mean(found.base) - mean(judged.rungs[judged.rung]),
+                    "worth": worth(mean(found.losses), trained),
+                    "detectable": judged.gain.detectable(self.comparison.level),
+                }
         return facts
 
     def interval(self, gain):
@@ -59,7 +71,8 @@ class Report:
         code = {"words": variant.code or "work tree", "hash": variant.home.name}
         code["differs_in"] = differing_files(variant.home, self.base.home)
         settings = variant.changed(variant.settings)
-        return {"name": variant.name, "code": code, "settings": settings, "parameters": variant.parameters}
+        facts = {"identity": variant.identity, "settings": settings, "parameters": variant.parameters}
+        return {"name": variant.name, "code": code} | facts
 
     # -- in words ------------------------------------------------------------------------------------------------
 
@@ -87,16 +100,21 @@ class Report:
             loss = signed(one | {"gain": -one["gain"]})
             meaning = MEANS[one["verdict"]].format(name=name, base=base, gain=signed(one), loss=loss)
             yield f"{name}, at {one['cost']:.2f} times the {price}: {one['verdict']}: {meaning}."
-        if facts["verdict"] == UNDECIDED and facts["prices"]:
+        if facts["times"] and "time" not in facts["prices"] and self.comparison.options["cost"] == "both":
+            yield f"{name}: its time is not judged: its difference from the operations may be chance."
+        if facts["verdict"] == UNDECIDED:
             yield self.what_next(facts)
 
     def what_next(self, facts):
         """Return what it would take to decide about a candidate."""
         looks, seeds = self.comparison.looks, facts["seeds"]
         more = min((look for look in looks if look > seeds), default=2 * seeds)
-        half = max(one["half"] for one in facts["prices"].values()) * (seeds / more) ** 0.5
+        flops = self.base.flops * (1 + facts["operations"])
+        left = timedelta(seconds=round((more - seeds) * self.comparison.run_seconds(flops)))
         how = "rerun the command" if more in looks else f"--seeds={','.join(map(str, [*looks, more]))}"
-        return f"{more - seeds} more seeds would narrow the interval to ± {half:.3f}: {how}."
+        least = [one["detectable"] * (seeds / more) ** 0.5 for one in facts["prices"].values()]
+        finds = f" would find {max(least):.3f}" if least else " are missing"
+        return f"{facts['name']}: {more - seeds} more seeds ({left} of one worker){finds}: {how}."
 
     def where(self):
         """Return where a verdict holds."""
@@ -109,6 +127,9 @@ class Report:
         """Yield the caveats of the table."""
         if not self.comparison.searches:
             yield "no learning rates are tried: a rate unsuited to a length makes the baseline worse there"
+        said = {(run.variant.name, note) for run, result in self.comparison.results.items() for note in result["notes"]}
+        for name, note in sorted(said):
+            yield f"train.py says of {name}: {note}"
         for facts in self.facts:
             files = [file for file in facts["code"]["differs_in"] if file.startswith(("train", "data"))]
             if files:
@@ -123,7 +144,8 @@ class Report:
     def markdown(self):
         sentences = [sentence for facts in self.facts for sentence in self.sentences(facts)]
         notes = [f"NOTE {line}" for line in self.notes()]
-        return f"{self.table()}\n\n" + "\n".join([*sentences, self.where(), "", *notes]).strip() + "\n"
+        where = [self.where()] if self.comparison.standing else []
+        return f"{self.table()}\n\n" + "\n".join([*sentences, *where, "", *notes]).strip() + "\n"
 
     def lines(self):
         """Yield a line for each candidate, of a fixed form, for programs."""
@@ -136,7 +158,10 @@ class Report:
 
     @file_errors()
     def write(self, folder, command, device, seconds):
+        found = next(iter(self.comparison.standing.values()), None)
+        noise = statistics.stdev(found.base.values()) if found else None
         facts = {
+            "schema": SCHEMA,
             "command": command,
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seconds": round(seconds),
@@ -145,7 +170,7 @@ class Report:
             "data": {"dataset": self.base.settings["dataset"], "sha256": self.comparison.tokens},
             "where": self.where(),
             "level": self.comparison.level,
-            "baseline": self.identity(self.base),
+            "baseline": {"noise": noise} | self.identity(self.base),
             "candidates": self.facts,
         }
         contents = {"table.md": f"    {command}\n\n{self.markdown()}", "runs.csv": as_csv(self.comparison.results)}
@@ -153,7 +178,7 @@ class Report:
         for name, content in contents.items():
             with atomic_write(folder / name) as file:
                 file.write(content.encode())
-        with open(folder.parent / "verdicts.jsonl", "ab") as ledger:
+        with open(folder.parent / LEDGER, "ab") as ledger:
             ledger.write(json.dumps(facts).encode() + b"\n")
         print(f"saved: {', '.join(str(folder / name) for name in contents)}")
 

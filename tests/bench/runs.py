@@ -1,5 +1,6 @@
 """Runs of train.py: their folders, commands and results, and several at a time."""
 
+import ctypes
 import json
 import math
 import os
@@ -84,7 +85,8 @@ def result_of(run, tokens) -> dict | None:
         return None
     speeds = [line["tokens_per_second"] for line in lines if line["event"] == "step"]
     speed = statistics.median(speeds[1:] or speeds or [math.nan])  # the first one warms up
-    result = {"loss": None, "logged": None, "refused": "", "machine": lines[0].get("machine")}
+    result = {"loss": None, "logged": None, "refused": ""}
+    result |= {"machine": lines[0].get("machine"), "notes": lines[0].get("notes", [])}
     result["train_seconds"] = run.variant.tokens_per_step * run.steps / speed
     if diverged:
         return result
@@ -163,6 +165,7 @@ class Job:
             stderr=self.output,
             env=self.environment,
             start_new_session=True,  # a terminal's Ctrl-C comes to this process, which passes it on once
+            preexec_fn=end_with_parent if sys.platform == "linux" else None,
         )
 
     def has_ended(self):
@@ -185,6 +188,11 @@ class Job:
         if code in (2, FolderInUse.exit_code):
             raise UserError(f"{self.run.label()}: {said.splitlines()[-1]} ({where})")
         raise Crashed(self.run, said)
+
+
+def end_with_parent():
+    """Let the kernel end a process, which then saves and leaves, when the comparison has been killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 class Workers:

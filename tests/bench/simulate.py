@@ -64,7 +64,7 @@ class Simulated(Comparison):
         self.of_seed = rng.normal(0, truth.of_seed, 100)
         base = Variant("base", SETTINGS, SETTINGS, ROOT, flops_per_token=1e6, identity="base")
         candidate = replace(base, name="candidate", flops_per_token=1e6 * truth.cost, identity="candidate")
-        options = {"cost": "operations", "rates": rates, "first_seed": 1, "seeds": seeds}
+        options = {"cost": "operations", "rates": rates, "first_seed": 1, "seeds": seeds, "ladder": ""}
         super().__init__([base, candidate], options, ROOT, ROOT, {})
 
     def result(self, run):

@@ -32,6 +32,10 @@ class Gain(NamedTuple):
         """Return the half-width of the interval of a level such as 0.95, by Student's t."""
         return self.error * float(stdtrit(self.freedom, (1 + level) / 2)) if self.error else 0.0
 
+    def detectable(self, level):
+        """Return the gain that is found, at this level, with a probability of roughly 80%."""
+        return self.half(level) + 0.84 * self.error
+
 
 def gain_of(runs, base, paired):
     """Return the Gain of a candidate's runs over the baseline's: {seed: loss} each, at least two."""
@@ -73,6 +77,7 @@ class Judgement(NamedTuple):
     verdict: str
     gain: Gain  # over the baseline at the cost `rung`
     rung: float
+    rungs: dict  # {cost: the baseline's losses}
 
 
 def judge(runs, baseline_at, cost, level, paired, spread=0.0):
@@ -87,7 +92,7 @@ def judge(runs, baseline_at, cost, level, paired, spread=0.0):
         rungs[rung] = baseline_at(rung)
         gain = gain_of(runs, rungs[rung], paired and rung == 1)
         if gain.value + gain.half(level) < 0:
-            return Judgement(FAILS, gain, rung)
+            return Judgement(FAILS, gain, rung, rungs)
     lowest = min(rungs, key=lambda rung: mean(rungs[rung]))
     gain = gain_of(runs, rungs[lowest], paired and lowest == 1)
     if spread and cost != 1:  # what a cost that is a little off changes, along the baseline's slope
@@ -100,13 +105,25 @@ def judge(runs, baseline_at, cost, level, paired, spread=0.0):
         verdict = PAYS
     else:
         verdict = TIES if abs(gain.value) + half < TIE else UNDECIDED
-    return Judgement(verdict, gain, lowest)
+    return Judgement(verdict, gain, lowest, rungs)
 
 
 def needed_rungs(cost):
     """Return the costs at which the baseline must be trained: its own, twice that and so on, and the candidate's."""
     powers = range(math.ceil(math.log2(cost)))  # none where the candidate costs no more than the baseline
     return [*(2.0**i for i in powers), cost]
+
+
+def worth(loss, rungs):
+    """Return the cost at which the baseline reaches a loss, along straight lines over log cost between its rungs.
+
+    None if that is less than its shortest training, or more than its longest.
+    """
+    costs = sorted(rungs)
+    losses = np.minimum.accumulate([mean(rungs[cost]) for cost in costs])
+    if not losses[0] >= loss >= losses[-1]:
+        return None
+    return math.exp(np.interp(-loss, -losses, np.log(costs)))
 
 
 # -- tables of many groups (tasks.py) --------------------------------------------------------------------------

@@ -50,8 +50,8 @@ def read_variants(words, common, against, folder):
     named = [split_name(one) for one in words]
     if against:
         named = named or [split_name("")]
-        name, _, rest = named[0]
-        named.insert(0, (f"{name} @{against}", [f"@{against}"], rest))
+        rest = named[0][2]
+        named.insert(0, (against, [f"@{against}"], rest))
     if len(named) < 2:
         needed = "config/standard_shakespeare.py config/m1_shakespeare.py, or --against=HEAD and a candidate"
         raise UserError(f"a baseline and a candidate are needed: {needed}")
