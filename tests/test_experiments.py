@@ -28,27 +28,29 @@ def restored():
     use_plain_attention(False)
 
 
-def tables_of(capsys, *arguments):
-    tasks.main([*arguments, "--device=cpu"])
-    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+@pytest.fixture
+def tables_of(tmp_path, monkeypatch, capsys):
+    """A function that runs an experiment in small, and returns the lines of its tables."""
+    for name, block_size, vocab_size in (("copy", 7, 16), ("mqar", 16, 64), ("entailment", 2, 64)):
+        monkeypatch.setitem(tasks.TASKS, name, tasks.TASKS[name] | {"batch_size": 4, "steps": 2})
+        small = tasks.SHAPES[name] | {"block_size": block_size, "vocab_size": vocab_size}
+        monkeypatch.setitem(tasks.SHAPES, name, small)
+    monkeypatch.setitem(tasks.TASKS["mqar"], "pairs", 2)
+
+    def run(*arguments):
+        tasks.main([*arguments, "--device=cpu", f"--out={tmp_path}"])
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+
+    return run
 
 
-def test_in_small(tmp_path, capsys):
-    rows = tables_of(capsys, "entailment", "--quick", f"--out={tmp_path}")
-    assert sum("---" in row for row in rows) == 4 and len(rows) > 10
-
-
-def test_an_interrupted_experiment_resumes(tmp_path, capsys):
-    arguments = "recall", "--quick", f"--out={tmp_path}"
-    first, file = tables_of(capsys, *arguments), tmp_path / "recall_quick.json"
+@pytest.mark.parametrize("name, tables", [("recall", 3), ("entailment", 4)])
+def test_an_interrupted_experiment_resumes(tables_of, tmp_path, name, tables):
+    first, file = tables_of(name), tmp_path / f"{name}.json"
+    assert sum("---" in row for row in first) == tables
     results = json.loads(file.read_text())
-    assert {result["run"]["seed"] for result in results} == {0, 1, 2} and all(r["parameters"] for r in results)
     file.write_text(json.dumps(results[:-1]))  # as if it had been killed during the last run
-    with pytest.raises(UserError, match="lacks a run of mqar"):
-        tasks.main([*arguments, "--show"])
-    capsys.readouterr()
-    assert tables_of(capsys, *arguments) == first == tables_of(capsys, *arguments, "--show")
-    assert json.loads(file.read_text()) == results
+    assert tables_of(name) == first and json.loads(file.read_text()) == results
 
 
 @pytest.mark.parametrize("arguments, named", [
@@ -68,11 +70,17 @@ SHAPE = {"block_size": 8, "vocab_size": 5, "n_layer": 1, "n_head": 2, "n_embd": 
 RUN = {"steps": 20, "learning_rate": 0.1, "seed": 0, "model": SHAPE}
 
 
-def trained_by_tasks(recipe, data):
+def new_model():
     torch.manual_seed(0)
-    model = GPT(GPTConfig(**SHAPE))
+    return GPT(GPTConfig(**SHAPE))
+
+
+def hold(recipe, expected):
+    """Hold a recipe to the weights that another program has trained."""
+    model = new_model()
     tasks.fit(RUN | {"recipe": recipe}, model, data)
-    return model
+    for ours, theirs in zip(model.parameters(), expected.parameters()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 def data(run, step):
@@ -82,8 +90,7 @@ def data(run, step):
 
 def test_the_fair_recipe_is_that_of_train_py():
     """tests/trainer.py is held to train.py."""
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(**SHAPE))
+    model = new_model()
     s = SimpleNamespace(learning_rate=0.1, warmup_iters=2, max_iters=20, min_lr_frac=0.1, lr_decay="cosine")
     s.beta1, s.beta2, s.weight_decay, s.optimizer, s.dtype = 0.9, 0.99, 0.1, "adamw", "float32"
     optimizer = trainer.Optimizer(s, model)
@@ -92,33 +99,29 @@ def test_the_fair_recipe_is_that_of_train_py():
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         norm = sum(g.square().sum() for g in gradients).sqrt()
         optimizer.step([g / max(1, norm) for g in gradients], trainer.learning_rate(s, step))
-    for ours, theirs in zip(trained_by_tasks("fair", data).parameters(), model.parameters()):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    hold("fair", model)
 
 
 def test_the_published_recipe_is_plain_adamw():
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(**SHAPE))
+    model = new_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     for step in range(20):
         optimizer.zero_grad()
         model(*data(RUN, step))[1].backward()
         optimizer.step()
-    for ours, theirs in zip(trained_by_tasks("published", data).parameters(), model.parameters()):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    hold("published", model)
 
 
 def test_equal_parameters():
     like = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 10}
-    cells = tasks.fair_cells({}, like)
+    cells = tasks.fair_cells("copy", like)
     counts = [GPT(GPTConfig(**cell["model"])).get_num_params() for cell in cells.values()]
     assert len(counts) == 3 and max(counts) - min(counts) <= 2 * 3 * 32 * 2 // 2 + 2  # half a column of the MLPs each
 
 
 @pytest.mark.parametrize("name, parameters", [("standard", 492_000), ("W2, diagonal σ", 278_856)])
 def test_published_models_have_the_published_size(name, parameters):
-    size = {"block_size": 127, "vocab_size": 1024, "n_layer": 2}
-    model = tasks.published_cells({"task": "copy"}, size)[name]["model"]
+    model = tasks.published_cells("copy")[name]["model"]
     assert GPT(GPTConfig(**model)).get_num_params() == parameters
 
 
@@ -185,7 +188,7 @@ def test_entailments(balanced):
 def test_the_best_rate_has_worse_ones_on_both_sides(tmp_path, monkeypatch, loss, rates, expected, tried):
     """A run that has diverged is worse than any other."""
     monkeypatch.setattr(tasks, "trial", lambda run, device: {"loss": loss(run["learning_rate"]) + run["seed"]})
-    sweep = tasks.Sweep("study", {"out": tmp_path, "device": "cpu", "quick": False, "show": False})
+    sweep = tasks.Sweep("study", {"out": tmp_path, "device": "cpu"})
     ((one, other),) = sweep.tuned({"only": {"steps": 8}}, rates, [5, 6]).values()
     assert [one["run"], other["run"]] == [{"steps": 8, "learning_rate": expected, "seed": seed} for seed in (5, 6)]
     found = json.loads((tmp_path / "study.json").read_text())
@@ -193,13 +196,9 @@ def test_the_best_rate_has_worse_ones_on_both_sides(tmp_path, monkeypatch, loss,
     assert all((result["loss"] is None) == math.isnan(loss(result["run"]["learning_rate"])) for result in found)
 
 
-def results(*losses):
-    return [{"loss": loss, "run": {"seed": seed}} for seed, loss in enumerate(losses)]
-
-
 def test_two_methods_compare_as_in_a_paired_t_test():
     one, other = np.array([1.0, 2.0, 4.0, 3.5]), np.array([1.2, 2.1, 4.4, 3.6])
-    ((difference, half, p),) = stats.differences({"one": results(*one), "other": results(*other)}).values()
+    ((difference, half, p),) = stats.differences({"one": one, "other": other}).values()
     expected = scipy.stats.ttest_rel(other, one)
     assert [difference, p] == pytest.approx([np.mean(other - one), expected.pvalue])
     assert [difference - half, difference + half] == pytest.approx(list(expected.confidence_interval(0.95)))
@@ -210,10 +209,9 @@ def test_holm():
     assert found == pytest.approx({"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06})
 
 
-def test_a_difference_in_words():
-    groups = {"standard": results(1.0, 1.1, 1.2), "worse": results(2.0, 2.11, 2.2), "lost": results(None, 1.0, 1.0)}
-    texts = stats.compare(groups)
+@pytest.mark.parametrize("name, word", [("loss", "worse"), ("accuracy", "better")])
+def test_a_difference_in_words(name, word):
+    groups = {"standard": (1.0, 1.1, 1.2), "other": (2.0, 2.11, 2.2), "lost": (None, 1.0, 1.0)}
+    texts = stats.compare({group: [{name: number} for number in its] for group, its in groups.items()}, name)
     assert texts["standard"] == "" and texts["lost"] == "diverged"
-    assert texts["worse"].startswith("+1.003 ± ") and texts["worse"].endswith(" worse")
-    accurate = {name: [{"accuracy": one["loss"], **one} for one in group] for name, group in groups.items()}
-    assert stats.compare(accurate, "accuracy")["worse"].endswith(" better")
+    assert texts["other"].startswith("+1.003 ± ") and texts["other"].endswith(f" {word}")

@@ -101,10 +101,10 @@ def test_commands_parse(page, command, monkeypatch):
         options, words, common = importlib.import_module("compare").read_arguments(arguments)
         assert len(words) > 1 or options["against"]
         for text in words:
-            importlib.import_module("runs").read_words(text, common)
+            importlib.import_module("variants").read_words(text, common)
     elif program.endswith("speed.py"):
         for text in files:
-            importlib.import_module("runs").read_words(text, [])
+            importlib.import_module("variants").read_words(text, [])
     elif RULE in (ROOT / program).read_text(encoding="utf-8"):
         of_another_kind = files if program != "train.py" else []  # texts, tasks
         split_settings(ROOT / program, [argument for argument in arguments if argument not in of_another_kind])
@@ -142,9 +142,9 @@ def foreign_rows(page, shown):
 
 
 @pytest.mark.parametrize("name", ["recall", "entailment"])
-def test_tables_of_tasks_are_those_of_the_results(name, monkeypatch, capsys, tmp_path):
+def test_tables_of_tasks_are_those_of_the_results(name, monkeypatch, capsys):
     monkeypatch.syspath_prepend(BENCH)
-    importlib.import_module("tasks").main([name, "--show", f"--out={tmp_path}"])
+    importlib.import_module("tasks").main([name, f"--out={BENCH}/results"])
     page = TEXTS[f"tests/bench/studies/{name}.md"]
     assert len(rows_of(page)) >= 8 and foreign_rows(page, capsys.readouterr().out) == []
 

@@ -149,7 +149,7 @@ def test_runs_in_one_picture(plot, x, name, start):
     write_log("out/a", 3.0, 2.0)
     write_log("out/deeper/b$_{x$", 3.0, steps=(10, 20), end='{"event": "st')  # it is being written
     Path("out/other").mkdir()
-    code, output, error = plot("out", f"--x={x}", f"--out={name}", "--train")
+    code, output, error = plot("out", f"--x={x}", f"--out={name}")
     assert (code, output.splitlines()[-1], error) == (0, f"picture: {name}", "")
     assert Path(name).read_bytes().startswith(start)
 
@@ -157,7 +157,7 @@ def test_runs_in_one_picture(plot, x, name, start):
 def test_what_is_drawn(tmp_path):
     """Tokens, operations and minutes of training until each evaluation, also where a run has resumed."""
     write_log(tmp_path / "run", 3.0, 2.0, 1.5, 1.6, end='{"ev')
-    evals = read_run(tmp_path / "run")["evals"]
+    evals = read_run(tmp_path / "run")
     assert [one["loss"] for one in evals] == [3.0, 2.0, 1.5, 1.6]
     assert [evals[-1][name] for name in ("tokens", "flops", "time")] == pytest.approx([4000, 4e7, 4 / 60])
 

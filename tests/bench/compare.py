@@ -9,22 +9,34 @@ baseline. "NAME: ..." gives it a name; @COMMIT, a folder or diffs name its code,
 Settings outside quotes apply to all; a variant's own take precedence. Rerun it to continue.
 """
 
+import json
+import os
 import shlex
 import sys
 import time
+from contextlib import contextmanager, redirect_stdout
 from datetime import timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import torch
+
 from config import read_settings, split_settings
 from config.runtime.devices import pick_device
 from config.runtime.errors import UserError, file_errors, install_excepthook, quiet_pipe
+from config.runtime.files import atomic_write, sha256
+from data.dataset import load_dataset
+from data.prepare import ensure_prepared
 from figure import write_figure
+from frozen import link_data
+from identify import identify, read_json_lines
 from plan import CRASHED, REFUSED, Comparison
-from report import Report
-from runs import Crashed, Stopped, Workers, runs_at_a_time, share_a_cpu, tidy
-from stats import PAYS, UNDECIDED, detectable
+from report import LEDGER, Report
+from runs import Crashed, Stopped, Workers, runs_at_a_time, tidy, variables_of_runs
+from stats import PAYS, UNDECIDED, Gain
+from variants import read_variants
 
+USUAL_NOISE = 0.01  # nats between seeds, by characters
 # -----------------------------------------------------------------------------
 against = ""  # a commit, such as HEAD: the baseline is the first variant as that commit has it
 out = "out/compare"  # folder of table.md, verdict.json, runs.csv, figure.png and the runs
@@ -32,13 +44,11 @@ rates = ""  # learning rates to start from, as 1e-3,2e-3; empty: 0.5, 1 and 2 ti
 seeds = "3,5,8"  # how many seeds each look has; one number: that many, and no looks
 first_seed = 1  # of the seeds; 101, for example, confirms a verdict on seeds that it has not seen
 ladder = ""  # multiples of the baseline's max_iters to train it for, as 0.5,2,4, besides those that a verdict needs
-cost = "both"  # operations, time or both: what "equal cost" means
-budget = ""  # such as 20m or 2h: no run starts that would not end within it
+cost = "both"  # operations, or both: by time too, if it differs
+budget = ""  # such as 20m or 2h: no run starts that would not end within it; 0s: only say what is known
 workers = 0  # runs at a time; 0: one for each thread of the CPU, or each GPU
 device = "auto"  # auto, cpu, cuda, mps
 plan = False  # print the commands that can run now, one per line; run nothing
-show = False  # print the results so far; run nothing
-details = False  # print a table of all runs too
 exit_code = False  # say the verdict by the exit code: 0 pays, 10 does not, 11 undecided, 4 refused
 # -----------------------------------------------------------------------------
 
@@ -53,16 +63,80 @@ def read_arguments(argv):
 
 
 @file_errors()
-def make_comparison(argv):
+def make_comparison(options, words, common, device):
+    """Return the Comparison of the variants, once their code is frozen and examined."""
+    out = Path(options["out"]).expanduser().resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    variants = read_variants(words, common, options["against"], out / "code")
+    settings = variants[0].settings
+    with stdout_to_stderr():  # what preparing a text prints is no part of a plan
+        data = load_dataset(ensure_prepared(settings["dataset"]))
+    tokens = data.meta["sha256"]
+    folder = out / sha256(json.dumps(tokens, sort_keys=True).encode())[:8]
+    for home in {variant.home for variant in variants}:
+        link_data(home, data.folder)
+    windows = save_windows(data, settings, folder)
+    return Comparison(identify(variants, folder, windows, device), options, folder, windows, tokens)
+
+
+def save_windows(data, settings, folder):
+    """Write the windows on which the referee measures every loss, and return the path of their file."""
+    path = folder / f"windows-{settings['block_size']}-{settings['eval_tokens']}.pt"
+    if not path.exists():
+        pairs = data.windows("val", 1, settings["block_size"], settings["eval_tokens"])
+        x, y = (torch.cat(part).int() for part in zip(*pairs))
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            torch.save({"x": x, "y": y, "vocab_size": data.meta["vocab_size"]}, file)
+    return path
+
+
+@contextmanager
+def stdout_to_stderr():
+    """Redirect what this process and those that it starts print."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def main(argv):
+    began, again = time.time(), shlex.join(["python", sys.argv[0], *argv])
     options, words, common = read_arguments(argv)
-    options |= {"out": Path(options["out"]).expanduser(), "budget": seconds_of(options["budget"])}
     if options["first_seed"] < 1:
         raise UserError(f"first_seed = {options['first_seed']} does not work: the one before it finds the rates")
     if ":" in options["device"]:
         cure = "CUDA_VISIBLE_DEVICES keeps them on one"
         raise UserError(f"device = {options['device']!r} does not work: runs take all GPUs in turn; {cure}")
-    options["out"].mkdir(parents=True, exist_ok=True)
-    return Comparison(words, common, options, pick_device(options["device"]))
+    deadline, device = began + seconds_of(options["budget"]), pick_device(options["device"])
+    number = runs_at_a_time(options["workers"], device)
+    comparison = make_comparison(options, words, common, device)
+    if options["plan"]:
+        quiet_pipe()
+        return print_plan(comparison, variables_of_runs(number, device), options["device"])
+    workers = Workers(number, device)
+    try:
+        if comparison.missing():
+            announce(comparison, number, Path(options["out"]).expanduser().parent)
+        do_runs(comparison, workers, deadline)
+    except Stopped as stopped:
+        print(f"\nstopped after {timedelta(seconds=round(time.time() - began))}; to resume: {again}", flush=True)
+        raise SystemExit(128 + stopped.args[0]) from None
+    finally:
+        workers.stop()
+    for run in comparison.results:  # also those that a scheduler has done
+        tidy(run.folder)
+    report, out = Report(comparison), Path(options["out"]).expanduser()
+    print("\n" + report.markdown())
+    report.write(out, again, device, time.time() - began)
+    write_figure(report, out / "figure.png")
+    print("\n".join(report.lines()))
+    return exit_code_of(report, options["exit_code"])
 
 
 def seconds_of(budget):
@@ -75,32 +149,57 @@ def seconds_of(budget):
     return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
 
 
-def main(argv):
-    began, again = time.time(), shlex.join(["python", sys.argv[0], *argv])
-    comparison = make_comparison(argv)
-    options = comparison.options
-    if options["plan"] or options["show"]:
-        quiet_pipe()
-    if options["plan"]:
-        return print_plan(comparison)
-    if not options["show"]:
-        do(comparison, began, again)
-    report = Report(comparison)
-    print("\n" + report.markdown(options["details"]))
-    if not options["show"]:
-        report.write(again, time.time() - began)
-        write_figure(report, options["out"] / "figure.png")
-    print("\n".join(report.lines()))
-    return exit_code_of(report, options["exit_code"])
-
-
-def print_plan(comparison):
+def print_plan(comparison, variables, device):
     """Print the commands of the runs that can be done now, each a line for a shell."""
-    options = comparison.options
-    number = runs_at_a_time(options["workers"], comparison.device)
-    alone = "env OMP_NUM_THREADS=1 " if share_a_cpu(number, comparison.device) else ""
+    alone = ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
     for run in comparison.missing():
-        print(" && ".join(alone + shlex.join(command) for command in run.commands(options["device"])))
+        print(" && ".join(shlex.join([*alone, *command]) for command in run.commands(device)))
+
+
+def announce(comparison, number, folder):
+    """Say before the first run what the comparison may cost, and what it can find."""
+    (fewest, shortest), (most, longest) = comparison.forecast()
+    least, top = timedelta(seconds=round(shortest / number)), timedelta(seconds=round(longest / number))
+    print(f"{fewest} to {most} runs, {number} at a time: {least} to {top}")
+    noise = USUAL_NOISE
+    for facts in read_json_lines(folder / LEDGER):
+        if facts["data"]["sha256"] == comparison.tokens:
+            noise = facts["baseline"]["noise"] or noise
+    gains = [Gain(0.0, noise * (2 / seeds) ** 0.5, 2 * seeds - 2) for seeds in comparison.looks]
+    found = ", ".join(f"{one.detectable(comparison.level):.3f}" for one in gains)
+    print(f"if losses vary by {noise:.3f} nats with the seed, the looks find gains of {found} with 80%", flush=True)
+
+
+def do_runs(comparison, workers, deadline):
+    """Do all missing runs of a comparison that would end before the deadline."""
+    shown = Report(comparison).table()
+    while todo := comparison.missing():
+        for run in todo:
+            if time.time() + comparison.run_seconds(run.flops) < deadline:
+                workers.offer(run)
+        if not workers.running:
+            print("the budget is spent: no further run would end within it")
+            return
+        try:
+            for run, its_seconds in workers.wait().items():
+                say(comparison, run)
+                comparison.ended.append((run.flops, its_seconds))
+        except Crashed as crash:  # the other variants go on
+            run, said = crash.args
+            print(f"{run.label()}:\n{said}", file=sys.stderr)
+            comparison.leave_out(run.variant, CRASHED, said.splitlines()[-1])
+        table = Report(comparison).table()
+        if table != shown and comparison.missing():  # a look is complete
+            print(f"\nso far:\n\n{table}\n", flush=True)
+        shown = table
+
+
+def say(comparison, run):
+    """Say what a run has brought."""
+    result = comparison.result(run)
+    tidy(run.folder)
+    said = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
+    print(f"{run.label()}: {result['refused'] or said}", flush=True)
 
 
 def exit_code_of(report, asked):
@@ -108,71 +207,6 @@ def exit_code_of(report, asked):
     codes = {PAYS: 0, CRASHED: 1, REFUSED: 4, UNDECIDED: 11} if asked else {CRASHED: 1}
     found = [code for verdict, code in codes.items() if verdict in verdicts]
     return found[0] if found else 10 * asked
-
-
-def do(comparison, began, again):
-    """Do all missing runs of a comparison. On a signal, those in progress save and end."""
-    number = runs_at_a_time(comparison.options["workers"], comparison.device)
-    workers = Workers(number, comparison.device)
-    try:
-        if comparison.missing():
-            announce(comparison, number)
-        do_runs(comparison, workers, began + comparison.options["budget"])
-    except Stopped as stopped:
-        print(f"\nstopped after {timedelta(seconds=round(time.time() - began))}; to resume: {again}", flush=True)
-        raise SystemExit(128 + stopped.args[0]) from None
-    finally:
-        workers.stop()
-    for run in comparison.planned():  # also those that a scheduler has done
-        if comparison.result(run):
-            tidy(run.folder)
-
-
-def do_runs(comparison, workers, deadline):
-    shown = Report(comparison).table()
-    while todo := comparison.missing():
-        for run in todo:
-            if time.time() + comparison.run_seconds(run) < deadline:
-                workers.offer(run)
-        if not workers.running:
-            print("the budget is spent: no further run would end within it")
-            return
-        try:
-            say(comparison, workers.wait())
-        except Crashed as crash:
-            drop(comparison, crash)
-        table = Report(comparison).table()
-        if table != shown:  # a look is complete
-            print(f"\nso far:\n\n{table}\n", flush=True)
-        shown = table
-
-
-def say(comparison, ended):
-    """Say what runs have brought."""
-    for run, seconds in ended.items():
-        result = comparison.result(run)
-        tidy(run.folder)
-        comparison.ended.append((run.flops, seconds))
-        said = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
-        print(f"{run.label()}: {result['refused'] or said}", flush=True)
-
-
-def drop(comparison, crash):
-    """Leave out a variant whose code has crashed, and show its traceback. The others go on."""
-    run, said = crash.args
-    print(f"{run.label()}:\n{said}", file=sys.stderr)
-    comparison.leave_out(run.variant, CRASHED, said.splitlines()[-1])
-
-
-def announce(comparison, number):
-    """Say before the first run what the comparison may cost, and what it can find."""
-    (fewest, shortest), (most, longest) = comparison.forecast()
-    least, top = timedelta(seconds=round(shortest / number)), timedelta(seconds=round(longest / number))
-    print(f"{fewest} to {most} runs, {number} at a time on {comparison.device}: {least} to {top}")
-    noise = comparison.known_noise()
-    found = [f"{seeds} seeds {detectable(noise, seeds, comparison.level):.3f}" for seeds in comparison.looks]
-    chance = f"if losses vary by {noise:.3f} nats with the seed, these gains are found with 80% probability"
-    print(f"{chance}: {', '.join(found)}", flush=True)
 
 
 if __name__ == "__main__":

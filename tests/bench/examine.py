@@ -192,9 +192,6 @@ def measure(model, context):
     return total / counted
 
 
-# --------------------------------------------------------------------------------------------------------------
-
-
 def main(home, windows, answer, source):
     source, windows = Path(source), torch.load(windows, weights_only=True)
     trained = source.is_dir()

@@ -58,8 +58,8 @@ def copy_product(source, target):
 def copy_commit(commit, scratch, target):
     done = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True)
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise UserError(f"@{commit}: git does not know this commit: {said[-1] if said else 'it said nothing'}")
+        said = " ".join(done.stderr.decode(errors="replace").split())
+        raise UserError(f"@{commit}: git does not know this commit: {said}")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(scratch, filter="data")
     copy_product(scratch, target)

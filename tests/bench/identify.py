@@ -3,11 +3,11 @@
 import ast
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from config.runtime.files import sha256
 from runs import EXAMINE, NO_MATTER, read_log
 
 KNOWN = "fingerprints.jsonl"  # in the folder of the runs
-FACTS = ("parameters", "flops_per_token", "fingerprint", "identity", "refused")
+FACTS = ("parameters", "flops_per_token", "identity", "refused", "crashed")
 
 
 class CodeError(Exception):
@@ -27,7 +27,7 @@ class CodeError(Exception):
 
 
 def identify(variants, folder, windows, device):
-    """Return {variant: the same with what is known of it, or a CodeError}. Only what is new is examined.
+    """Return the variants with what is known of them. Only what is new is examined.
 
     The identity changes only if the fingerprint does, so an edit that changes no number keeps its runs. On another
     machine or PyTorch, which may round differently, any change of code changes it.
@@ -37,15 +37,11 @@ def identify(variants, folder, windows, device):
     if new:
         print(f"examining {', '.join(variant.name for variant in new)}", file=sys.stderr, flush=True)
     with ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
-        looked = list(pool.map(lambda variant: look(variant, windows, device), new))
-    failed = {variant: facts for variant, facts in zip(new, looked) if isinstance(facts, CodeError)}
-    for variant, facts in zip(new, looked):
-        if variant not in failed:
-            same = find(rows, key=facts["key"], machine=facts["machine"], fingerprint=facts["fingerprint"])
-            name = same["identity"] if same else sha256((variant.home.name + facts["fingerprint"]).encode())[:8]
-            rows.append(facts | {"identity": name})
-            remember(folder, rows[-1])
-    return {one: failed.get(one) or with_facts(one, rows) for one in variants}
+        for facts in pool.map(lambda variant: look(variant, windows, device), new):
+            rows.append(facts)
+            if not facts["crashed"]:
+                remember(folder, facts)
+    return [with_facts(variant, rows) for variant in variants]
 
 
 def with_facts(variant, rows):
@@ -70,10 +66,8 @@ def read_json_lines(path):
     """Return the objects in a file of JSON lines, without those that a kill has torn."""
     rows = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
-        try:
+        with suppress(ValueError):
             rows.append(json.loads(line))
-        except ValueError:
-            continue
     return rows
 
 
@@ -84,20 +78,20 @@ def remember(folder, row):
 
 
 def look(variant, windows, device):
-    """Return the facts about a variant, or the CodeError that it ended with."""
-    machine = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
-    facts = {"key": key_of(variant), "code": variant.home.name, "machine": machine, "fingerprint": ""}
+    """Return the facts about a variant, also if its code fails."""
+    facts = {"parameters": 0, "flops_per_token": 0.0, "refused": "", "crashed": ""}
+    facts |= {"key": key_of(variant), "code": variant.home.name, "identity": variant.home.name}
     with tempfile.TemporaryDirectory(prefix="examine-") as folder:
         dtype = str(pick_dtype(variant.settings["dtype"], device)).removeprefix("torch.")
         question, answer = Path(folder) / "settings.json", Path(folder) / "answer.json"
         question.write_text(json.dumps(variant.settings | {"device": device.type, "dtype": dtype}))
         try:
             ask(variant, [EXAMINE, variant.home, windows, answer, question])
-            facts |= {"parameters": 0, "flops_per_token": 0.0} | json.loads(answer.read_text())
+            facts |= json.loads(answer.read_text())
             if not facts["refused"]:
-                facts["fingerprint"] = fingerprint(variant, Path(folder) / "run")
+                facts["identity"] = fingerprint(variant, Path(folder) / "run")[:8]
         except CodeError as error:
-            return error
+            facts["crashed"] = str(error)
     return facts
 
 
@@ -113,8 +107,7 @@ def fingerprint(variant, folder) -> str:
     options = [f"--{name}={value}" for name, value in variant.changed(settings).items()]
     ask(variant, [variant.home / "train.py", *options, f"--out_dir={folder}"], folder)
     steps = ast.dump(ast.parse((variant.home / "train.py").read_text()))  # what it does later, a few steps do not show
-    lines = [line for line in read_log(folder) if line["event"] in ("step", "eval")]
-    numbers = [[line.get(name) for name in ("loss", "grad_norm", "train_loss", "val_loss")] for line in lines]
+    numbers = [[line.get("loss"), line.get("val_loss")] for line in read_log(folder)]
     lengths = [variant.settings[name] for name in (*shortened, "max_iters", "compile")]
     content = json.dumps([steps, numbers, lengths]).encode()
     checkpoint = folder / "ckpt.pt"

@@ -5,7 +5,6 @@ import io
 import json
 import statistics
 import time
-from contextlib import suppress
 from datetime import timedelta
 
 from config.runtime.devices import machine_name
@@ -13,11 +12,13 @@ from config.runtime.errors import file_errors
 from config.runtime.files import atomic_write
 from config.runtime.log import code_version
 from frozen import differing_files
-from stats import FAILS, NO_LONGER, PAYS, TIE, TIES, UNDECIDED, gain_of, mean, worth
+from stats import FAILS, NO_LONGER, PAYS, TIE, TIES, UNDECIDED, mean, worth
 
 HEADER = ["candidate", "gain at equal steps", "cost: operations, time", "gain at equal cost", "verdict", "seeds"]
-RESULTS = ["rate", "seed", "steps", "loss", "logged", "flops", "seconds", "machine", "refused"]
 SCHEMA = 1  # of verdict.json
+LEDGER = "verdicts.jsonl"  # all verdicts, next to the folders of the comparisons
+OF_RUN = ["rate", "seed", "steps", "flops"]  # columns of runs.csv
+OF_RESULT = ["loss", "logged", "refused", "train_seconds", "machine"]
 MEANS = {
     PAYS: "trained at equal cost, {base} is worse by {gain}",
     FAILS: "trained for no more than {name} costs, {base} is better by {loss}",
@@ -29,60 +30,68 @@ MEANS = {
 
 class Report:
     def __init__(self, comparison):
-        self.comparison = comparison
-        self.base, *self.candidates = comparison.variants
-        self.facts = [self.facts_of(candidate) for candidate in self.candidates]
+        self.comparison, self.base = comparison, comparison.baseline
+        comparison.missing()  # decides
+        self.facts = [self.facts_of(candidate) for candidate in comparison.candidates]
 
     def facts_of(self, candidate) -> dict:
         """Return what verdict.json says of a candidate."""
-        comparison = self.comparison
-        verdict, why, look, judgements = comparison.standing(candidate)
-        facts = {"name": candidate.name, "verdict": verdict, "why": why, "seeds": 0, "equal_steps": None, "prices": {}}
-        facts |= self.identity(candidate)
-        if not judgements:
-            return facts
-        runs, rungs, level = comparison.losses(candidate, look), comparison.rungs(look), comparison.level
-        equal = gain_of(runs, rungs[1.0], comparison.are_paired(candidate, look))
-        facts |= {"seeds": len(runs), "equal_steps": {"gain": equal.value, "half": equal.half(level)}}
-        for price, judged in judgements.items():
-            facts["prices"][price] = {
-                "cost": comparison.costs(candidate)[price],
-                "verdict": judged.verdict,
-                "gain": judged.gain.value,
-                "half": judged.gain.half(level),
-                "over_the_baseline_at": judged.rung,
-                "break_even": mean(rungs[1.0]) - mean(rungs[judged.rung]),
-                "worth": worth(mean(runs), rungs),
-                "detectable": judged.gain.detectable(level),
-            }
+        facts = self.identity(candidate) | {
+            "operations": candidate.flops / self.base.flops,
+            "verdict": UNDECIDED,
+            "why": "",
+            "seeds": 0,
+            "equal_steps": None,
+            "times": None,
+            "prices": {},
+        }
+        found = self.comparison.standing.get(candidate)
+        if candidate in self.comparison.trouble:
+            facts["verdict"], facts["why"] = self.comparison.trouble[candidate]
+        elif found:
+            facts |= {"verdict": found.verdict, "seeds": len(found.losses), "times": found.times}
+            facts["equal_steps"] = self.interval(found.equal)
+            for price, judged in found.judgements.items():
+                trained = {cost: losses for cost, losses in self.comparison.ladder.items() if losses}
+                trained |= judged.rungs | {1.0: found.base}
+                facts["prices"][price] = self.interval(judged.gain) | {
+                    "cost": found.costs[price],
+                    "verdict": judged.verdict,
+                    "over_the_baseline_at": judged.rung,
+                    "break_even": mean(found.base) - mean(judged.rungs[judged.rung]),
+                    "worth": worth(mean(found.losses), trained),
+                    "detectable": judged.gain.detectable(self.comparison.level),
+                }
         return facts
+
+    def interval(self, gain):
+        return {"gain": gain.value, "half": gain.half(self.comparison.level)}
 
     def identity(self, variant):
         code = {"words": variant.code or "work tree", "hash": variant.home.name}
         code["differs_in"] = differing_files(variant.home, self.base.home)
         settings = variant.changed(variant.settings)
-        return {"code": code, "identity": variant.identity, "settings": settings, "parameters": variant.parameters}
+        facts = {"identity": variant.identity, "settings": settings, "parameters": variant.parameters}
+        return {"name": variant.name, "code": code} | facts
 
     # -- in words ------------------------------------------------------------------------------------------------
 
     def table(self):
-        return as_table(HEADER, map(self.row, self.candidates, self.facts))
+        return as_table(HEADER, map(self.row, self.facts))
 
-    def row(self, candidate, facts):
-        prices = facts["prices"]
-        gains, verdicts = [signed(one) for one in prices.values()], [one["verdict"] for one in prices.values()]
-        equal = signed(facts["equal_steps"]) if prices else ""
-        verdict = by_price(verdicts, prices) if prices else facts["verdict"]
-        return [facts["name"], equal, self.cost(candidate), by_price(gains, prices), verdict, str(facts["seeds"])]
+    def row(self, facts):
+        prices, cost = facts["prices"], f"{facts['operations']:.2f}"
+        if not prices:
+            return [facts["name"], "", cost, "", facts["verdict"], "0"]
+        if facts["times"]:
+            ratio, spread = facts["times"]
+            cost += f", {ratio:.2f} ± {ratio * spread:.2f}"
+        gains = [signed(one) for one in prices.values()]
+        verdicts = [one["verdict"] for one in prices.values()]
+        equal = signed(facts["equal_steps"])
+        return [facts["name"], equal, cost, by_price(gains, prices), by_price(verdicts, prices), str(facts["seeds"])]
 
-    def cost(self, candidate):
-        cost, times = f"{candidate.flops / self.base.flops:.2f}", self.comparison.times(candidate)
-        if not times:
-            return cost if candidate.flops else ""
-        ratio = times[0] * candidate.settings["max_iters"] / self.base.settings["max_iters"]
-        return f"{cost}, {ratio:.2f} ± {ratio * times[1]:.2f}"
-
-    def sentences(self, candidate, facts):
+    def sentences(self, facts):
         """Yield what was found of a candidate, in words."""
         name, base = facts["name"], self.base.name
         if facts["why"]:
@@ -91,19 +100,21 @@ class Report:
             loss = signed(one | {"gain": -one["gain"]})
             meaning = MEANS[one["verdict"]].format(name=name, base=base, gain=signed(one), loss=loss)
             yield f"{name}, at {one['cost']:.2f} times the {price}: {one['verdict']}: {meaning}."
-        if facts["verdict"] == UNDECIDED and facts["prices"]:
-            yield self.what_next(candidate, facts)
+        if facts["times"] and "time" not in facts["prices"] and self.comparison.options["cost"] == "both":
+            yield f"{name}: its time is not judged: its difference from the operations may be chance."
+        if facts["verdict"] == UNDECIDED:
+            yield self.what_next(facts)
 
-    def what_next(self, candidate, facts):
+    def what_next(self, facts):
         """Return what it would take to decide about a candidate."""
-        comparison, seeds = self.comparison, facts["seeds"]
-        later = [look for look in comparison.looks if look > seeds]
-        more = later[0] if later else 2 * seeds
-        runs = [comparison.run_at(one, 0.0, 0, 1.0) for one in (candidate, self.base)]
-        left = timedelta(seconds=round((more - seeds) * sum(map(comparison.run_seconds, runs))))
-        least = min(one["detectable"] for one in facts["prices"].values()) * (seeds / more) ** 0.5
-        how = "rerun the command" if later else f"--seeds={','.join(map(str, [*comparison.looks, more]))}"
-        return f"{more - seeds} more seeds ({left}) would find {least:.3f}: {how}."
+        looks, seeds = self.comparison.looks, facts["seeds"]
+        more = min((look for look in looks if look > seeds), default=2 * seeds)
+        flops = self.base.flops * (1 + facts["operations"])
+        left = timedelta(seconds=round((more - seeds) * self.comparison.run_seconds(flops)))
+        how = "rerun the command" if more in looks else f"--seeds={','.join(map(str, [*looks, more]))}"
+        least = [one["detectable"] * (seeds / more) ** 0.5 for one in facts["prices"].values()]
+        finds = f" would find {max(least):.3f}" if least else " are missing"
+        return f"{facts['name']}: {more - seeds} more seeds ({left} of one worker){finds}: {how}."
 
     def where(self):
         """Return where a verdict holds."""
@@ -114,11 +125,11 @@ class Report:
 
     def notes(self):
         """Yield the caveats of the table."""
-        missing = self.comparison.missing()
-        if missing:
-            yield f"{len(missing)} runs are missing, at least"
-        if not self.comparison.is_searching():
+        if not self.comparison.searches:
             yield "no learning rates are tried: a rate unsuited to a length makes the baseline worse there"
+        said = {(run.variant.name, note) for run, result in self.comparison.results.items() for note in result["notes"]}
+        for name, note in sorted(said):
+            yield f"train.py says of {name}: {note}"
         for facts in self.facts:
             files = [file for file in facts["code"]["differs_in"] if file.startswith(("train", "data"))]
             if files:
@@ -127,19 +138,14 @@ class Report:
             if times and abs(times - 1) > 0.2:
                 also = "compare it with a wider or narrower baseline (--n_embd) too"
                 yield f"{facts['name']} has {times:.2f} times the baseline's parameters: {also}"
-        if len(self.candidates) > 4:
+        if len(self.facts) > 4:
             yield "of candidates that gain nothing, 2 to 3% seem to pay: confirm with --first_seed=101"
 
-    def markdown(self, details=False):
-        sentences = [text for pair in zip(self.candidates, self.facts) for text in self.sentences(*pair)]
-        parts = [self.table(), as_table(["variant", "folder", *RESULTS], self.runs()) if details else ""]
-        parts += ["\n".join([*sentences, self.where()]), "\n".join(f"NOTE {line}" for line in self.notes())]
-        return "\n\n".join(filter(None, parts)) + "\n"
-
-    def runs(self):
-        """Yield a row for each run that has ended."""
-        for run, result in self.comparison.results.items():
-            yield [run.variant.name, run.folder.name, *(str(result[name]) for name in RESULTS)]
+    def markdown(self):
+        sentences = [sentence for facts in self.facts for sentence in self.sentences(facts)]
+        notes = [f"NOTE {line}" for line in self.notes()]
+        where = [self.where()] if self.comparison.standing else []
+        return f"{self.table()}\n\n" + "\n".join([*sentences, *where, "", *notes]).strip() + "\n"
 
     def lines(self):
         """Yield a line for each candidate, of a fixed form, for programs."""
@@ -150,37 +156,42 @@ class Report:
 
     # -- files ---------------------------------------------------------------------------------------------------
 
-    def json(self, command, seconds):
-        comparison, noise = self.comparison, None
-        with suppress(LookupError):  # while its runs are missing
-            noise = statistics.stdev(comparison.rungs(0)[1.0].values())
-        return {
+    @file_errors()
+    def write(self, folder, command, device, seconds):
+        found = next(iter(self.comparison.standing.values()), None)
+        noise = statistics.stdev(found.base.values()) if found else None
+        facts = {
             "schema": SCHEMA,
             "command": command,
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seconds": round(seconds),
-            "machine": machine_name(comparison.device),
+            "machine": machine_name(device),
             "commit": code_version()["commit"],
-            "data": {"dataset": self.base.settings["dataset"], "sha256": comparison.meta["sha256"]},
+            "data": {"dataset": self.base.settings["dataset"], "sha256": self.comparison.tokens},
             "where": self.where(),
-            "level": comparison.level,
-            "baseline": {"name": self.base.name, "noise": noise} | self.identity(self.base),
+            "level": self.comparison.level,
+            "baseline": {"noise": noise} | self.identity(self.base),
             "candidates": self.facts,
         }
-
-    @file_errors()
-    def write(self, command, seconds):
-        folder, facts = self.comparison.options["out"], self.json(command, seconds)
-        rows = io.StringIO()
-        csv.writer(rows, lineterminator="\n").writerows([["variant", "folder", *RESULTS], *self.runs()])
-        contents = {"table.md": f"    {command}\n\n{self.markdown()}", "runs.csv": rows.getvalue()}
+        contents = {"table.md": f"    {command}\n\n{self.markdown()}", "runs.csv": as_csv(self.comparison.results)}
         contents["verdict.json"] = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
         for name, content in contents.items():
             with atomic_write(folder / name) as file:
                 file.write(content.encode())
-        with open(folder.parent / "verdicts.jsonl", "ab") as ledger:
+        with open(folder.parent / LEDGER, "ab") as ledger:
             ledger.write(json.dumps(facts).encode() + b"\n")
         print(f"saved: {', '.join(str(folder / name) for name in contents)}")
+
+
+def as_csv(results):
+    """Return a row for each run that has ended."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["variant", "folder", *OF_RUN, *OF_RESULT])
+    for run, result in results.items():
+        numbers = [getattr(run, name) for name in OF_RUN] + [result[name] for name in OF_RESULT]
+        rows.writerow([run.variant.name, run.folder.name, *numbers])
+    return text.getvalue()
 
 
 def signed(one):

@@ -1,10 +1,9 @@
-"""Runs of train.py: parse a variant's arguments, build its commands, read its results, and run several at a time."""
+"""Runs of train.py: their folders, commands and results, and several at a time."""
 
 import ctypes
 import json
 import math
 import os
-import shlex
 import signal
 import statistics
 import subprocess
@@ -14,85 +13,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMINE = Path(__file__).with_name("examine.py")
-sys.path.insert(0, str(ROOT))
-
 import torch
 
-from config import split_settings
 from config.runtime.errors import FolderInUse, StopSignal, UserError, file_errors
 from config.runtime.files import sha256
 from config.runtime.log import whole_line
-from frozen import split_code
+from variants import Variant
 
-OURS = ("out_dir", "init_from", "overwrite", "eval_only", "seed")  # settings that a comparison makes itself
+EXAMINE = Path(__file__).with_name("examine.py")
 NO_MATTER = ("device", "tensorboard", "wandb")  # settings that do not affect a run's results
 TOLERANCE = 0.005  # nats between the loss that train.py logs and the one its weights give: rounding
-
-
-@dataclass(frozen=True, eq=False)
-class Variant:
-    """What is compared: settings of train.py, and the code that they are settings of."""
-
-    name: str
-    settings: dict  # all of them
-    defaults: dict
-    home: Path  # its frozen code
-    code: str = ""  # the words that name it
-    parameters: int = 0
-    flops_per_token: float = 0.0
-    fingerprint: str = ""  # of what a few steps compute
-    identity: str = ""  # names that in its runs' folders
-    refused: str = ""  # why it cannot take part
-
-    @property
-    def tokens_per_step(self):
-        return math.prod(self.settings[name] for name in ("batch_size", "grad_accum_steps", "block_size"))
-
-    @property
-    def flops(self):
-        return self.flops_per_token * self.tokens_per_step * self.settings["max_iters"]
-
-    def changed(self, settings):
-        """Return those of its `settings` that differ from its train.py's defaults."""
-        return {name: value for name, value in settings.items() if value != self.defaults[name]}
-
-
-def read_words(words, common, home=ROOT):
-    """Return the name and settings of an argument such as "config/m1_shakespeare.py --keep_input" or "NAME: ..."."""
-    name, arguments = split_name(words)
-    return name, read_variant(name, split_code(arguments)[1], common, home)[1]
-
-
-def split_name(words):
-    """Return the name of an argument, which may be given as "NAME: ...", and its words."""
-    name, colon, rest = f"{words} ".partition(": ")
-    arguments = shlex.split(rest if colon else words)
-    short = [word.lstrip("-") if word.startswith(("-", "@")) else Path(word).stem for word in arguments]
-    name = " ".join((name if colon else ", ".join(short) or "defaults").split())
-    return name, arguments
-
-
-def read_variant(name, arguments, common, home):
-    """Return the defaults and the settings of a variant: of the train.py in `home`.
-
-    Config files come first, then the `common` options, then its own.
-    """
-    files = [word for word in arguments if not word.startswith("-")]
-    files = [str(home / word) if (home / word).is_file() else word for word in files]  # as that code has it
-    options = [word for word in arguments if word.startswith("-")]
-    given = {}
-    for part in (files, common, options):
-        defaults, some = split_settings(home / "train.py", part)
-        given |= some
-    taken = [setting for setting in OURS if setting in given]
-    if taken:
-        raise UserError(f"{name}: {taken[0]} is set by the comparison: leave it out")
-    return defaults, defaults | given
-
-
-# -- one run ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -144,42 +74,41 @@ def read_log(folder) -> list[dict]:
     return [facts for facts in map(whole_line, lines) if facts]
 
 
-def result_of(run, tokens=None) -> dict | None:
+def result_of(run, tokens) -> dict | None:
     """Return the result of a run, or None if it has not been trained and measured. A diverged one's loss is None.
 
     `tokens` are the SHA-256 of its data. "refused" says why it does not count.
     """
     lines, measured = read_log(run.folder), run.folder / "measured.json"
-    if not lines or lines[-1]["event"] not in ("end", "diverged"):
+    diverged = bool(lines) and lines[-1]["event"] == "diverged"
+    if not lines or not diverged and not measured.exists():
         return None
-    result = {"loss": None, "logged": None, "refused": "", "seconds": lines[-1].get("seconds")}
     speeds = [line["tokens_per_second"] for line in lines if line["event"] == "step"]
     speed = statistics.median(speeds[1:] or speeds or [math.nan])  # the first one warms up
-    result |= {"flops": run.flops, "step_seconds": run.variant.tokens_per_step / speed}
-    result |= {"machine": lines[0].get("machine"), "seed": run.seed, "steps": run.steps, "rate": run.rate}
-    if lines[-1]["event"] == "diverged":
+    result = {"loss": None, "logged": None, "refused": ""}
+    result |= {"machine": lines[0].get("machine"), "notes": lines[0].get("notes", [])}
+    result["train_seconds"] = run.variant.tokens_per_step * run.steps / speed
+    if diverged:
         return result
-    if not measured.exists():
-        return None
     found = json.loads(measured.read_text())
-    result |= {"loss": found.get("loss"), "refused": found["refused"]}
+    result["loss"] = found.get("loss")
     result["logged"] = next((line["val_loss"] for line in reversed(lines) if line["event"] == "eval"), None)
-    return result | {"refused": result["refused"] or why_refused(run, lines, found, result, tokens)}
+    return result | {"refused": found["refused"] or why_refused(run, lines, found["step"], result, tokens)}
 
 
-def why_refused(run, lines, found, result, tokens):
+def why_refused(run, lines, steps, result, tokens):
     """Return why a run does not count: what it logs is not what it has done."""
     starts = [line for line in lines if line["event"] in ("start", "resume")]
     cure = f"remove {run.folder} and rerun the command"
     if len({(line.get("code") or {}).get("sha256") for line in starts}) > 1:
         return f"its code was changed while it was trained: {cure}"
-    if tokens and any((line.get("data") or {}).get("sha256") != tokens for line in starts):
+    if any((line.get("data") or {}).get("sha256") != tokens for line in starts):
         return f"its text was changed before it began: {cure}"
-    if found["step"] != run.steps or lines[-1]["step"] != run.steps:
-        return f"it has trained for {found['step']} steps instead of {run.steps}"
-    if result["logged"] is None or not abs(result["logged"] - result["loss"]) < TOLERANCE:
-        logged = "no loss" if result["logged"] is None else f"{result['logged']:.4f}"
-        return f"it logs {logged} where its weights give {result['loss']:.4f}"
+    if steps != run.steps:
+        return f"it has trained for {steps} steps instead of {run.steps}"
+    logged = math.nan if result["logged"] is None else result["logged"]
+    if not abs(logged - result["loss"]) < TOLERANCE:
+        return f"it logs {logged:.4f} where its weights give {result['loss']:.4f}"
     return ""
 
 
@@ -192,11 +121,6 @@ def tidy(folder):
 # -- several at a time -----------------------------------------------------------------------------------------
 
 
-def share_a_cpu(number, device):
-    """Return whether `number` runs share a CPU, so that each must use a single thread."""
-    return device.type == "cpu" and number > 1
-
-
 def runs_at_a_time(workers, device):
     """Return how many runs are done at a time: `workers`, or, for 0, one for each GPU or each thread of the CPU."""
     if workers > 0:
@@ -206,6 +130,11 @@ def runs_at_a_time(workers, device):
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
     # OMP_NUM_THREADS=1 may have been exported for parallel runs
     return torch.get_num_threads() if torch.get_num_threads() > 1 else len(cores)
+
+
+def variables_of_runs(number, device) -> dict:
+    """Return the environment variables of `number` runs at a time: those that share a CPU have a thread each."""
+    return {"OMP_NUM_THREADS": "1"} if device.type == "cpu" and number > 1 else {}
 
 
 class Stopped(Exception):
@@ -250,19 +179,13 @@ class Job:
 
     def check(self):
         """Raise what the exit code of its last command means, unless that is success, or divergence."""
-        code, where = self.process.returncode, self.run.folder / "output.txt"
-        lines = read_log(self.run.folder)
+        code, where, lines = self.process.returncode, self.run.folder / "output.txt", read_log(self.run.folder)
         if code == 0 or code == 2 and lines and lines[-1]["event"] == "diverged":
             return
-        with open(where, "rb") as file:
-            file.seek(self.printed)
-            said = file.read().decode(errors="replace").strip() or "it printed nothing"
-        if code == FolderInUse.exit_code:
-            raise FolderInUse(f"another process trains {self.run.label()}: wait for it ({self.run.folder})")
+        said = where.read_bytes()[self.printed :].decode(errors="replace").strip() or "it printed nothing"
         if code < 0 or code > 128:
-            number = -code if code < 0 else code - 128
-            raise UserError(f"{self.run.label()}: ended by signal {number}: rerun the command ({where})")
-        if code == 2:
+            raise UserError(f"{self.run.label()}: ended by signal {abs(code) % 128}: rerun the command ({where})")
+        if code in (2, FolderInUse.exit_code):
             raise UserError(f"{self.run.label()}: {said.splitlines()[-1]} ({where})")
         raise Crashed(self.run, said)
 
@@ -277,8 +200,7 @@ class Workers:
 
     def __init__(self, number, device):
         self.places, self.device = list(range(number)), device
-        self.threads = 1 if share_a_cpu(number, device) else torch.get_num_threads()
-        self.environment = os.environ | ({"OMP_NUM_THREADS": "1"} if share_a_cpu(number, device) else {})
+        self.environment = os.environ | variables_of_runs(number, device)
         self.running = {}  # {run: its job}
         self.signal = StopSignal()
 

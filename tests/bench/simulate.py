@@ -16,9 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
-import compare
-from plan import Comparison, Variant, read_looks
-from stats import ERROR_OF_A_LOOK, FAILS, PAYS
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from config import read_settings
+from plan import Comparison
+from stats import FAILS, PAYS
+from variants import Variant
+
+SETTINGS = read_settings(ROOT / "train.py", [])
 
 BEST_RATE = 0.005
 
@@ -54,17 +60,12 @@ class Simulated(Comparison):
     """A comparison of a baseline and a candidate whose runs end at once."""
 
     def __init__(self, truth, rng, seeds="3,5,8", rates=""):
-        self.truth, self.rng, self.device = truth, rng, None
-        self.options = {"cost": "operations", "rates": rates, "first_seed": 1, "out": Path("nowhere")}
-        self.rates, self.ladder = [], []
-        self.results, self.trouble, self.tuned, self.judged = {}, {}, {}, {}
-        self.looks = read_looks({"seeds": seeds})
-        self.level = 1 - ERROR_OF_A_LOOK[len(self.looks)]
-        settings = compare.read_settings(compare.__file__.replace("tests/bench/compare.py", "train.py"), [])
-        base = Variant("base", settings, settings, Path("code"), flops_per_token=1e6)
-        self.variants = [base, replace(base, name="candidate", flops_per_token=1e6 * truth.cost)]
-        self.folder = self.windows = Path("nowhere")
+        self.truth, self.rng = truth, rng
         self.of_seed = rng.normal(0, truth.of_seed, 100)
+        base = Variant("base", SETTINGS, SETTINGS, ROOT, flops_per_token=1e6, identity="base")
+        candidate = replace(base, name="candidate", flops_per_token=1e6 * truth.cost, identity="candidate")
+        options = {"cost": "operations", "rates": rates, "first_seed": 1, "seeds": seeds, "ladder": ""}
+        super().__init__([base, candidate], options, ROOT, ROOT, {})
 
     def result(self, run):
         return self.results.get(run)
@@ -74,18 +75,17 @@ class Simulated(Comparison):
 
     def do(self, run):
         own = run.variant is not self.baseline
-        cost = run.steps / self.baseline.settings["max_iters"] * (self.truth.cost if own else 1)
+        cost = run.steps / SETTINGS["max_iters"] * (self.truth.cost if own else 1)
         loss = self.truth.loss(self.rng, cost, self.of_seed[run.seed], own)
         loss += 0.1 * math.log2(run.rate / BEST_RATE) ** 2
-        self.results[run] = {"loss": loss, "seed": run.seed, "refused": "", "cost": cost}
+        self.results[run] = {"loss": loss, "refused": "", "cost": cost}
 
-    def decide(self):
+    def outcome(self):
         """Return (the verdict, whether the interval covers the truth, the cost of all runs)."""
         while runs := self.missing():
             for run in runs:
                 self.do(run)
-        candidate = self.variants[1]
-        (judged,) = self.standing(candidate)[3].values()
+        (judged,) = self.standing[self.variants[1]].judgements.values()
         truth = self.truth.mean(judged.rung) - self.truth.mean(self.truth.cost) + self.truth.gain
         covered = abs(judged.gain.value - truth) <= judged.gain.half(self.level)
         return judged.verdict, covered, sum(result["cost"] for result in self.results.values())
@@ -93,7 +93,7 @@ class Simulated(Comparison):
 
 def simulate(truth, count, rng, **options):
     """Return the shares of the verdicts, of intervals that cover the truth, and the mean cost of a comparison."""
-    found = [Simulated(truth, rng, **options).decide() for _ in range(count)]
+    found = [Simulated(truth, rng, **options).outcome() for _ in range(count)]
     verdicts = Counter(verdict for verdict, _, _ in found)
     shares = {verdict: number / count for verdict, number in verdicts.items()}
     return shares, np.mean([covered for _, covered, _ in found]), np.mean([cost for _, _, cost in found])

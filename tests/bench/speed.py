@@ -6,7 +6,7 @@ drifts. The median ratio of such pairs hardly does. The tables are Markdown; all
 
 Any variants can be measured against the standard model, written as for compare.py:
 
-    python tests/bench/speed.py config/m1_shakespeare.py "kept: --residual=m1 --keep_input" --sections=training
+    python tests/bench/speed.py config/m1_shakespeare.py "kept: --residual=m1 --keep_input"
 """
 
 import gc
@@ -25,16 +25,15 @@ import torch
 from config import read_settings
 from config.runtime.checks import of_model
 from config.runtime.devices import machine_name, pick_attention_kernel, pick_device, pick_dtype
-from config.runtime.errors import UserError, install_excepthook
+from config.runtime.errors import install_excepthook
 from config.runtime.files import atomic_write
 from config.runtime.log import code_version
 from model import GPT, GPTConfig
 from report import as_table
-from runs import read_words
+from variants import read_words
 
 # -----------------------------------------------------------------------------
 device = "auto"  # auto, cpu, cuda, cuda:1
-sections = "training,generating"  # what to measure
 show = False  # print the committed tables; measure nothing
 out = "out/speed.json"  # where the figures go
 # -----------------------------------------------------------------------------
@@ -54,15 +53,16 @@ VARIANTS = [
 class Trainer:
     """A model on its device, and training steps on random tokens as train.py makes them."""
 
-    def __init__(self, model, B, dtype, compiled=False):
+    def __init__(self, model, B, dtype):
         self.model, self.dtype, self.device = model.train(), dtype, next(model.parameters()).device
         self.optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), self.device.type)
         self.autocast = torch.autocast(self.device.type, dtype) if dtype != torch.float32 else nullcontext()
         self.idx = torch.randint(model.config.vocab_size, (B, model.config.block_size + 1), device=self.device)
-        if compiled:
+        if self.device.type != "cpu":
             model.compile_blocks()
 
-    def step(self):
+    def timed_step(self):
+        began = time.perf_counter()
         pick_attention_kernel(self.model, self.device, self.dtype)
         with self.autocast:
             loss = self.model(self.idx[:, :-1].contiguous(), self.idx[:, 1:].contiguous())[1]
@@ -70,10 +70,6 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-
-    def timed_step(self):
-        began = time.perf_counter()
-        self.step()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter() - began
@@ -86,20 +82,19 @@ class Trainer:
         state = [tensor for state in self.optimizer.state.values() for tensor in state.values()]
         own, before = [*self.model.parameters(), *state], torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
-        self.step()
+        self.timed_step()
         return sum(tensor.nbytes for tensor in own) + torch.cuda.max_memory_allocated(self.device) - before
 
 
-def alternate(trainers, turns=5):
-    """Return each trainer's median ratio to the first one's step of the same turn."""
+def alternate(one, other, turns=5):
+    """Return the median ratio of the other's step to the one before it."""
     torch.compiler.reset()  # or earlier models would count towards its limit of variants
-    for trainer in trainers * 2:  # the first steps compile and allocate
+    for trainer in (one, other) * 2:  # the first steps compile and allocate
         trainer.timed_step()
     times, began = [], time.time()
     while len(times) < turns or time.time() - began < SECONDS:
-        times.append([trainer.timed_step() for trainer in trainers])
-    ratios = [[step / turn[0] for step in turn] for turn in times]
-    return [statistics.median(of_one) for of_one in zip(*ratios)]
+        times.append((one.timed_step(), other.timed_step()))
+    return statistics.median(second / first for first, second in times)
 
 
 def make_model(settings, T, device):
@@ -111,19 +106,19 @@ def training(variants, device):
     (_, standard), *others = variants
     B = 4 if device.type == "cpu" else 64
     for name, settings in others:
-        cells = {}
+        row = {"": name}
         for dtype in dict.fromkeys([torch.float32, pick_dtype("auto", device)]):
             models = pair = None  # frees the last ones
             gc.collect()  # compiled models are cycles of references
             models = [make_model(words, 256, device) for words in (standard, settings)]
-            pair = [Trainer(model, B, dtype, compiled=device.type != "cpu") for model in models]
-            _, slower = alternate(pair)
+            pair = [Trainer(model, B, dtype) for model in models]
             baseline, flops = (model.flops_per_token() for model in models)
-            kind = str(dtype).removeprefix("torch.")
-            cells |= {f"{kind}: time": slower, f"{kind}: time / operations": slower * baseline / flops}
+            slower, kind = alternate(*pair), str(dtype).removeprefix("torch.")
+            row["operations"] = flops / baseline
+            row |= {f"{kind}: time": slower, f"{kind}: time / operations": slower * baseline / flops}
         if device.type == "cuda":
-            cells["memory"] = pair[1].memory() / pair[0].memory()
-        yield {"": name, "operations": flops / baseline} | cells
+            row["memory"] = pair[1].memory() / pair[0].memory()
+        yield row
 
 
 @torch.no_grad()
@@ -142,17 +137,10 @@ SECTIONS = {"training": training, "generating": generating}
 
 
 def markdown(title, rows):
-    """Return the lines of a section's table. In committed tables, ratios of one pair may share a cell."""
-
-    def text(cell):
-        if isinstance(cell, dict):
-            return f"{cell['time']:.2f} ({cell['operations']:.2f}), {cell['memory']:.2f}"
-        if isinstance(cell, float):
-            return f"{cell:,.0f}" if cell >= 100 else f"{cell:.2f}"
-        return str(cell)
-
-    table = as_table(rows[0], [[text(cell) for cell in row.values()] for row in rows])
-    return [f"\n{title}\n", *table.split("\n")]
+    """Return a section's table."""
+    rounded = lambda cell: f"{cell:,.0f}" if cell >= 100 else f"{cell:.2f}"
+    cells = [[rounded(cell) if isinstance(cell, float) else str(cell) for cell in row.values()] for row in rows]
+    return f"\n{title}\n\n{as_table(rows[0], cells)}"
 
 
 def main(argv):
@@ -161,24 +149,17 @@ def main(argv):
     if options["show"]:
         for path in sorted(Path(__file__).parent.glob("results/speed_*.json")):
             found = json.loads(path.read_text(encoding="utf-8"))
-            tables = [line for section, rows in found["tables"].items() for line in markdown(section, rows)]
-            print(f"\n{found['machine']}\n" + "\n".join(tables))
+            print(f"\n{found['machine']}", *(markdown(*section) for section in found["tables"].items()), sep="\n")
         return
-    chosen = options["sections"].split(",")
-    for name in chosen:
-        if name not in SECTIONS:
-            raise UserError(f"sections: {name!r} does not work: it must be one of {', '.join(SECTIONS)}")
     variants = [read_words(one, []) for one in ["standard:", *(words or VARIANTS)]]
     torch.manual_seed(0)
     device, path, tables = pick_device(options["device"]), Path(options["out"]), {}
     machine = f"{machine_name(device)}, commit {code_version()['commit']}"
     print(machine, flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    for name in chosen:
-        rows = tables[name] = []
-        for row in SECTIONS[name](variants, device):
-            rows.append(row)
-            print("\n".join(markdown(name, rows)[-1 if len(rows) > 1 else 0 :]), flush=True)
+    for name, measure in SECTIONS.items():
+        tables[name] = list(measure(variants, device))
+        print(markdown(name, tables[name]), flush=True)
         with atomic_write(path) as file:  # after each section, since they take minutes
             file.write(json.dumps({"machine": machine, "tables": tables}, indent=1, ensure_ascii=False).encode())
     print(f"\nall figures: {path}")

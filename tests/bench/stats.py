@@ -11,7 +11,6 @@ import numpy as np
 from scipy.special import fdtrc, stdtr, stdtrit  # the distributions of F and of Student's t
 
 TIE = 0.02  # nats: a candidate whose whole interval is nearer to 0 ties with the baseline
-SAME_COST = 0.005  # relative difference up to which costs count as equal
 # Pocock's constants: with so many looks at growing data, an error of 5% in all leaves this much for each look
 ERROR_OF_A_LOOK = {1: 0.05, 2: 0.0294, 3: 0.0221, 4: 0.0182, 5: 0.0158}
 
@@ -75,56 +74,44 @@ def seeds_matter(groups):
 
 
 class Judgement(NamedTuple):
-    verdict: str  # "" while the baseline has not been trained at the cost `needs`
+    verdict: str
     gain: Gain  # over the baseline at the cost `rung`
     rung: float
-    needs: float = 0.0
+    rungs: dict  # {cost: the baseline's losses}
 
 
-def judge(runs, rungs, cost, level, paired, spread=0.0):
-    """Return the Judgement of a candidate of a cost, in units of the baseline's own, on the evidence that there is.
+def judge(runs, baseline_at, cost, level, paired, spread=0.0):
+    """Return the Judgement of a candidate of a cost, in units of the baseline's own.
 
-    `runs` are the candidate's, `rungs` the baseline's by cost, {seed: loss} each. A candidate must beat the lowest mean
-    loss that the baseline reaches at its cost or below. So the rungs are climbed from below, and the first one that is
-    significantly better decides. `spread` is the relative uncertainty of the cost itself.
+    `runs` are the candidate's losses, baseline_at(rung) those of the baseline at a cost, {seed: loss} each. A candidate
+    must beat the lowest mean loss that the baseline reaches at its cost or below. So the rungs are climbed from below,
+    and the first one that is significantly better decides. `spread` is the relative uncertainty of the cost itself.
     """
-    for rung in sorted({*needed_rungs(cost), *(rung for rung in rungs if rung < cost)}):
-        length = nearest(rung, rungs)
-        if length is None:
-            return Judgement("", gain_of(runs, rungs[1.0], paired), 1.0, needs=rung)
-        gain = gain_of(runs, rungs[length], paired and length == 1)
+    rungs = {}
+    for rung in needed_rungs(cost):
+        rungs[rung] = baseline_at(rung)
+        gain = gain_of(runs, rungs[rung], paired and rung == 1)
         if gain.value + gain.half(level) < 0:
-            return Judgement(FAILS, gain, length)
-    last = length
-    lowest = min((rung for rung in rungs if rung <= last), key=lambda rung: mean(rungs[rung]))
+            return Judgement(FAILS, gain, rung, rungs)
+    lowest = min(rungs, key=lambda rung: mean(rungs[rung]))
     gain = gain_of(runs, rungs[lowest], paired and lowest == 1)
-    if spread and not is_same(cost, 1):  # what a cost that is a little off changes, along the baseline's slope
-        slope = (mean(rungs[1.0]) - mean(rungs[last])) / math.log(last)
+    if spread and cost != 1:  # what a cost that is a little off changes, along the baseline's slope
+        slope = (mean(baseline_at(1.0)) - mean(rungs[cost])) / math.log(cost)
         gain = gain._replace(error=math.hypot(gain.error, slope * spread))
-    if lowest != last:
-        rise = gain_of(rungs[lowest], rungs[last], False)
-        if rise.value > rise.half(0.9):  # a one-sided test (p < 0.05)
-            return Judgement(NO_LONGER, gain, lowest)
-    half = gain.half(level)
-    if gain.value > half:
-        return Judgement(PAYS, gain, lowest)
-    return Judgement(TIES if abs(gain.value) + half < TIE else UNDECIDED, gain, lowest)
+    half, rise = gain.half(level), gain_of(rungs[lowest], rungs[cost], False)
+    if rise.value > rise.half(0.9):  # a one-sided test (p < 0.05)
+        verdict = NO_LONGER
+    elif gain.value > half:
+        verdict = PAYS
+    else:
+        verdict = TIES if abs(gain.value) + half < TIE else UNDECIDED
+    return Judgement(verdict, gain, lowest, rungs)
 
 
 def needed_rungs(cost):
     """Return the costs at which the baseline must be trained: its own, twice that and so on, and the candidate's."""
-    powers = [2.0**i for i in range(int(math.log2(cost)) + 1)] if cost >= 1 else []
-    return [rung for rung in powers if not is_same(rung, cost)] + [cost]
-
-
-def is_same(cost, other):
-    return abs(cost / other - 1) <= SAME_COST
-
-
-def nearest(cost, rungs):
-    """Return the rung at a cost, or None."""
-    same = [rung for rung in rungs if is_same(rung, cost)]
-    return min(same, key=lambda rung: abs(rung - cost), default=None)
+    powers = range(math.ceil(math.log2(cost)))  # none where the candidate costs no more than the baseline
+    return [*(2.0**i for i in powers), cost]
 
 
 def worth(loss, rungs):
@@ -139,11 +126,6 @@ def worth(loss, rungs):
     return math.exp(np.interp(-loss, -losses, np.log(costs)))
 
 
-def detectable(noise, seeds, level):
-    """Return the gain that runs of so many seeds find with roughly 80%, for runs of this standard deviation."""
-    return Gain(0.0, noise * math.sqrt(2 / seeds), 2 * seeds - 2).detectable(level)
-
-
 # -- tables of many groups (tasks.py) --------------------------------------------------------------------------
 
 
@@ -156,35 +138,27 @@ def holm(p):
     return by_name
 
 
-def differences(groups, name="loss"):
-    """Return each group's `name` less the first one's, {group: (difference, half its interval's width, corrected p)}.
+def differences(groups):
+    """Return what each group has more than the first one, {name: (difference, half its interval's width, corrected p)}.
 
-    `name` = its group's + its seed's + noise, all groups with the same seeds. Those with a run that diverged are out.
+    `groups` are {name: numbers}. A number is its group's + its seed's + noise; all groups have the same seeds.
     """
-    first, *_ = groups
-    finite = {group: results for group, results in groups.items() if not has_diverged(results, name)}
-    if first not in finite or len(finite) < 2:
-        return {}
-    values = {group: {one["run"]["seed"]: one[name] for one in results} for group, results in finite.items()}
-    table = np.array([[of_seed[seed] for seed in values[first]] for of_seed in values.values()])
-    freedom, variance = noise_of(table)
-    gains = {
-        group: Gain(mean(values[group]) - mean(values[first]), math.sqrt(2 * variance / table.shape[1]), freedom)
-        for group in values
-        if group != first
-    }
-    p = holm({group: 2 * stdtr(freedom, -abs(gain.value) / gain.error) for group, gain in gains.items()})
-    return {group: (gain.value, gain.half(0.95), p[group]) for group, gain in gains.items()}
+    first, *others = groups
+    freedom, variance = noise_of(np.array(list(groups.values())))
+    error, found, p = math.sqrt(2 * variance / len(groups[first])) if others else 0.0, {}, {}
+    for name in others:
+        found[name] = Gain(np.mean(groups[name]) - np.mean(groups[first]), error, freedom)
+        p[name] = 2 * stdtr(freedom, -abs(found[name].value) / error)
+    p = holm(p)
+    return {name: (gain.value, gain.half(0.95), p[name]) for name, gain in found.items()}
 
 
-def has_diverged(results, name="loss"):
-    return any(result[name] is None for result in results)
-
-
-def compare(groups, name="loss"):
+def compare(results, name="loss"):
     """Return, by group: its difference to the first ± half the interval's width, better or worse where p < 0.05."""
-    texts = {group: "diverged" if has_diverged(results, name) else "" for group, results in groups.items()}
-    for group, (difference, half, p) in differences(groups, name).items():
+    groups = {group: [one[name] for one in its] for group, its in results.items()}
+    texts = {group: "diverged" if None in its else "" for group, its in groups.items()}
+    first, finite = next(iter(groups)), {group: its for group, its in groups.items() if None not in its}
+    for group, (difference, half, p) in differences(finite).items() if first in finite else ():
         word = "better" if (difference > 0) == ("accuracy" in name) else "worse"
         texts[group] = f"{difference:+.3f} ± {half:.3f} {word if p < 0.05 else ''}".strip()
     return texts

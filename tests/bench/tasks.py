@@ -1,11 +1,11 @@
 """
-The tasks of the W2 document: python tests/bench/tasks.py {recall,entailment} [--show] [--quick]
+The tasks of the W2 document: python tests/bench/tasks.py {recall,entailment}
 
     recall       copy random tokens, as in the document; and multi-query associative recall (MQAR)
     entailment   is one node of a tree an ancestor of another?
 
 Each compares W2 with standard attention: at the document's widths and rates, then at equal widths. Rerun an interrupted
-experiment to continue. --show prints tables of the results in --out or, if there are none, of the committed ones.
+experiment to continue. --out=tests/bench/results prints the tables of the committed results.
 """
 
 import json
@@ -30,19 +30,28 @@ from report import as_table
 from stats import compare
 
 # -----------------------------------------------------------------------------
-show = False  # print the tables of finished runs; run nothing
-quick = False  # tiny runs, to see that it works; the results are meaningless
 device = "auto"  # auto, cpu, cuda, cuda:1
 out = "out/bench"  # folder of the results
 # -----------------------------------------------------------------------------
 
 W2_KINDS = {"W2, scalar σ": {"attention": "w2"}, "W2, diagonal σ": {"attention": "w2", "sigma": "diagonal"}}
-# What the document states, with learning rates. Its parameter counts are those of a diagonal σ. It does not give the
-# width of W2's MLP in entailment, which is taken to be four times the model's, as in the standard model.
-STANDARD = {"n_embd": 96, "n_head": 6, "n_inner": 384}, 1e-3
+TASKS = {  # the settings of their runs
+    "copy": {"batch_size": 32, "steps": 500},
+    "mqar": {"batch_size": 256, "steps": 1000, "pairs": 4, "dtype": "auto"},
+    "entailment": {"batch_size": 32, "steps": 2000},
+}
+SHAPES = {  # of their models
+    "copy": {"block_size": 127, "vocab_size": 1024, "n_layer": 2},
+    # with biases a head can find the previous token from the start, whatever the tokens are
+    "mqar": {"block_size": 64, "vocab_size": 8192, "n_layer": 2, "tie_weights": True, "bias": True},
+    "entailment": {"block_size": 2, "vocab_size": 1024, "n_layer": 2},
+}
+# What the document states: models and learning rates. Its parameter counts are those of a diagonal σ. It does not give
+# the width of W2's MLP in entailment, which is taken to be four times the model's, as in the standard model.
+DIAGONAL, STANDARD = W2_KINDS["W2, diagonal σ"], ({"n_embd": 96, "n_head": 6, "n_inner": 384}, 1e-3)
 W2 = {
-    "copy": ({"n_embd": 64, "n_head": 4, "n_inner": 256} | W2_KINDS["W2, diagonal σ"], 5e-3),
-    "entailment": ({"n_embd": 88, "n_head": 4, "n_inner": 352} | W2_KINDS["W2, diagonal σ"], 5e-4),
+    "copy": ({"n_embd": 64, "n_head": 4, "n_inner": 256} | DIAGONAL, 5e-3),
+    "entailment": ({"n_embd": 88, "n_head": 4, "n_inner": 352} | DIAGONAL, 5e-4),
 }
 
 # -- data: x and y (B, T) for a step, y is -1 where there is no target --------------------------------------
@@ -199,32 +208,24 @@ class Sweep:
     """The runs of an experiment: read from its file if they are finished, else run now."""
 
     def __init__(self, experiment, options):
-        self.quick, self.show, self.device = options["quick"], options["show"], pick_device(options["device"])
-        self.path = Path(options["out"]) / f"{experiment}{'_quick' * self.quick}.json"
-        if self.show and not self.path.exists():
-            self.path = Path(__file__).parent / "results" / self.path.name
+        self.device, self.path = pick_device(options["device"]), Path(options["out"]) / f"{experiment}.json"
         results = json.loads(self.path.read_text()) if self.path.exists() else []
         self.finished = {key(result["run"]): result for result in results}
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
-    def run(self, runs):
-        for count, run in enumerate(runs, 1):
-            if key(run) in self.finished:
-                continue
-            if self.show:
-                raise UserError(f"{self.path} lacks a run of {run['task']}: leave out --show to make it")
+    def result(self, run):
+        if key(run) not in self.finished:
             result = {"run": run, **trial(run, self.device), "machine": machine_name(self.device)}
             result |= {name: None for name in ("loss", "seen loss") if not math.isfinite(result.get(name, 0))}
             self.finished[key(run)] = result
             with atomic_write(self.path) as file:  # a line for each run
                 file.write(("[\n" + ",\n".join(map(json.dumps, self.finished.values())) + "\n]\n").encode())
-            print(f"[{count}/{len(runs)}] {key(run)}: loss {result.get('loss', '-')}", flush=True)
-        return [self.finished[key(run)] for run in runs]
+            print(f"{key(run)}: loss {result.get('loss', '-')}", flush=True)
+        return self.finished[key(run)]
 
     def repeated(self, cells, seeds):
         """Return {name: results of all seeds} of `cells`, {name: run without a seed}."""
-        results = iter(self.run([cell | {"seed": seed} for cell in cells.values() for seed in seeds]))
-        return {name: [next(results) for _ in seeds] for name in cells}
+        return {name: [self.result(cell | {"seed": seed}) for seed in seeds] for name, cell in cells.items()}
 
     def tuned(self, cells, rates, seeds, by="loss", tuning_seeds=(0,)):
         """Return `repeated` at each cell's best learning rate. The grid grows until the best is not at its edge."""
@@ -232,11 +233,11 @@ class Sweep:
         for name, cell in cells.items():
             scores, grid, sign = {}, list(rates), 1 if by == "loss" else -1
             for rate in grid:  # which grows
-                results = self.repeated({name: cell | {"learning_rate": rate}}, tuning_seeds)[name]
+                results = [self.result(cell | {"learning_rate": rate, "seed": seed}) for seed in tuning_seeds]
                 diverged = any(result["loss"] is None for result in results)
                 scores[rate] = math.inf if diverged else sign * statistics.fmean(result[by] for result in results)
                 best = min(scores, key=scores.get)
-                if rate == grid[-1] and not self.quick and best in (min(scores), max(scores)):
+                if rate == grid[-1] and best in (min(scores), max(scores)):
                     grid.append(best * 2 if best == max(scores) else best / 2)
             best_cells[name] = cell | {"learning_rate": best}
         return self.repeated(best_cells, seeds)
@@ -255,72 +256,57 @@ def with_parameters(settings, like):
     return settings | {"n_inner": model.config.n_inner - round(surplus / columns)}
 
 
-def fair_cells(task, standard):
+def fair_cells(task, model, **more):
     """Return runs of standard and W2, without rate and seed: as wide as each other, and with as many parameters."""
-    models = {name: with_parameters(standard | kind, standard) for name, kind in W2_KINDS.items()}
-    models = {"standard": standard} | models
-    return {name: task | {"recipe": "fair", "model": model} for name, model in models.items()}
+    standard, run = SHAPES[task] | model, TASKS[task] | more | {"task": task, "recipe": "fair"}
+    cells = {"standard": run | {"model": standard}}
+    for name, kind in W2_KINDS.items():
+        cells[name] = run | {"model": with_parameters(standard | kind, standard)}
+    return cells
 
 
-def published_cells(task, size):
+def published_cells(task, **more):
     """Return the two runs of the W2 document, without a seed."""
-    task, models = task | {"recipe": "published"}, {"standard": STANDARD, "W2, diagonal σ": W2[task["task"]]}
-    return {name: task | {"model": size | model, "learning_rate": rate} for name, (model, rate) in models.items()}
+    run, cells = TASKS[task] | more | {"task": task, "recipe": "published"}, {}
+    for name, (model, rate) in {"standard": STANDARD, "W2, diagonal σ": W2[task]}.items():
+        cells[name] = run | {"model": SHAPES[task] | model, "learning_rate": rate}
+    return cells
 
 
 def print_table(title, results, *columns):
-    """Print a row of `results` for each name.
-
-    A column is (header, result) or (header, result, header of the difference from the first row).
-    """
+    """Print a row of `results` for each name, and what their `columns` differ from the first row's."""
     header, rows = ["", "parameters", "learning rate"], {}
     for name, group in results.items():
         rows[name] = [name, f"{group[0]['parameters']:,}", f"{group[0]['run']['learning_rate']:g}"]
-    for column, result, *difference in columns:
-        header += [column, *difference]
-        compared = compare(results, result) if difference else {}
+    for column in columns:
+        header += [column, "difference"]
+        compared = compare(results, column)
         for name, group in results.items():
-            values = [math.nan if one[result] is None else one[result] for one in group]
-            cell = f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}"
-            rows[name] += [cell, compared[name]] if difference else [cell]
+            values = [math.nan if one[column] is None else one[column] for one in group]
+            rows[name] += [f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}", compared[name]]
     print(f"\n{title}\n\n{as_table(header, rows.values())}", flush=True)
 
 
 def recall(sweep):
-    columns, seeds = [("loss", "loss", "difference"), ("accuracy", "accuracy")], [1, 2, 3]
-    copy = {"task": "copy", "batch_size": 32, "steps": 500}
-    mqar = {"task": "mqar", "batch_size": 256, "steps": 1000, "pairs": 4, "dtype": "auto"}
-    size = {"block_size": 127, "vocab_size": 1024, "n_layer": 2}
-    # with biases a head can find the previous token from the start, whatever the tokens are
-    of_mqar = {"block_size": 64, "vocab_size": 8192, "n_layer": 2, "tie_weights": True, "bias": True}
-    if sweep.quick:
-        seeds, few = [1, 2], {"batch_size": 4, "steps": 10}
-        copy, mqar = copy | few, mqar | few | {"pairs": 2}
-        size, of_mqar = size | {"block_size": 7, "vocab_size": 16}, of_mqar | {"block_size": 16, "vocab_size": 64}
-    results = sweep.repeated(published_cells(copy, size), seeds)
-    print_table("Copy, as published", results, *columns)
-    cells = fair_cells(copy, size | {"n_embd": 64, "n_head": 4, "n_inner": 256})
+    seeds = [1, 2, 3]
+    results = sweep.repeated(published_cells("copy"), seeds)
+    print_table("Copy, as published", results, "loss", "accuracy")
+    cells = fair_cells("copy", {"n_embd": 64, "n_head": 4, "n_inner": 256})
     results = sweep.tuned(cells, [1e-3, 2e-3, 5e-3], seeds)
-    print_table("Copy, width 64, equal parameters", results, *columns)
-    cells = fair_cells(mqar, of_mqar | {"n_embd": 64, "n_head": 1})
+    print_table("Copy, width 64, equal parameters", results, "loss", "accuracy")
+    cells = fair_cells("mqar", {"n_embd": 64, "n_head": 1})
     results = sweep.tuned(cells, [5e-3, 1e-2, 2e-2], seeds, by="accuracy")
-    print_table("MQAR, width 64, equal parameters", results, *columns)
+    print_table("MQAR, width 64, equal parameters", results, "loss", "accuracy")
 
 
 def entailment(sweep):
-    task = {"task": "entailment", "batch_size": 32, "steps": 2000}
-    size = {"block_size": 2, "vocab_size": 1024, "n_layer": 2}
     seeds, tuning_seeds = [1, 2, 3, 4, 5], [6, 7, 8]  # several, since accuracy on held-out pairs is noisy
-    if sweep.quick:
-        task["steps"], size["vocab_size"], seeds, tuning_seeds = 10, 64, [1, 2], [6]
-    columns = [("accuracy, seen", "seen accuracy"), ("held out", "accuracy", "difference")]
-    columns += [("loss, seen", "seen loss"), ("held out", "loss", "difference")]
+    columns = "seen accuracy", "accuracy", "seen loss", "loss"  # the others are of held-out pairs
     for candidates in ("any", "balanced"):
-        task["candidates"] = candidates
-        results = sweep.repeated(published_cells(task, size), seeds)
+        results = sweep.repeated(published_cells("entailment", candidates=candidates), seeds)
         print_table(f"Candidates {candidates}, as published", results, *columns)
-        cells = fair_cells(task, size | {"n_embd": 96, "n_head": 6})
-        results = sweep.tuned(cells, [5e-4, 1e-3, 2e-3], seeds, by="accuracy", tuning_seeds=tuning_seeds)
+        cells = fair_cells("entailment", {"n_embd": 96, "n_head": 6}, candidates=candidates)
+        results = sweep.tuned(cells, [5e-4, 1e-3, 2e-3], seeds, "accuracy", tuning_seeds)
         print_table(f"Candidates {candidates}, width 96, equal parameters", results, *columns)
 
 
