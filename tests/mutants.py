@@ -288,12 +288,12 @@ MUTANTS = {
         ("(1 + level) / 2", "level", VERDICTS),
     ],
     "tests/bench/report.py": [
-        ('open(folder.parent / "verdicts.jsonl", "ab")', 'open(folder / "x", "ab")', COMPARE),
+        ('open(folder.parent / LEDGER, "ab")', 'open(folder / "x", "ab")', COMPARE),
         ('file.startswith(("train", "data"))', "False", "test_runs.py -k last_commit"),
         ("if candidate in self.comparison.trouble:", "if not found:", "test_compare.py -k diverges_is_out"),
     ],
     "tests/bench/compare.py": [
-        ("if time.time() + expected < deadline:", "if time.time() < deadline:", "test_compare.py -k budget"),
+        ("if time.time() + comparison.run_seconds(run.flops) < deadline:", "if time.time() < deadline:", "test_compare.py -k budget"),
         ("codes = {PAYS: 0, CRASHED: 1, REFUSED: 4", "codes = {PAYS: 0, CRASHED: 1, REFUSED: 0", COMPARE),
         ("with stdout_to_stderr():", "if True:", "test_runs.py -k any_shell"),
     ],
