@@ -22,19 +22,7 @@ TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for
 README, OF_RUNS = TEXTS["README.md"], TEXTS["config/README.md"]
 OUR_PROGRAM = re.compile(r"^ {4}(?:\w+=\S+ )?(?:python|torchrun --\S+ --\S+) ((?:\w+/)*\w+\.py.*)", re.MULTILINE)
 COMMANDS = [(page, found) for page, text in TEXTS.items() for found in OUR_PROGRAM.findall(text)]
-SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-
-
-def test_snippet_runs():
-    found = {}
-    exec(SNIPPETS[0], found)
-    assert found["logits"].shape == (2, 64, 100) and all(p.grad is not None for p in found["model"].parameters())
-
-
-def test_block_by_itself():
-    found = {}
-    exec(SNIPPETS[1], found)
-    assert found["y"].shape == (2, 64, 512)
+(SNIPPET,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_the_columns_of_the_log_are_all_there(repo):
@@ -49,10 +37,10 @@ def test_a_run_is_shared_as_model_and_checkpoint(repo, tmp_path, dataset):
     """The folder holds model.py, the checkpoint and, for other tokenizers than characters, tokenizer.py."""
     repo(f"data/{dataset}/prepare.py" + " --vocab_size=300" * (dataset == "shakespeare_bpe"))
     repo(f"train.py {TINY} --attention=w2 --residual=m1 --dataset={dataset} --out_dir=out/run")
-    snippet, files = SNIPPETS[2], ["model.py", "out/run/best.pt"]
+    snippet, files = SNIPPET, ["model.py", "out/run/best.pt"]
     if dataset == "shakespeare_bpe":
         files.append("data/tokenizer.py")
-        lines = snippet.splitlines()[:-3] + [
+        lines = snippet.splitlines()[:-4] + [
             "from tokenizer import tokenizer_from_state",
             "tokenizer = tokenizer_from_state(saved['tokenizer'])",
             "idx = torch.tensor([tokenizer.encode('the')])",
