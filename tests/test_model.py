@@ -5,6 +5,7 @@ every kind of attention x every residual method.
 
 import copy
 import re
+import shutil
 import sys
 from functools import partial
 
@@ -450,6 +451,7 @@ def test_rope_turns_a_bfloat16_model_by_exact_angles():
         close(table.double(), exact, 2e-4)  # float32 has four digits after the point of 1000
 
 
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 @torch.no_grad()
 def test_w2_in_bfloat16_keeps_the_remainder_of_its_bias_compiled():
     """The last two columns of k̂ have it. A compiler that dropped a cast to bfloat16 and back would make the last 0."""
