@@ -15,7 +15,7 @@ import torch._dynamo
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import reference
-from config.runtime.devices import pick_attention_kernel, use_plain_attention
+from config.runtime.devices import use_plain_attention
 from conftest import ROOT
 from model import ATTENTIONS, CHOICES, GPT, Block, ConfigError, GPTConfig, causal_attention, rope_table
 from reference import COVER, KINDS, perturb, settings, uncached_greedy
@@ -188,11 +188,11 @@ def test_cached_generation_equals_full_forwards(row):
 @pytest.mark.parametrize("block_size", [1, 3, 8])
 @pytest.mark.parametrize("prompt", [1, 8, 20])
 def test_generation_past_the_context(block_size, prompt):
-    for kind, method in (("w2-scalar", "m1"), ("summed-5.5", "m4.2+input")):
-        model = build(kind, method, block_size=block_size)
-        idx = tokens(model, 2, prompt)
-        with torch.no_grad():
-            assert torch.equal(model.generate(idx, 11, temperature=0), uncached_greedy(model, idx, 11))
+    model = build("w2-scalar", "m1", block_size=block_size)
+    idx = tokens(model, 2, prompt)
+    with torch.no_grad():
+        found = model.generate(idx, 11, temperature=0)
+        assert torch.equal(found, uncached_greedy(model, idx, 11))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -423,20 +423,6 @@ def test_bfloat16_is_causal_and_near_the_reference(row):
     expected = reference.reference_logits(model, idx[:1])
     error = (logits[:1].double() - expected).norm()
     assert error < 5 * rounding_error(model, idx[:1])
-
-
-def test_the_kernel_for_attention_is_the_faster_one(kernel):
-    def chosen(dtype, block_size, **kind):
-        model = GPT(GPTConfig(**settings("standard", "standard", block_size=block_size, **kind)))
-        pick_attention_kernel(model, torch.device("cpu"), dtype)
-        return "fused" if torch.backends.cuda.flash_sdp_enabled() else "plain"
-
-    assert chosen(torch.bfloat16, 512) == "plain"
-    assert chosen(torch.bfloat16, 1024) == "fused"
-    assert chosen(torch.bfloat16, 1024, attention="w2", sigma="diagonal") == "fused"
-    assert chosen(torch.bfloat16, 1024, attention="summed_qk", n_layer=4) == "plain"
-    assert chosen(torch.bfloat16, 2048, attention="summed_qk", n_layer=4) == "fused"
-    assert chosen(torch.float32, 64) == "fused"
 
 
 @pytest.mark.parametrize("kind", ["w2-scalar", "w2-diagonal"])

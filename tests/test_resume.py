@@ -501,40 +501,28 @@ def test_an_overflow_of_float16_skips_the_step_of_both_optimizers(run, monkeypat
 # -- signals -------------------------------------------------------------------------------------------------
 
 
-def send_in_step_3(monkeypatch, number, look=lambda: None):
-    """Make a signal come in the third step, as the program hears it, and look at what it has done."""
-    hear_signals()  # conftest.py gives the handlers back
-
-    def hear():
-        signal.getsignal(number)(number, None)
-        look()
-
-    in_step_3(monkeypatch, hear)
-
-
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
 @pytest.mark.parametrize("number, code", CODES.items())
 def test_a_signal_saves_and_says_how_to_go_on(run, monkeypatch, capsys, number, code):
+    handlers = []
+
+    def hear():
+        signal.getsignal(number)(number, None)
+        handlers.extend(map(signal.getsignal, CODES))
+
     run(f"{RUN} --out_dir={WHOLE}")
+    hear_signals()  # conftest.py gives the handlers back
     with monkeypatch.context() as until_here, pytest.raises(SystemExit) as end:
-        send_in_step_3(until_here, number)
+        in_step_3(until_here, hear)
         run(f"{RUN} --checkpoint_interval=9 --out_dir={RESUMED}")
     assert end.value.code == code
+    assert handlers == [signal.SIG_DFL] * 3  # a second signal ends the program at once
     shown = capsys.readouterr().out.splitlines()[-1]
     assert "stopped after step 3, saved in out/resumed/ckpt.pt" in shown
     run(shown.partition("to resume: python ")[2])
     assert_same_run()
-
-
-def test_a_second_signal_ends_the_program_at_once(run, monkeypatch):
-    """The program hears none after the first."""
-    handlers = []
-    send_in_step_3(monkeypatch, signal.SIGTERM, lambda: handlers.extend(map(signal.getsignal, CODES)))
-    with pytest.raises(SystemExit):
-        run(f"{RUN} --out_dir={RESUMED}")
-    assert handlers == [signal.SIG_DFL] * 3
 
 
 @pytest.mark.parametrize("how", ["scratch", "auto"])
