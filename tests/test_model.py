@@ -15,19 +15,14 @@ import torch._dynamo
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import reference
+import verify
 from config.runtime.devices import use_plain_attention
 from conftest import ROOT
 from model import ATTENTIONS, CHOICES, GPT, Block, ConfigError, GPTConfig, causal_attention, rope_table
-from reference import COVER, KINDS, perturb, settings, uncached_greedy
+from reference import COVER, KINDS, settings, uncached_greedy
+from verify import build, close, tokens
 
 torch.set_num_threads(1)  # tiny tensors: a second thread only costs time
-
-
-def build(kind="standard", method="standard", dtype=torch.float64, seed=0, moved=True, **changes):
-    """Return a tiny model in eval mode, its parameters moved away from their initial values."""
-    torch.manual_seed(seed)
-    model = GPT(GPTConfig(**settings(kind, method, **changes))).to(dtype)
-    return (perturb(model, seed) if moved else model).eval()
 
 
 def over(rows):
@@ -39,49 +34,13 @@ def over(rows):
     return pytest.mark.parametrize("row", rows, ids=name)
 
 
-def tokens(model, B, T, seed=0):
-    rng = torch.Generator().manual_seed(seed)
-    return torch.randint(model.config.vocab_size, (B, T), generator=rng)
-
-
-def close(a, b, tolerance=1e-9):
-    assert a.shape == b.shape
-    assert (a - b).abs().max() <= tolerance * max(1.0, b.abs().max().item())
-
-
 # ----------------------------------------------------------------------------------------------
 # the explicit reference
 
 
 @over(COVER)
 def test_logits_and_gradients_equal_the_reference(row):
-    model = build(**row)
-    idx, targets = tokens(model, 2, 5), tokens(model, 2, 5, seed=1)
-    targets[0, 2] = targets[1, 4] = -1
-    logits, loss = model(idx, targets)
-    loss.backward()
-
-    state = reference.get_state(model)
-    expected = reference.logits_of(model.config, state, idx)
-    expected_loss = reference.loss_of(expected, targets)
-    assert logits.shape == (2, 5, model.config.vocab_size) and logits.dtype == torch.float64
-    assert (logits - expected).abs().max() < 1e-9
-    assert abs(loss.item() - expected_loss.item()) < 1e-9
-
-    # a model that holds the gradients where its weights were, to read them under Llama's names
-    grads = copy.deepcopy(model)
-    with torch.no_grad():
-        for (name, p), g in zip(model.named_parameters(), grads.parameters()):
-            assert p.grad is not None, f"{name} gets no gradient"
-            g.copy_(p.grad)
-    found = reference.get_state(grads)
-    assert found.keys() == state.keys()
-    expected_grads = torch.autograd.grad(expected_loss, list(state.values()), allow_unused=True)
-    for name, expected_grad in zip(state, expected_grads):
-        expected_grad = torch.zeros_like(state[name]) if expected_grad is None else expected_grad
-        assert found[name].shape == expected_grad.shape
-        scale = expected_grad.abs().max().item()
-        assert (found[name] - expected_grad).abs().max() <= 1e-8 * scale + 1e-15, name
+    verify.equals_the_reference(row)
 
 
 # ----------------------------------------------------------------------------------------------
@@ -90,16 +49,7 @@ def test_logits_and_gradients_equal_the_reference(row):
 
 @over(COVER)
 def test_the_future_does_not_move_the_past(row):
-    model = build(**row, dtype=torch.float32)
-    idx = tokens(model, 2, 16)
-    with torch.no_grad():
-        logits = model(idx)[0]
-        for t in (1, 6, 15):
-            changed = idx.clone()
-            changed[:, t:] = (changed[:, t:] + 1) % model.config.vocab_size
-            moved = model(changed)[0]
-            assert torch.equal(moved[:, :t], logits[:, :t])
-            assert not torch.equal(moved[:, t:], logits[:, t:])
+    verify.future_does_not_move_the_past(row)
 
 
 class Shapes(TorchDispatchMode):
@@ -171,18 +121,7 @@ def test_no_tensor_of_T_by_T(row):
 
 @over(COVER)
 def test_cached_generation_equals_full_forwards(row):
-    """The tokens, and the logits they were taken from, are the same within the context and far past its end."""
-    model = build(**row, block_size=6)
-    idx = tokens(model, 2, 3)
-    seen = []
-    model.head.register_forward_hook(lambda module, inputs, logits: seen.append(logits.reshape(2, -1, 19)[:, -1]))
-    with torch.no_grad():
-        found = model.generate(idx, 8, temperature=0)
-        cached, seen[:] = seen[:], []
-        assert torch.equal(found, uncached_greedy(model, idx, 8))
-    assert torch.equal(found[:, :3], idx)
-    assert len(cached) == len(seen) == 8
-    close(torch.stack(cached), torch.stack(seen))
+    verify.cache_changes_nothing(row)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 8])

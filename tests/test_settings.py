@@ -49,6 +49,7 @@ def test_files_in_order_then_options(program, tmp_path, monkeypatch):
     expected = DEFAULTS | {"dropout": 0.0, "max_iters": 20, "offset": 7}
     assert read_settings(program, [first, "--offset=7", second]) == expected
     assert read_settings(program, [second, first])["max_iters"] == 10
+    assert read_settings(program, ["--bias"])["bias"] is True
     assert split_settings(program, [second, "--max_iters=2000"])[1] == {"max_iters": 2000, "offset": -5}
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -59,7 +60,6 @@ def test_files_in_order_then_options(program, tmp_path, monkeypatch):
     ("9007199254740993", 5, 9007199254740993),
     ("1e3", 5, 1000),
     ("0", 0.5, 0.0),
-    ("", True, True),
     ("False", True, False),
     (False, "auto", "false"),
     (5.1, "5.1", "5.1"),
@@ -73,7 +73,7 @@ def test_conversions(value, default, expected):
 @pytest.mark.parametrize("value, default", [
     *[(value, 5) for value in (1.5, "1.5", True, "true", "", "nan", float("inf"), "9" * 5000, None, [1])],
     *[(value, 0.5) for value in ("nan", "inf", "1e999", 10**400, True, "x", None)],
-    *[(value, True) for value in ("maybe", 2, 0.5, None)],
+    *[(value, True) for value in ("maybe", "", 2, 0.5, None)],
     *[(value, "text") for value in (None, ["a"], b"a")],
 ])  # fmt: skip
 def test_refused_values(value, default):
