@@ -87,8 +87,9 @@ def check_killed(folder, lowest):
         interval, saved = lines[0]["settings"]["checkpoint_interval"], step_of(folder)
         lost = f"saved at step {saved}, killed after step {len(steps)}, with checkpoints every {interval}"
         expect(saved <= len(steps) <= saved + interval, f"{folder}: {lost}")
-    best = folder / "best.pt"
-    loss = load_checkpoint(best)["val_loss"] if best.exists() else math.inf
+    loss = math.inf
+    if (folder / "best.pt").exists():
+        loss = load_checkpoint(folder / "best.pt")["val_loss"]
     expect(loss <= lowest, f"{folder}: best.pt was of validation loss {lowest}, and is of {loss}")
     return loss
 
@@ -214,8 +215,9 @@ def try_kills(repository, settings, folder, kills):
     number = 0
     while kills:
         number += 1
-        killed = live(repository, settings, folder / f"life {number}", kills)
-        compare(folder / f"life {number}", whole, f"life {number}, killed {killed} times")
+        life = folder / f"life {number}"
+        killed = live(repository, settings, life, kills)
+        compare(life, whole, f"{life.name}, killed {killed} times")
         kills -= killed
     return whole
 

@@ -21,7 +21,7 @@ from config.runtime.files import folder_lock
 from conftest import contents, hear_signals
 from data import prepare as preparing
 from data.dataset import load_dataset
-from data.prepare import encode_all, in_parts, prepare, read_dataset, read_documents, text_files
+from data.prepare import encode_all, in_parts, prepare, read_dataset, read_documents
 from data.tokenizer import END, SPLIT, BPETokenizer
 
 DOCUMENTS = ["One line.", "Two\nlines of text, a little longer\n", "Ünglück und 瓶子", "  spaces  ", "the end"] * 5
@@ -105,27 +105,6 @@ def test_documents_begin_with_their_token_or_after_a_lines_end(tmp_path, field):
     assert ids.count(GPT2.document_start[0]) == len(DOCUMENTS)
 
 
-def test_files_and_folders_may_be_mixed_and_given_twice(tmp_path):
-    (tmp_path / "sub").mkdir()
-    for name in ("a.txt", "sub/E.MD", "sub/ignored.csv", "z"):
-        (tmp_path / name).write_text(f"in {name}")
-    (tmp_path / "0.txt").write_text("")  # an empty file is no document
-    jsonl(tmp_path / "b.jsonl", ["in b.jsonl"])
-    files = [file for path in (tmp_path / "z", tmp_path, tmp_path / "b.jsonl") for file in text_files(path)]
-    found = [document for file in files for document in read_documents(file)]
-    assert found == [f"in {name}" for name in ("z", "a.txt", "b.jsonl", "sub/E.MD", "b.jsonl")]
-
-
-def test_linked_folders_are_read_also_if_links_lead_in_a_circle(tmp_path):
-    for folder in ("here", "elsewhere"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / f"{folder}.txt").write_text(folder)
-    (tmp_path / "here" / "link").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "here")
-    here = tmp_path / "here"
-    assert text_files(here) == [tmp_path / "elsewhere" / "elsewhere.txt", here / "here.txt"]
-
-
 @pytest.mark.parametrize("name, content, named", [
     ("a.jsonl", b'{"text": "good"}\n{"text": 3}', "a.jsonl: line 2: no text in field 'text'; --field may be: none"),
     ("a.jsonl", b'{"title": "good"}\n', "line 1: no text in field 'text'; --field may be: title"),
@@ -168,17 +147,19 @@ def test_a_limit_streams_that_much_and_no_more(tmp_path):
     assert not list(tmp_path.rglob("*.arrow"))
 
 
-def test_openwebtext_script(repo, tmp_path):
-    parquet(tmp_path / "train.parquet", DOCUMENTS * 40)
-    options = [f"--dataset={tmp_path}", "--tokenizer=char", "--val_fraction=0.25"]
-    repo(["data/openwebtext/prepare.py", *options])
+def test_openwebtext_script(repo):
+    dataset = Path("dataset")
+    dataset.mkdir()
+    parquet(dataset / "train.parquet", DOCUMENTS * 40)
+    command = f"data/openwebtext/prepare.py --dataset={dataset} --tokenizer=char --val_fraction=0.25"
+    repo(command)
     loaded = load_dataset("data/openwebtext")
     text = "".join(loaded.tokenizer.decode(loaded.splits[split]) for split in ("train", "val"))
     assert text == "\n".join(DOCUMENTS * 40)
-    repo(["data/openwebtext/prepare.py", *options, "--limit=1e-6"])
+    repo(f"{command} --limit=1e-6")
     limited = load_dataset("data/openwebtext").meta
     assert 1000 <= sum(limited["bytes"].values()) < 1300
-    assert limited["source"] == f"1e-06 GB of {tmp_path}"
+    assert limited["source"] == f"1e-06 GB of {dataset}"
 
 
 @pytest.mark.parametrize("options, named", [
@@ -212,7 +193,7 @@ def test_threads_encode_side_by_side_and_in_order():
 
     parts = (("train", False, str(i)) for i in range(10))
     tokenizer = SimpleNamespace(vocab_size=9, document_start=[], encode_array=encode_array)
-    assert [ids.item() for _, ids in encode_all(tokenizer, parts)] == list(range(10))
+    assert [encoded[1].item() for encoded in encode_all(tokenizer, parts)] == list(range(10))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")

@@ -285,10 +285,33 @@ def test_the_layout_of_attention(device, dtype, T, S, plain, expected, monkeypat
 # compiling
 
 
-def test_training_and_evaluating_recompile_within_the_limit(monkeypatch):
-    """That holds for summed scores as wide as ten layers, and for Method 3.1's ten weights 1/m."""
+@pytest.fixture
+def compile_with(monkeypatch):
+    """Return a function that makes torch.compile use a backend, one that generates no C++."""
+    compile = torch.compile
     torch.compiler.reset()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # which generates no C++
+    yield lambda backend: monkeypatch.setattr(torch, "compile", partial(compile, backend=backend))
+    torch.compiler.reset()
+
+
+def test_a_compiled_model_has_the_loss_and_the_gradients_of_an_eager_one(compile_with):
+    compile_with("aot_eager")
+    outcomes = []
+    for compiled in (False, True):
+        model = build("w2-scalar", "m1", n_layer=2)
+        if compiled:
+            model.compile_blocks()
+        idx = tokens(model, 2, 12)
+        loss = model(idx, idx)[1]
+        loss.backward()
+        outcomes.append([loss, *(p.grad for p in model.parameters())])
+    for found, expected in zip(*outcomes):
+        close(found, expected)
+
+
+def test_training_and_evaluating_recompile_within_the_limit(compile_with):
+    """That holds for summed scores as wide as ten layers, and for Method 3.1's ten weights 1/m."""
+    compile_with("eager")
     model = build("summed-5.1", "m3.1", torch.float32, n_layer=10, dropout=0.1)
     idx = tokens(model, 2, 12)
     model.compile_blocks()
@@ -298,7 +321,6 @@ def test_training_and_evaluating_recompile_within_the_limit(monkeypatch):
                 loss = model.train(training)(idx, idx)[1]
             if training:
                 loss.backward()
-    torch.compiler.reset()
 
 
 # ----------------------------------------------------------------------------------------------

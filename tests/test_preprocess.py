@@ -11,7 +11,7 @@ import data.prepare
 import data.shakespeare
 from config.runtime.errors import UserError
 from config.runtime.files import atomic_write, read_text, sha256
-from conftest import TINY, contents, refused
+from conftest import contents, refused
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared, prepare
 from data.shakespeare import tiny_shakespeare
@@ -145,19 +145,13 @@ def test_text_script_takes_files_and_folders(repo):
     for name in ("b.md", "sub/a.txt", "sub/c.dat"):
         Path("texts", name).parent.mkdir(parents=True, exist_ok=True)
         Path("texts", name).write_text(f"{name}: {TEXT}", encoding="utf-8")
-    repo("data/text/prepare.py texts/sub/a.txt texts --tokenizer=bpe --vocab_size=280 --val_fraction=0.3")
-    loaded = load_dataset("data/text")
+    command = "data/text/prepare.py texts/sub/a.txt texts --name=plays --tokenizer=bpe --vocab_size=280"
+    assert "to train on it: python train.py --dataset=plays" in repo(command)
+    loaded = load_dataset("data/plays")
     assert loaded.meta["source"] == "a.txt and 2 more" and loaded.meta["vocab_size"] == 280
-    text = loaded.tokenizer.decode(np.concatenate([loaded.splits["train"], loaded.splits["val"]]).tolist())
+    ids = np.concatenate([loaded.splits["train"], loaded.splits["val"]])
+    text = loaded.tokenizer.decode(ids.tolist())
     assert text == f"sub/a.txt: {TEXT}\nb.md: {TEXT}\nsub/a.txt: {TEXT}"
-
-
-def test_texts_with_names_lie_side_by_side(repo):
-    for name in ("plays", "poems"):
-        Path(f"{name}.txt").write_text(TEXT, encoding="utf-8")
-        shown = repo(f"data/text/prepare.py {name}.txt --name={name}")
-        assert f"to train on it: python train.py --dataset={name}" in shown
-    assert "plays.txt (data/plays): " in repo(f"train.py {TINY} --dataset=plays")
 
 
 @pytest.mark.parametrize("command, named", [
@@ -217,11 +211,10 @@ def test_a_dataset_is_prepared_at_first_use_and_when_its_text_is_new(datasets, c
 
 
 def test_a_new_text_is_prepared_with_the_settings_of_the_old_one(repo, capsys):
-    """A prepare.py that has no settings gets none."""
     repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
-    for name, options in (("shakespeare_bpe", " --tokenizer=bpe --vocab_size=300"), ("shakespeare_char", "")):
-        Path(f"data/{name}/input.txt").write_text(TEXT, encoding="utf-8")
-        ensure_prepared(name)
-        assert capsys.readouterr().out.endswith(f"running data/{name}/prepare.py{options}\n")
-        assert load_dataset(f"data/{name}").meta["text_sha256"] == sha256(TEXT.encode())
-    assert load_dataset("data/shakespeare_bpe").meta["vocab_size"] == 300
+    Path("data/shakespeare_bpe/input.txt").write_text(TEXT, encoding="utf-8")
+    ensure_prepared("shakespeare_bpe")
+    shown = capsys.readouterr().out
+    assert shown.endswith("running data/shakespeare_bpe/prepare.py --tokenizer=bpe --vocab_size=300\n")
+    meta = load_dataset("data/shakespeare_bpe").meta
+    assert meta["text_sha256"] == sha256(TEXT.encode()) and meta["vocab_size"] == 300

@@ -141,12 +141,6 @@ def test_every_other_error_keeps_its_traceback(capsys, kind):
     assert end.value.code == 1 and shown.startswith("Traceback") and "a slip" in shown
 
 
-def test_ctrl_c_is_silent(capsys):
-    with pytest.raises(SystemExit) as end:
-        report_error(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert end.value.code == 130 and capsys.readouterr().err == ""
-
-
 # -- the config files ----------------------------------------------------------------------------------------
 
 CONFIGS = Path(config.__file__).parent

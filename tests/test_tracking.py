@@ -8,7 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from config.runtime import log
-from conftest import ROOT, TINY, error_of, log_of, refused, run_program
+from conftest import ROOT, TINY, error_of, log_of, refused
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there
 
@@ -73,12 +73,16 @@ def test_wandb_has_what_the_log_has(repo, monkeypatch):
     repo(f"{run} --max_iters=6 --init_from=resume")
     del sys.modules["wandb"]
     lines = [json.loads(line) for line in Path("wandb.jsonl").read_text().splitlines()]
-    starts = [line for line in lines if "name" in line]
-    begun = [(start["name"], start["id"], start["resume"]) for start in starts]
-    assert begun == [("run", None, None), ("run", "drawn", "allow")]
-    assert starts[0]["config"]["n_layer"] == 2
-    found = {(name, line["step"]): number for line in lines if "name" not in line for name, number in line.items()}
-    assert {key: number for key, number in found.items() if key[0] != "step"} == numbers_of("out/run")
+    first, second = (line for line in lines if "config" in line)
+    assert (first["name"], first["id"], first["resume"]) == ("run", None, None)
+    assert (second["name"], second["id"], second["resume"]) == ("run", "drawn", "allow")
+    assert first["config"]["n_layer"] == 2
+    found = {}
+    for line in lines:
+        if "config" not in line:
+            step = line.pop("step")
+            found |= {(name, step): number for name, number in line.items()}
+    assert found == numbers_of("out/run")
 
 
 def test_a_tracker_that_fails_does_not_end_the_run(repo, monkeypatch):
@@ -86,7 +90,8 @@ def test_a_tracker_that_fails_does_not_end_the_run(repo, monkeypatch):
     monkeypatch.syspath_prepend(repo.folder)
     output = repo(f"train.py {TINY} --out_dir=out/run --wandb")
     del sys.modules["wandb"]
-    assert output.count("NOT TRACKED") == 1 and "wandb: division by zero; training continues" in output
+    assert output.count("NOT TRACKED") == 1
+    assert "wandb: division by zero; training continues" in output
     assert log_of("out/run")[-1]["event"] == "end"
 
 
@@ -99,67 +104,30 @@ def test_a_tracker_that_is_not_installed(repo, monkeypatch, capsys, tracker):
 
 # -- the picture ---------------------------------------------------------------------------------------------
 
-
-@pytest.fixture
-def plot(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        code = 0
-        try:
-            run_program(str(ROOT / "tests" / "bench" / "plot.py"), *arguments)
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return run
+PLOT = str(ROOT / "tests" / "bench" / "plot.py")
 
 
-START = {
-    "event": "start", "step": 0, "parameters": 10, "flops_per_token": 1e4, "machine": "cpu", "code": {},
-    "settings": {"batch_size": 2, "grad_accum_steps": 5, "block_size": 10, "max_iters": 40},
-    "data": {"source": "a text", "vocab_size": 7, "sha256": "s", "tokenizer": {"kind": "char"}},
-}  # fmt: skip
-
-
-def write_log(folder, *evals):
-    """Write a log by hand: 100 tokens per step, 1,000 per second; `evals` are validation losses."""
-    lines = [START]
-    for step, loss in zip((10, 20, 30, 40), evals):
-        lines.append({"event": "step", "step": step, "loss": 9.0, "tokens_per_second": 1000.0})
-        losses = {"val_loss": loss, "train_loss": 1.0, "bits_per_byte": loss / 2}
-        lines.append({"event": "eval", "step": step} | losses)
-        if step == 20:
-            lines.append(START | {"event": "resume", "step": 20})
-    Path(folder).mkdir(parents=True)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    Path(folder, "log.jsonl").write_text(text + '{"event": "st')  # it is being written
-
-
-def test_runs_in_one_picture(plot):
-    write_log("out/a", 3.0, 2.0)
-    write_log("out/deeper/b$_{x$", 3.0)
-    code, output, error = plot("out", "--x=time", "--out=both.svg", "--train")
-    assert (code, output.splitlines()[-1], error) == (0, "picture: both.svg", "")
-    assert Path("both.svg").read_bytes().startswith(b"<?xml")
-
-
-def test_what_is_drawn(tmp_path):
+def test_runs_in_one_picture(repo, capsys):
     """Tokens, operations and minutes of training until each evaluation, also where a run has resumed."""
-    write_log(tmp_path / "run", 3.0, 2.0, 1.5, 1.6)
-    evals = read_run(tmp_path / "run")["evals"]
-    assert [one["loss"] for one in evals] == [3.0, 2.0, 1.5, 1.6]
-    assert [evals[-1][name] for name in ("tokens", "flops", "time")] == pytest.approx([4000, 4e7, 4 / 60])
+    run = f"train.py {TINY} --lr_decay=none"
+    repo(f"{run} --out_dir=out/a")
+    repo(f"{run} --out_dir=out/a --init_from=resume --max_iters=8")
+    last = read_run(Path("out/a"))["evals"][-1]
+    assert last["loss"] == log_of("out/a", "eval")[-1]["val_loss"]
+    tokens = 8 * 2 * 16
+    assert last["tokens"] == tokens
+    assert last["flops"] == tokens * log_of("out/a", "start")[0]["flops_per_token"]
+    speeds = [line["tokens_per_second"] for line in log_of("out/a", "step")]
+    assert last["time"] == pytest.approx(sum(2 * 16 / speed / 60 for speed in speeds))
 
-
-def test_what_cannot_be_drawn(plot):
-    write_log("log", 2.0)
-    for arguments, named in {
-        ("log", "--x=steps"): "x = 'steps' does not work: it must be one of tokens",
-        ("empty",): "no run has been evaluated in empty",
+    repo(f"{run} --out_dir=out/deeper/b$_{{x$")
+    for x, named in {
+        "out --x=steps": "x = 'steps' does not work: it must be one of tokens",
+        "nowhere": "no run has been evaluated in nowhere",
     }.items():
-        code, _, error = plot(*arguments)
-        assert code == 2 and error.count("\n") == 1 and named in error
+        assert named in error_of(repo, [PLOT, *x.split()], capsys)
+    assert repo([PLOT, "out", "--x=time", "--out=both.svg", "--train"]).endswith("picture: both.svg\n")
+    assert Path("both.svg").read_bytes().startswith(b"<?xml")
 
 
 def test_the_version_is_that_of_all_code(repo, monkeypatch):
