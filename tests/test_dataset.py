@@ -172,12 +172,3 @@ def test_processes_share_the_windows(tokens, block, limit, world):
     assert len({len(share) for share in shares}) == 1
     parts = torch.cat([y for share in shares for _, y in share])
     assert sorted(parts[parts >= 0].tolist()) == sorted(whole[whole >= 0].tolist())
-
-
-def test_block_size_too_long_says_what_works():
-    words = dataset(range(100), range(10))
-    words.batch(0, 0, 0, 1, 9)
-    message = "block_size=10 is too long for the val split of 10 tokens; the largest that works is 9"
-    for call in (lambda: words.batch(0, 0, 0, 1, 10), lambda: next(words.windows("train", 1, 10, 50))):
-        with pytest.raises(UserError, match=message):
-            call()

@@ -19,21 +19,6 @@ from data.shakespeare import tiny_shakespeare
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 
 
-# -- files ---------------------------------------------------------------------------------------------------
-
-
-def test_atomic_write_replaces_all_or_nothing(tmp_path):
-    path = tmp_path / "file"
-    for content in (b"old", b"new"):
-        with atomic_write(path) as file:
-            file.write(content)
-        assert path.read_bytes() == content
-    with pytest.raises(KeyboardInterrupt), atomic_write(path) as file:
-        file.write(b"half")
-        raise KeyboardInterrupt
-    assert contents(tmp_path) == {tmp_path / "file": b"new"}
-
-
 # -- prepare -------------------------------------------------------------------------------------------------
 
 

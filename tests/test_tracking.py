@@ -16,18 +16,17 @@ from plot import read_run
 
 WANDB = """
 import json
+import sys
+
+id = "drawn"
 
 def init(**options):
+    log({**options, "dir": str(options["dir"])}, step=None)
+    return sys.modules[__name__]
+
+def log(numbers, step):
     with open("wandb.jsonl", "a") as file:
-        print(json.dumps({**options, "dir": str(options["dir"])}), file=file)
-    return Run()
-
-class Run:
-    id = "drawn"
-
-    def log(self, numbers, step):
-        with open("wandb.jsonl", "a") as file:
-            print(json.dumps({"step": step, **numbers}), file=file)
+        print(json.dumps({**numbers, "step": step}), file=file)
 """
 
 
@@ -86,7 +85,7 @@ def test_wandb_has_what_the_log_has(repo, monkeypatch):
 
 
 def test_a_tracker_that_fails_does_not_end_the_run(repo, monkeypatch):
-    Path("wandb.py").write_text(WANDB.replace("numbers, step):", "numbers, step):\n        1 / 0"))
+    Path("wandb.py").write_text(WANDB.replace('"a"', '"a" if step is None else 1 / 0'))
     monkeypatch.syspath_prepend(repo.folder)
     output = repo(f"train.py {TINY} --out_dir=out/run --wandb")
     del sys.modules["wandb"]
