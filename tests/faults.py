@@ -39,7 +39,6 @@ METHODS = {
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 counts = Counter()
-seen = set()  # paths of all checkpoints so far, and the inodes and times of the files that were there
 
 
 def expect(good, reason):
@@ -55,15 +54,13 @@ def start(repository, settings, folder):
     command = [sys.executable, "train.py", *RUN.split(), *settings.split(), f"--out_dir={folder}"]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8")
     counts["processes started"] += 1
-    process = subprocess.Popen(command, cwd=repository, env=ENVIRONMENT, **pipes)
-    process.began = time.time()
-    return process
+    return subprocess.Popen(command, cwd=repository, env=ENVIRONMENT, **pipes)
 
 
-def finish(process, code=0):
-    """Wait for the end of a process, which must have that exit code. Return what it printed."""
+def finish(process):
+    """Wait for the end of a process, which must be a good one. Return what it printed."""
     shown = process.communicate()[0]
-    expect(process.returncode == code, f"exit code {process.returncode}, not {code}, after:\n{shown[-1000:]}")
+    expect(process.returncode == 0, f"exit code {process.returncode} after:\n{shown[-1000:]}")
     return shown
 
 
@@ -78,31 +75,11 @@ def step_of(folder):
 # -- what must be true ---------------------------------------------------------------------------------------
 
 
-def look(folder):
-    """Link every checkpoint, however short-lived, for check_seen. Once one exists, it must never be missing."""
-    for path in (folder / "ckpt.pt", folder / "best.pt"):
-        try:
-            found = os.stat(path)
-        except FileNotFoundError:
-            expect(path not in seen, f"{path} is gone")
-            continue
-        mark = f"{found.st_ino}-{found.st_mtime_ns}"
-        if mark not in seen:
-            seen.update((path, mark))
-            os.link(path, folder.parent / "seen" / f"{mark}-{path.name}")
-
-
-def check_seen(folder):
-    """Check that every checkpoint seen is whole; load_checkpoint and build_model raise ValueError if not."""
-    for path in (folder.parent / "seen").iterdir():
-        build_model(load_checkpoint(path))
-        counts["checkpoints seen, and loaded"] += 1
-        path.unlink()
-
-
 def check_killed(folder, lowest):
     """Check what a kill must leave, with no validation loss worse than `lowest`. Return the lowest now."""
-    check_seen(folder)
+    for path in folder.glob("*.pt"):
+        build_model(load_checkpoint(path))  # a ValueError if it is not whole
+        counts["checkpoints loaded after a kill"] += 1
     lines = log_lines(folder)
     steps = [line["step"] for line in lines if line["event"] == "step"]
     expect(steps == list(range(1, len(steps) + 1)), f"{folder}: the log has a gap or a repeat: {steps}")
@@ -110,39 +87,42 @@ def check_killed(folder, lowest):
         interval, saved = lines[0]["settings"]["checkpoint_interval"], step_of(folder)
         lost = f"saved at step {saved}, killed after step {len(steps)}, with checkpoints every {interval}"
         expect(saved <= len(steps) <= saved + interval, f"{folder}: {lost}")
-    best = folder / "best.pt"
-    loss = load_checkpoint(best)["val_loss"] if best.exists() else math.inf
+    loss = math.inf
+    if (folder / "best.pt").exists():
+        loss = load_checkpoint(folder / "best.pt")["val_loss"]
     expect(loss <= lowest, f"{folder}: best.pt was of validation loss {lowest}, and is of {loss}")
     return loss
 
 
-def compare(folder, whole, what, shown=""):
-    """Check that the run in `folder` equals the undisturbed one, except for a best.pt `shown` as not saved."""
+def compare(folder, whole, what, unsaved=()):
+    """Check that the run in `folder` equals the undisturbed one, except for a best.pt that was `unsaved` at steps."""
     expect(not list(folder.glob("*.tmp")), f"{folder}: files are left over")
-    expect(losses(folder) == losses(whole), f"{folder}/log.jsonl: not the losses of {whole}")
-    expect_same(folder / "ckpt.pt", whole / "ckpt.pt")
-    unsaved = {int(step) for step in re.findall(r"NOT SAVED: .*best\.pt at step (\d+)", shown)}
-    evals = [line for line in losses(folder) if line["event"] == "eval" and line["step"] not in unsaved]
-    lowest, best = min(line["val_loss"] for line in evals), load_checkpoint(folder / "best.pt")["val_loss"]
+    found = losses(folder)
+    expect(found == losses(whole), f"{folder}/log.jsonl: not the losses of {whole}")
+    evals = [line for line in found if line["event"] == "eval" and line["step"] not in unsaved]
+    lowest = min(line["val_loss"] for line in evals)
+    best = load_checkpoint(folder / "best.pt")["val_loss"]
     expect(best == lowest, f"{folder}/best.pt: of validation loss {best}, not the lowest, {lowest}")
+    expect_same("ckpt.pt", folder, whole)
     if not unsaved:
-        expect_same(folder / "best.pt", whole / "best.pt")
+        expect_same("best.pt", folder, whole)
     counts["lives compared"] += 1
     print(f"{whole.parent.name}: {what}: equal to the undisturbed run", flush=True)
 
 
-def log_bytes(folder):
-    log = folder / "log.jsonl"
-    return log.read_bytes() if log.exists() else b""
+def expect_same(name, folder, whole):
+    found = differences(folder / name, whole / name)
+    expect(not found, f"{folder / name} is not {whole / name}: {found}")
 
 
 def log_lines(folder):
     """Return the lines of the log, except a last one that is torn."""
-    *lines, _ = log_bytes(folder).split(b"\n")
+    log = folder / "log.jsonl"
+    *lines, _ = log.read_bytes().split(b"\n") if log.exists() else [b""]
     try:
         return [json.loads(line) for line in lines]
     except ValueError as error:
-        raise AssertionError(f"{folder}/log.jsonl: {error}") from None
+        raise AssertionError(f"{log}: {error}") from None
 
 
 def losses(folder):
@@ -151,63 +131,41 @@ def losses(folder):
     return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
 
 
-def expect_same(path, whole):
-    found = differences(path, whole)
-    expect(not found, f"{path} is not {whole}: {found}")
-
-
 # -- kills ---------------------------------------------------------------------------------------------------
 
 
-def unfinished(process, folder):
-    """Return the files that the process is in the middle of writing, or was when it was killed."""
-    return [path for path in folder.glob("*.tmp") if path.stat().st_mtime > process.began]
-
-
-def wait(process, folder, seconds, happened=lambda: False):
-    """Look at the folder again and again until something has happened, the time is over or the process has ended."""
+def wait(process, seconds, happened=lambda: False):
+    """Wait until something has happened, the time is over or the process has ended."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and not happened() and process.poll() is None:
-        look(folder)
-        time.sleep(0.001)  # a checkpoint has its name for longer than that
+        time.sleep(0.001)
 
 
-def kill(process, folder, log_before, moment):
+def kill(process, folder, moment):
     """Kill the process at `moment`, unless it ends first. The first thing that it writes is the log."""
-    seconds = random.uniform(0, 4) if moment == "start-up" else 60
-    wait(process, folder, seconds, lambda: log_bytes(folder) != log_before)
-    if moment != "start-up":
-        wait(process, folder, random.uniform(0, 1))
-    if moment == "save":
-        wait(process, folder, 60, lambda: unfinished(process, folder))
-        wait(process, folder, random.uniform(0, 0.005))
+    began, lines = time.time(), len(log_lines(folder))
+    if moment == "starting":
+        wait(process, random.uniform(0, 4))
+    else:
+        wait(process, 60, lambda: len(log_lines(folder)) > lines)
+        wait(process, random.uniform(0, 1))
+    if moment == "saving":
+        wait(process, 60, lambda: any(path.stat().st_mtime > began for path in folder.glob("*.tmp")))
+        wait(process, random.uniform(0, 0.005))
     process.kill()
     process.wait()
-    look(folder)
-
-
-def count_kill(process, folder, log_before):
-    """Count by what the process has left, since it need not have been killed at the moment that was meant."""
-    log = log_bytes(folder)
-    counts["processes killed"] += 1
-    if unfinished(process, folder):
-        counts["... inside a save"] += 1
-    elif log_before.startswith(log) or log.splitlines()[-1].startswith((b'{"event": "start"', b'{"event": "resume"')):
-        counts["... during start-up"] += 1
-    else:
-        counts["... otherwise"] += 1
 
 
 def live(repository, settings, folder, kills):
     """Train a run to its last step, killing it at most `kills` times. Return the number of kills."""
     killed, lowest = 0, math.inf
     while killed < kills and step_of(folder) < STEPS:
-        log_before = log_bytes(folder)
+        moment = random.choice(("starting", "training", "saving"))
         with start(repository, settings, folder) as process:
-            kill(process, folder, log_before, random.choice(("start-up", "step", "save")))
+            kill(process, folder, moment)
             if process.returncode == -signal.SIGKILL:
                 killed += 1
-                count_kill(process, folder, log_before)
+                counts[f"processes killed while {moment}"] += 1
                 lowest = check_killed(folder, lowest)
             else:
                 finish(process)
@@ -219,61 +177,49 @@ def live(repository, settings, folder, kills):
 # -- writes that fail ----------------------------------------------------------------------------------------
 
 
-def limit(pid, room):
-    """Let no file of that process grow beyond `room` bytes."""
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
-
-
-def read_until(process, folder, good):
-    """Return the lines that the process prints, up to the first that is good."""
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        look(folder)
-        if good(line):
-            return lines
-    raise AssertionError(f"{folder}: the run ended too early, after:\n{''.join(lines)[-1000:]}")
-
-
 def starve(repository, settings, whole):
     """Leave a run too little room for its checkpoints, and often for its log, during most of its steps."""
-    folder = whole.with_name("starved")
+    folder, shown = whole.with_name("starved"), ""
     with start(repository, settings, folder) as process:
-        lines, step = read_until(process, folder, lambda line: (folder / "ckpt.pt").exists()), 0
-        while step <= 0.75 * STEPS:
-            log_has_room = (folder / "log.jsonl").stat().st_size + random.randrange(300)
-            limit(process.pid, random.choice((random.randrange((folder / "ckpt.pt").stat().st_size), log_has_room)))
-            load_checkpoint(folder / "ckpt.pt")  # a ValueError if it is not whole
-            lines += read_until(process, folder, lambda line: f"NOT SAVED: {folder / 'ckpt.pt'}" in line)
-            step = int(re.search(r"at step (\d+)", lines[-1])[1])
-        limit(process.pid, resource.RLIM_INFINITY)
-        shown = "".join(lines) + finish(process)
-    look(folder)
-    check_seen(folder)
+        for line in process.stdout:
+            shown += line
+            step = re.match(r"step (\d+)/", line)
+            if step and int(step[1]) > 0.75 * STEPS:
+                break
+            if step and (folder / "ckpt.pt").exists():
+                saved, logged = ((folder / name).stat().st_size for name in ("ckpt.pt", "log.jsonl"))
+                too_little = random.randrange(saved)
+                for_the_log = logged + random.randrange(300)
+                limit(process, random.choice((too_little, for_the_log)))
+                load_checkpoint(folder / "ckpt.pt")  # a ValueError if it is not whole
+        limit(process, resource.RLIM_INFINITY)
+        shown += finish(process)
     counts["checkpoint writes made to fail"] += shown.count("NOT SAVED: ")
     counts["log writes made to fail"] += shown.count("NOT WRITTEN: ")
-    compare(folder, whole, "files limited in size", shown)
+    unsaved = {int(step) for step in re.findall(r"NOT SAVED: .*best\.pt at step (\d+)", shown)}
+    compare(folder, whole, "files limited in size", unsaved)
+
+
+def limit(process, room):
+    """Let no file of the process grow beyond `room` bytes."""
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
 
 
 # -- all of it -----------------------------------------------------------------------------------------------
 
 
-def train_undisturbed(repository, settings, folder):
-    """Train what all other runs in the folder are compared with."""
-    (folder / "seen").mkdir(parents=True)
-    finish(start(repository, settings, folder / "whole"))
-    return folder / "whole"
-
-
-def try_kills(repository, settings, whole, kills):
-    """Train one run after another until `kills` kills have been made."""
+def try_kills(repository, settings, folder, kills):
+    """Train one run after another until `kills` kills have been made. Return the undisturbed one's folder."""
+    whole = folder / "whole"
+    finish(start(repository, settings, whole))
     number = 0
     while kills:
         number += 1
-        folder = whole.with_name(f"life {number}")
-        killed = live(repository, settings, folder, kills)
-        compare(folder, whole, f"life {number}, killed {killed} times")
+        life = folder / f"life {number}"
+        killed = live(repository, settings, life, kills)
+        compare(life, whole, f"{life.name}, killed {killed} times")
         kills -= killed
+    return whole
 
 
 def main():
@@ -287,8 +233,7 @@ def main():
     try:
         repository = copy_repository(work / "repository")
         for method, settings in METHODS.items():
-            whole = train_undisturbed(repository, settings, work / method)
-            try_kills(repository, settings, whole, math.ceil(options.kills / len(METHODS)))
+            whole = try_kills(repository, settings, work / method, math.ceil(options.kills / len(METHODS)))
             starve(repository, settings, whole)
     except (AssertionError, ValueError) as error:
         print(f"BROKEN: {error}\neverything is kept in {work}")

@@ -33,7 +33,6 @@ RUNS = "test_runs.py"
 MUTANTS = {
     "train.py": [
         # the learning rate
-        ("(iter_num + 1) / warmup_iters", "iter_num / warmup_iters", LOOP),
         ("(iter_num - warmup_iters) / max(max_iters - warmup_iters, 1)", "iter_num / max_iters", LOOP),
         ("(1 + math.cos(math.pi * done)) / 2", "math.cos(math.pi * done / 2)", LOOP),
         ('"linear": 1 - done', '"linear": 1 - done**2', LOOP),
@@ -43,7 +42,6 @@ MUTANTS = {
         ("configure_optimizers(weight_decay,", "configure_optimizers(0.0,", LOOP),
         # the gradient
         ("grad_clip or math.inf", "math.inf", LOOP),
-        ("grad_clip or math.inf", "grad_clip or 1.0", LOOP),
         ("(raw_model.parameters(), grad_clip", "(raw_model.blocks.parameters(), grad_clip", LOOP),
         ("model(x, y)[1] / len(micro_steps)", "model(x, y)[1]", LOOP),
         ("model(x, y)[1] / len(micro_steps)", "model(x, y)[1] / grad_accum_steps", "test_parallel.py"),
@@ -59,15 +57,12 @@ MUTANTS = {
         # random numbers
         ("torch.manual_seed(seed)\n", "torch.manual_seed(1337)\n", LOOP),
         ("derive_seed(seed, iter_num, micro_step)", "derive_seed(seed, iter_num)", LOOP),
-        ("derive_seed(seed, iter_num, micro_step)", "derive_seed(seed, micro_step)", LOOP),
         # evaluating
         ("    model.eval()\n", "", LOOP),
         ("        with ctx:\n            loss =", "        if True:\n            loss =", LOOP),
         ("torch.tensor([loss.item() * counted, counted])", "torch.tensor([loss.item(), 1])", LOOP),
         ("max(1, eval_tokens // 16)", "eval_tokens", LOOP),
         ('tokens["val"] / data.meta["bytes"]["val"]', 'tokens["train"] / data.meta["bytes"]["train"]', LOOP),
-        ("val_loss / math.log(2)", "val_loss * math.log(2)", LOOP),
-        ("iter_num % steps_per_eval == 0 or iter_num == max_iters", "iter_num % steps_per_eval == 0", "test_train.py"),
         ("if val_loss < best_val_loss and save(best)", "if save(best)", "test_train.py"),
         # the clock
         ("speed = iters * tokens_per_iter", "speed = iters * batch_size * block_size", CLOCK),
@@ -90,7 +85,6 @@ MUTANTS = {
         # Wasserstein-2, and summed scores
         ("to(exact).square().sum(-1,", "to(exact).detach().square().sum(-1,", REFERENCE),
         ("-sum(part.to(exact).square()", "-sum(part.square()", "test_model.py -k bfloat16"),
-        ("return d**0.5 * m**0.5", "return d**0.5 * m", REFERENCE),
         # recomputing
         (
             "mlp_branch(x + self.recompute_attn(x, kept, cache))",
@@ -99,19 +93,16 @@ MUTANTS = {
         ),
         ("self.attn_norm(x)\n        return", "F.rms_norm(x, x.shape[-1:])\n        return", REFERENCE),
         ("cache(self.attn.values(normed))", "self.attn.values(normed)", "test_model.py -k cached"),
-        ("return [1 / self.m]", "return [1 / (self.m - 1)]", REFERENCE),
         ("self.mix.softmax(dim=0)", "self.mix.detach().softmax(dim=0)", REFERENCE),
         ("use_reentrant=False", "use_reentrant=False, preserve_rng_state=False", CHECKPOINTING),
         ("if self.config.activation_checkpointing and", "if False and", CHECKPOINTING),
         # dropout
         ("self.dropout.p if self.training else 0.0", "0.0", DROPOUT),
         ("return self.dropout(self.output(", "return (self.output(", DROPOUT),
-        ("return self.dropout(self.down_proj(", "return (self.down_proj(", DROPOUT),
         # initial values
         ("(2 * self.config.n_layer) ** -0.5", "self.config.n_layer ** -0.5", START),
         ("(block.attn.o_proj, block.mlp.down_proj)", "(block.attn.o_proj,)", START),
         ("std=module.in_features**-0.5", "std=module.out_features**-0.5", START),
-        ("std=module.in_features**-0.5", "std=0.02", START),
         ("normal_(module.weight)  # if tied", "normal_(module.weight, std=0.02)  # if tied", START),
         ("Parameter(torch.zeros(self.H))", "Parameter(torch.empty(self.H))", "test_extend.py -k entry"),
         ("per_group.copy_(", "(lambda keys: None)(", "test_model.py -k tell_tokens_apart"),
@@ -132,7 +123,6 @@ MUTANTS = {
         ("os.path.expanduser(export), ", "export, ", "test_train.py -k tilde"),
     ],
     "data/dataset.py": [
-        ("rows[:, 1:].contiguous()", "rows[:, :-1].contiguous()", "test_dataset.py"),
         ('self.read("train", places)', 'self.read("val", places)', "test_dataset.py"),
         ("derive_seed(seed, epoch) %", "derive_seed(seed, 0) %", "test_dataset.py"),
         ("version != VERSION", "version is None", "test_dataset.py -k damaged"),
@@ -145,7 +135,7 @@ MUTANTS = {
         ("np.arange(0, targets, block_size)", "np.arange(0, targets - block_size, block_size)", "test_dataset.py"),
     ],
     "data/prepare.py": [
-        ('yield "train", several, part[:left]', 'yield "train", several, part', "test_preprocess.py"),
+        ('yield "train", several, part[:left]', 'yield "train", several, part', "test_corpus.py -k begins_once"),
         ('yield "val", False, part[left:]', 'yield "val", several, part[left:]', "test_corpus.py -k begins_once"),
         ('text in parts if split == "train")', "text in parts)", "test_corpus.py -k learned"),
         ("islice(blocks, 0, None, 1 + cut // SAMPLE)", "islice(blocks, SAMPLE // 1000)", "test_corpus.py -k learned"),
@@ -197,10 +187,7 @@ MUTANTS = {
         ('pick_dtype("auto", device) == torch.bfloat16', "False", "test_muon.py -k fast"),
         (', adjust_lr_fn="match_rms_adamw"', "", "test_muon.py"),
         ('lerp_(p.grad, 1 - group["momentum"])', 'lerp_(p.grad, group["momentum"])', "test_muon.py"),
-        ('p.grad.lerp(momentum, group["momentum"])', "momentum", "test_muon.py"),
         ('(1 - group["lr"] * group["weight_decay"])', '(1 - group["weight_decay"])', "test_muon.py"),
-        ("max(p.shape) ** 0.5", "min(p.shape) ** 0.5", "test_muon.py"),
-        ("x = x / x.norm().clamp(min=eps)", "x = x / 9", "test_muon.py"),
     ],
     "config/runtime/errors.py": [
         ("    exit_code = 3", "    exit_code = 2", "test_resume.py -k second_process"),
@@ -216,12 +203,10 @@ MUTANTS = {
     ],
     "config/runtime/maps.py": [
         ("torch.eye(T)", "torch.eye(T).flip(0)", "test_maps.py"),
-        ("    finally:\n", "    except KeyError:\n", "test_maps.py -k no_hook"),
     ],
     "data/huggingface.py": [
         ("difference < 1e-4 * ours.abs().max()", "True", EXPORT),
         ("if len(tensors) < len(model.state_dict()):", "if False:", EXPORT),
-        ("except (OSError, SafetensorError) as", "except Exception as", EXPORT),
         ('(theirs.hidden_act, "silu")', '("silu", "silu")', "test_llama.py"),
     ],
     "data/modeling_gpt.py": [
@@ -293,7 +278,11 @@ MUTANTS = {
         ("if candidate in self.comparison.trouble:", "if not found:", "test_compare.py -k diverges_is_out"),
     ],
     "tests/bench/compare.py": [
-        ("if time.time() + comparison.run_seconds(run.flops) < deadline:", "if time.time() < deadline:", "test_compare.py -k budget"),
+        (
+            "if time.time() + comparison.run_seconds(run.flops) < deadline:",
+            "if time.time() < deadline:",
+            "test_compare.py -k budget",
+        ),
         ("codes = {PAYS: 0, CRASHED: 1, REFUSED: 4", "codes = {PAYS: 0, CRASHED: 1, REFUSED: 0", COMPARE),
         ("with stdout_to_stderr():", "if True:", "test_runs.py -k any_shell"),
     ],
@@ -360,7 +349,4 @@ def main(files):
 
 
 if __name__ == "__main__":
-    unknown = [file for file in sys.argv[1:] if file not in MUTANTS]
-    if unknown:
-        raise SystemExit(f"{unknown[0]} has no mistakes to try; files that have some: {', '.join(MUTANTS)}")
     sys.exit(main(sys.argv[1:] or list(MUTANTS)) > 0)

@@ -52,11 +52,10 @@ DAMAGE = [
     (edit(version=1), "meta.json: version 1 is not 2"),
     (edit(version=None), FORM),
     (edit(dtype="uint32"), f"train.bin: {SIZE}"),
-    (write("train.bin", b""), f"train.bin: {SIZE}"),
     (write("val.bin", b"\0\0\0"), f"val.bin: {SIZE}"),
     (reverse("train.bin"), f"train.bin: {HASH}"),
-    (reverse("val.bin"), f"val.bin: {HASH}"),
-]  # fmt: skip
+    (lambda folder: (folder / "val.bin").unlink(), "val.bin: No such file or directory"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -74,29 +73,17 @@ def test_damaged_data_is_refused_with_file_and_cure(whole, tmp_path, harm, named
         load_dataset(folder)
     message = str(error.value)
     assert f"{folder}/{named}" in message and "\n" not in message
-    assert message.endswith("; prepare data/words again")
-
-
-@pytest.mark.parametrize("name", ["meta.json", "train.bin", "val.bin"])
-def test_a_missing_file_is_named(whole, tmp_path, name):
-    folder = shutil.copytree(whole, tmp_path / "words")
-    (folder / name).unlink()
-    with pytest.raises(UserError, match=f"{folder}/{name}: No such file or directory"):
-        load_dataset(folder)
+    assert message.endswith("; prepare data/words again") or "No such file" in named
 
 
 def test_token_ids_outside_the_vocabulary_are_named_also_in_a_file_too_large_to_hash(whole, tmp_path, monkeypatch):
     monkeypatch.setattr("data.dataset.HASHED", 0)
     folder = shutil.copytree(whole, tmp_path / "words")
-    for split in ("train", "val"):
-        size = (folder / f"{split}.bin").stat().st_size
-        (folder / f"{split}.bin").write_bytes(b"\x2c\x01" * (size // 2))
+    size = (folder / "train.bin").stat().st_size
+    (folder / "train.bin").write_bytes(b"\x2c\x01" * (size // 2))
     words = load_dataset(folder)
-    problem = "token 300 is outside the vocabulary; prepare data/words again"
-    with pytest.raises(UserError, match=f"train.bin: {problem}"):
+    with pytest.raises(UserError, match="train.bin: token 300 is outside the vocabulary; prepare data/words again"):
         words.batch(0, 0, 0, 2, 16)
-    with pytest.raises(UserError, match=f"val.bin: {problem}"):
-        next(words.windows("val", 2, 16, 64))
 
 
 # -- batches -------------------------------------------------------------------------------------------------
@@ -104,26 +91,18 @@ def test_token_ids_outside_the_vocabulary_are_named_also_in_a_file_too_large_to_
 
 def test_batch_is_a_pure_function_of_its_arguments():
     words = dataset(range(1000), range(100))
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    x, y = words.batch(seed=1, step=2, shard=3, batch_size=8, block_size=16, shards=5)
+    before = torch.get_rng_state()
+    x, y = words.batch(seed=1, step=2, shard=0, batch_size=12, block_size=16)
     words.batch(9, 9, 0, 4, 4)
-    again = words.batch(1, 2, 3, 8, 16, 5)
+    again = words.batch(1, 2, 0, 12, 16)
     assert torch.equal(x, again[0]) and torch.equal(y, again[1])
-    assert torch.equal(torch.get_rng_state(), before[0]) and np.random.get_state()[1].tolist() == before[1]
-    assert x.shape == y.shape == (8, 16) and x.dtype == y.dtype == torch.int64
-    assert x.is_contiguous() and y.is_contiguous()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert x.shape == (12, 16) and x.dtype == y.dtype == torch.int64
     assert torch.equal(y, x + 1) and torch.equal(x[:, 1:], y[:, :-1])
-    for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4)):
-        assert not torch.equal(x, words.batch(*other, 8, 16, 5)[0])
-
-
-def test_the_shards_of_a_step_are_its_batch():
-    words = dataset(range(1000), range(100))
-    whole = words.batch(seed=1, step=2, shard=0, batch_size=12, block_size=16)
-    for shards in (2, 3, 12):
-        parts = [words.batch(1, 2, shard, 12 // shards, 16, shards) for shard in range(shards)]
-        for x, of_parts in zip(whole, zip(*parts)):
-            assert torch.equal(x, torch.cat(of_parts))
+    for other in ((2, 2, 0), (1, 3, 0)):
+        assert not torch.equal(x, words.batch(*other, 12, 16)[0])
+    shards = [words.batch(1, 2, shard, 4, 16, shards=3)[0] for shard in range(3)]
+    assert torch.equal(x, torch.cat(shards))
 
 
 def firsts(words, batches, batch_size, block_size, seed=0):
@@ -193,17 +172,3 @@ def test_processes_share_the_windows(tokens, block, limit, world):
     assert len({len(share) for share in shares}) == 1
     parts = torch.cat([y for share in shares for _, y in share])
     assert sorted(parts[parts >= 0].tolist()) == sorted(whole[whole >= 0].tolist())
-
-
-def test_all_batches_of_windows_have_one_shape():
-    shapes = {(x.shape, y.shape) for x, y in dataset(range(100), range(100)).windows("val", 4, 7, 99)}
-    assert shapes == {((4, 7), (4, 7))}
-
-
-def test_block_size_too_long_says_what_works():
-    words = dataset(range(100), range(10))
-    words.batch(0, 0, 0, 1, 9)
-    message = "block_size=10 is too long for the val split of 10 tokens; the largest that works is 9"
-    for call in (lambda: words.batch(0, 0, 0, 1, 10), lambda: next(words.windows("train", 1, 10, 50))):
-        with pytest.raises(UserError, match=message):
-            call()

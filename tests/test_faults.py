@@ -17,5 +17,4 @@ def test_killed_it_is_the_undisturbed_run(tmp_path, monkeypatch):
     random.seed(1)
     monkeypatch.setattr(faults, "STEPS", 40)
     repository, settings = copy_repository(tmp_path / "repository"), f"{faults.METHODS['w2, m1']} --max_iters=40"
-    whole = faults.train_undisturbed(repository, settings, tmp_path / "w2, m1")
-    faults.try_kills(repository, settings, whole, kills=1)
+    faults.try_kills(repository, settings, tmp_path / "w2, m1", kills=1)

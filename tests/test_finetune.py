@@ -9,12 +9,10 @@ import re
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
@@ -24,12 +22,10 @@ from transformers import (
 
 from conftest import TEXT, TINY, load, log_of, refused
 from data.dataset import load_dataset
-from data.huggingface import to_transformers
 from data.prepare import prepare
 from data.tokenizer import (
     END,
     BPETokenizer,
-    CharTokenizer,
     HFTokenizer,
     first_tokens,
     hf_tokenizer,
@@ -88,14 +84,6 @@ def llama(request, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def tuned(repo, llama):
-    """Begin a run that fine-tunes the Llama under another method, its data prepared in the Llama's tokens."""
-    repo(["data/shakespeare_bpe/prepare.py", f"--tokenizer=hf:{llama}"])
-    repo(f"train.py {RUN} --attention=w2 --residual=m4.2 --out_dir=out/tuned --init_from=hf:{llama}")
-    return repo
-
-
 # -- the tokenizer -------------------------------------------------------------------------------------------
 
 
@@ -111,22 +99,8 @@ def test_the_tokenizer_is_theirs(llama):
         assert ours.decode(ids.tolist()) == theirs.decode(ids.tolist(), clean_up_tokenization_spaces=False)
     assert ours.vocab_size == len(theirs) and ours.document_start == [theirs.bos_token_id]
     assert first_tokens(ours) == [theirs.bos_token_id]
-
-
-def test_text_comes_out_of_a_stream_as_it_does_at_once(llama):
-    tokenizer = hf_tokenizer(str(llama))
-    prompt = tokenizer.encode("the quick")
-    for text in SAMPLES[1:4]:
-        ids = tokenizer.encode_array("the quick " + text).tolist()
-        start = len(tokenizer.encode_array("the quick"))
-        pieces = list(tokenizer.decode_stream(ids[start:], prompt[: len(prompt) - start] + ids[:start]))
-        assert "".join(pieces) == tokenizer.decode(ids)[len("the quick") :]
-        assert len(pieces) == len(ids) - start
-    assert list(tokenizer.decode_stream([tokenizer.vocab_size + 5], prompt)) == [""]  # a spare row of the embedding
-    random = np.random.default_rng(0)
-    for _ in range(200):  # a model may say anything
-        ids = random.integers(tokenizer.vocab_size, size=20).tolist()
-        "".join(tokenizer.decode_stream(ids, prompt)).encode()
+    spare_row = ours.vocab_size + 5  # of the embedding
+    assert list(ours.decode_stream([spare_row], ours.encode("the"))) == [""]
 
 
 def test_the_end_that_some_tokenizers_put_is_not_part_of_a_prompt():
@@ -145,27 +119,20 @@ def test_the_end_that_some_tokenizers_put_is_not_part_of_a_prompt():
 # -- train.py and sample.py ----------------------------------------------------------------------------------
 
 
-def test_a_llama_is_fine_tuned_resumed_and_sampled(tuned, llama):
-    (start,) = log_of("out/tuned", "start")
-    theirs = AutoConfig.from_pretrained(llama)
-    assert start["config"]["n_layer"] == theirs.num_hidden_layers and start["config"]["n_kv_head"] == 2
-    assert start["config"]["vocab_size"] == 352 and start["settings"]["rope_theta"] == 500
-    output = tuned(f"train.py {RUN} --out_dir=out/tuned --max_iters=6 --init_from=resume")
-    (resumed,) = log_of("out/tuned", "resume")
-    assert ", from step 4 of out/tuned\n" in output and resumed["settings"]["init_from"] == f"hf:{llama}"
-    text = tuned(["sample.py", "--num_samples=1", "--max_new_tokens=20", "--start=the dog"])
-    assert "the dog" in text
-
-
-def test_it_starts_where_the_llama_is(repo, llama):
+def test_a_llama_is_fine_tuned_resumed_and_sampled(repo, llama):
     repo(["data/shakespeare_bpe/prepare.py", f"--tokenizer=hf:{llama}"])
-    repo(f"train.py {RUN} --out_dir=out/tuned --init_from=hf:{llama} --max_iters=1 --dtype=float32")
-    (step,) = log_of("out/tuned", "step")
+    repo(f"train.py {RUN} --dtype=float32 --out_dir=out/tuned --init_from=hf:{llama}")
+    config = log_of("out/tuned", "start")[0]["config"]
+    assert [config[name] for name in ("n_layer", "n_kv_head", "vocab_size", "rope_theta")] == [2, 2, 352, 500]
     x, y = load_dataset("data/shakespeare_bpe").batch(1337, 0, 0, 2, 16)
     with torch.no_grad():
         logits = LlamaForCausalLM.from_pretrained(llama)(x).logits
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
-    assert step["loss"] == pytest.approx(expected.item(), abs=1e-4)
+    assert log_of("out/tuned", "step")[0]["loss"] == pytest.approx(expected.item(), abs=1e-4)
+
+    repo(f"train.py {RUN} --out_dir=out/tuned --max_iters=6 --init_from=resume")
+    assert log_of("out/tuned", "resume")[0]["settings"]["init_from"] == f"hf:{llama}"
+    assert "the dog" in repo(["sample.py", "--num_samples=1", "--max_new_tokens=20", "--start=the dog"])
 
 
 # -- from a run to a run -------------------------------------------------------------------------------------
@@ -173,12 +140,9 @@ def test_it_starts_where_the_llama_is(repo, llama):
 SOURCE = f"{TINY} --n_head=4 --n_kv_head=2 --tie_weights=true --learning_rate=0.03 --out_dir=out/source"
 NEXT = f"{TINY} --out_dir=out/next --init_from=run:out/source --max_iters=1 --learning_rate=0"
 BECOMES = {  # the source's method, what is given, and whether its attention's parameters and its mix come along
-    "w2, m3.2": ("", True, True),
     "w2, m4.2": ("--residual=m3.2 --keep_input --qk_scale=5.3", True, False),  # which is nothing to W2
-    "5.6, m3.2": ("--attention=w2 --residual=m3.2", False, True),
-    "5.5, m4.2": ("--qk_scale=5.7", False, True),
+    "5.6, m3.2": ("--attention=w2", False, True),
     "5.4, standard": ("--qk_scale=5.6 --residual=m3.2", False, False),
-    "standard, m3.2": ("--attention=summed_qk --qk_scale=5.5 --residual=m1", False, False),
 }
 
 
@@ -214,20 +178,16 @@ def test_what_makes_the_model_comes_from_the_other_run(repo):
     (start,), old = log_of("out/next", "start"), load("out/source/best.pt")
     assert start["config"] == old["config"] | {"residual": "m4.1", "block_size": 8}
     assert "n_layer = 3 has no effect: run:out/source has 2" in start["notes"]
-    repo(f"train.py {NEXT} --n_layer=3 --residual=m4.1 --block_size=8 --max_iters=2 --init_from=resume")
-    (resumed,) = log_of("out/next", "resume")
-    assert resumed["settings"]["init_from"] == "run:out/source" and resumed["config"] == start["config"]
 
 
-def test_another_run_needs_its_tokens(repo, tmp_path, capsys):
+def test_another_run_needs_its_tokens(repo, capsys):
     repo(f"train.py {SOURCE} --residual=m1")
-    (tmp_path / "my.txt").write_text("the lazy dog\n" * 99)
-    prepared = ["data/text/prepare.py", str(tmp_path / "my.txt")]
-    repo(prepared)
+    Path("my.txt").write_text("the lazy dog\n" * 99)
+    repo("data/text/prepare.py my.txt")
     error = refused(repo, f"train.py {NEXT} --dataset=text", capsys)
     cure = "python data/text/prepare.py TEXT --name=NAME --tokenizer=run:out/source, then --dataset=NAME"
     assert f"data/text is not in the tokens of out/source/best.pt: prepare its text by {cure}\n" in error
-    repo([*prepared, "--tokenizer=run:out/source"])
+    repo("data/text/prepare.py my.txt --tokenizer=run:out/source")
     repo(f"train.py {NEXT} --dataset=text")
 
 
@@ -247,12 +207,11 @@ def gpt2_like(text, vocab_size):
 @pytest.mark.parametrize("kind", ["char", "bpe", "like GPT-2", *MAKERS])
 def test_transformers_alone_writes_the_same_text(repo, tmp_path, monkeypatch, caplog, kind):
     text = TEXT + STRANGE * 5
+    tokenizer = {"char": "char", "bpe": "bpe", "like GPT-2": "gpt2"}.get(kind, f"hf:{tmp_path}")
     if kind in MAKERS:
-        PreTrainedTokenizerFast(tokenizer_object=MAKERS[kind](), bos_token="<s>").save_pretrained(tmp_path / "theirs")
-    if kind == "like GPT-2":
-        monkeypatch.setattr("data.prepare.gpt2_tokenizer", lambda: gpt2_like(text, 300))
-    names = {"char": "char", "bpe": "bpe", "like GPT-2": "gpt2"}
-    prepare("data/text", text, "test", names.get(kind, f"hf:{tmp_path / 'theirs'}"))
+        PreTrainedTokenizerFast(tokenizer_object=MAKERS[kind](), bos_token="<s>").save_pretrained(tmp_path)
+    monkeypatch.setattr("data.prepare.gpt2_tokenizer", lambda: gpt2_like(text, 300))
+    prepare("data/text", text, "test", tokenizer)
     repo(f"train.py {TINY} --block_size=64 --max_iters=30 --learning_rate=1e-2 --dataset=text --out_dir=out/run")
     shown = repo("sample.py --export=out/exported")
     assert shown == "out/exported: model and tokenizer, which transformers opens with nothing else\n"
@@ -265,50 +224,30 @@ def test_transformers_alone_writes_the_same_text(repo, tmp_path, monkeypatch, ca
         ids = theirs(sample).input_ids
         assert ids == ours.encode(sample)
         assert theirs.decode(ids) == ours.decode(ids)
-        assert theirs.decode(ids, skip_special_tokens=True) == sample or kind == "like Llama 2"  # it drops what it puts
     first = ours.document_start[0] if ours.document_start else None
     last = first if kind == "like GPT-2" else None  # where a text of another tokenizer ends, only its maker knows
     for keeps in (theirs, model.config, model.generation_config):
         assert (keeps.bos_token_id, keeps.eos_token_id) == (first, last)
-    if isinstance(ours, CharTokenizer):
-        with pytest.raises(Exception, match="WordLevel error: Missing .UNK. token"):
-            theirs.encode("a dög")
 
     for start in ("the dog", "dog .\n ", "🦊 the"):
         sampled = repo(["sample.py", f"--start={start}", "--temperature=0", "--max_new_tokens=40", "--num_samples=1"])
         written = model.generate(**theirs(start, return_tensors="pt"), do_sample=False, max_new_tokens=40)
-        again = theirs.decode(written[0], skip_special_tokens=True)
-        assert sampled.split("-" * 80 + "\n")[1] == again + "\n"
+        assert sampled.split("-" * 80 + "\n")[1] == theirs.decode(written[0], skip_special_tokens=True) + "\n"
     assert not caplog.records  # generate has nothing to warn of
-
-
-def test_byte_pairs_are_theirs_too(tmp_path):
-    """The split pattern and the order of merges are the same, on any text."""
-    random = np.random.default_rng(0)
-    characters = [*"etaoin shrdlu", *" '\n\t09!", *STRANGE, *map(chr, range(0x300))]
-    characters += [chr(i) for i in random.integers(0x110000, size=300) if not 0xD800 <= i < 0xE000]
-    texts = ["".join(random.choice(characters, size=30)) for _ in range(500)]
-    for ours in (train_bpe(TEXT + STRANGE, 400), gpt2_like(TEXT + STRANGE, 400)):
-        to_transformers(ours).save_pretrained(tmp_path)
-        theirs = AutoTokenizer.from_pretrained(tmp_path)
-        for text in texts:
-            assert theirs.encode(text) == ours.encode(text)
-        for ids in random.integers(ours.vocab_size, size=(200, 20)).tolist():
-            assert theirs.decode(ids) == ours.decode(ids)
 
 
 # -- bad input -----------------------------------------------------------------------------------------------
 
 
 def test_bad_starts(repo, llama, monkeypatch, capsys):
-    def train(name):
-        return refused(repo, f"train.py {RUN} --out_dir=out/tuned --init_from={name}", capsys)
-
     repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
-    error = train(f"hf:{llama}")
-    assert f"data/shakespeare_bpe is not in the tokens of {llama}: " in error and f" --tokenizer=hf:{llama}, " in error
-    assert "nowhere has no readable tokenizer: " in train("hf:nowhere")
-    (Path(repo.folder) / "empty").mkdir()
-    assert "empty has no readable tokenizer: " in train("hf:empty")
+    Path("empty").mkdir()
+    for name, words in {
+        f"hf:{llama}": f"data/shakespeare_bpe is not in the tokens of {llama}: ",
+        "hf:nowhere": "nowhere has no readable tokenizer: ",
+        "hf:empty": "empty has no readable tokenizer: ",
+    }.items():
+        assert words in refused(repo, f"train.py {RUN} --init_from={name}", capsys)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert "models of Hugging Face need transformers: pip install 'transformers>=5.17'" in train(f"hf:{llama}")
+    error = refused(repo, f"train.py {RUN} --init_from=hf:{llama}", capsys)
+    assert "models of Hugging Face need transformers: pip install 'transformers>=5.17'" in error

@@ -39,23 +39,24 @@ def test_weights_are_those_that_the_layers_use(own, kind, residual):  # noqa: F8
             close(output[row], reference.attention_output(gpt.config, state, l, weights[l][row], inputs[l][row]))
 
 
+def test_a_picture_from_sample(repo, capsys, monkeypatch):
+    repo(f"train.py config/m1_shakespeare.py {TINY}")
+    shown = repo(["sample.py", "--start=the dog sleeps! the dog", "--maps=maps.png"])  # longer than the context
+    assert shown.startswith("maps.png: attention weights of out/m1_")
+    assert Path("maps.png").read_bytes().startswith(b"\x89PNG")
+    for name, words in {
+        "maps.png": "already exists",
+        "new.pgf": "new.pgf: a map is a .png, .pdf or .svg file",
+        "nowhere/new.png": "nowhere/new.png",
+    }.items():
+        assert words in refused(repo, f"sample.py --start=dogs --maps={name}", capsys)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "pip install matplotlib" in refused(repo, "sample.py --start=dogs --maps=new.png", capsys)
+
+
 def test_a_model_that_fails_keeps_no_hook(monkeypatch):
     gpt = GPT(GPTConfig(**SHAPE))
     monkeypatch.setattr(GPT, "features", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         look_inside(gpt, tokens(gpt, 1, 7))
     assert not any(module._forward_hooks for module in gpt.modules())
-
-
-def test_a_picture_from_sample(repo, capsys, monkeypatch):
-    repo(f"train.py config/m1_shakespeare.py {TINY}")
-    for name, start in (("maps.png", "--start=the dog"), ("maps", "--start=" + "the dog sleeps! " * 5)):
-        assert repo(["sample.py", start, f"--maps={name}"]).startswith(f"{name}: attention weights of out/m1_")
-        assert Path(name).read_bytes().startswith(b"\x89PNG")
-    assert "already exists" in refused(repo, "sample.py --start=dogs --maps=maps.png", capsys)
-    assert "new.pgf: a map is a .png, .pdf or .svg file" in refused(
-        repo, "sample.py --start=dogs --maps=new.pgf", capsys
-    )
-    assert "nowhere/new.png" in refused(repo, "sample.py --start=dogs --maps=nowhere/new.png", capsys)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "pip install matplotlib" in refused(repo, "sample.py --start=dogs --maps=new.png", capsys)

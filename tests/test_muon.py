@@ -6,12 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import Muon
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import trainer
 from config.runtime.muon import Float32Muon, make_muon
-from conftest import TINY
+from conftest import TINY, Outputs
 
 CPU, RATE, DECAY = torch.device("cpu"), 0.01, 0.5
 SHAPES = [(8, 8), (24, 8), (8, 24)]
@@ -31,6 +29,15 @@ def updated(optimizer, matrices, gradients):
             p.grad = gradient.clone()
         optimizer.step()
     return [p.detach() for p in matrices]
+
+
+def assert_near(found, expected):
+    """The rounding to bfloat16 is a fiftieth of the way from the start at most."""
+    starts, _ = matrices_and_gradients()
+    for p, q, start in zip(found, expected, starts):
+        distance = (p - q).norm()
+        way = (q - start).norm()
+        assert distance < 0.02 * way
 
 
 @pytest.fixture
@@ -65,42 +72,28 @@ def test_float32_muon_is_pytorchs_but_for_rounding():
         optimizer = kind(matrices, RATE, DECAY, adjust_lr_fn="match_rms_adamw")
         results.append((updated(optimizer, matrices, gradients), optimizer.state_dict()))
     (expected, their_state), (found, state) = results
-    for p, q, start in zip(found, expected, matrices_and_gradients()[0]):
-        assert (p - q).norm() < 0.02 * (q - start).norm()
+    assert_near(found, expected)
     assert state["param_groups"] == their_state["param_groups"]
     torch.testing.assert_close(state["state"], their_state["state"], rtol=0, atol=0)
 
 
 def test_a_run_with_muon_may_move_to_a_machine_with_slow_bfloat16(slow_bfloat16):
+    """Its first two steps are PyTorch's."""
+    matrices, gradients = matrices_and_gradients()
+    stayed = updated(make_muon(matrices, RATE, DECAY, CPU), matrices, gradients)
+
     matrices, gradients = matrices_and_gradients()
     theirs = Muon(matrices, RATE, DECAY, adjust_lr_fn="match_rms_adamw")
     updated(theirs, matrices, gradients[:2])
     ours = make_muon(matrices, RATE, DECAY, CPU)
     ours.load_state_dict(theirs.state_dict())
     moved = updated(ours, matrices, gradients[2:])
-
-    matrices, gradients = matrices_and_gradients()
-    stayed = updated(make_muon(matrices, RATE, DECAY, CPU), matrices, gradients)
-    for p, q, start in zip(moved, stayed, matrices_and_gradients()[0]):
-        assert (p - q).norm() < 0.02 * (q - start).norm()
-
-
-class Seen(TorchDispatchMode):
-    """Collects the types of all tensors that operations return."""
-
-    def __init__(self):
-        super().__init__()
-        self.types = set()
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = operation(*args, **(kwargs or {}))
-        self.types |= {leaf.dtype for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)}
-        return result
+    assert_near(moved, stayed)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_nothing_computes_in_bfloat16_where_it_is_slow(repo, slow_bfloat16, optimizer):
-    with Seen() as seen:
+    with Outputs() as seen:
         repo(f"train.py {TINY} --optimizer={optimizer} --residual=m1 --attention=w2")
         repo("sample.py --num_samples=1 --max_new_tokens=20")
     assert torch.float32 in seen.types

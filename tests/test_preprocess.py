@@ -10,59 +10,22 @@ import pytest
 import data.prepare
 import data.shakespeare
 from config.runtime.errors import UserError
-from config.runtime.files import atomic_write, file_lock, read_text, sha256
-from conftest import TINY, contents
+from config.runtime.files import atomic_write, read_text, sha256
+from conftest import contents, refused
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared, prepare
 from data.shakespeare import tiny_shakespeare
-from data.tokenizer import tokenizer_from_state
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
-
-
-# -- files ---------------------------------------------------------------------------------------------------
-
-
-def test_atomic_write_replaces_all_or_nothing(tmp_path):
-    path = tmp_path / "file"
-    for content in (b"old", b"new"):
-        with atomic_write(path) as file:
-            file.write(content)
-        assert path.read_bytes() == content
-    with pytest.raises(KeyboardInterrupt), atomic_write(path) as file:
-        file.write(b"half")
-        raise KeyboardInterrupt
-    assert contents(tmp_path) == {tmp_path / "file": b"new"}
-
-
-def test_of_all_that_ask_for_a_lock_one_gets_it(tmp_path):
-    with open(tmp_path / "lock", "w") as first, open(tmp_path / "lock", "w") as second:
-        assert file_lock(first) and not file_lock(second)
-        first.close()
-        assert file_lock(second)
 
 
 # -- prepare -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["char", "bpe"])
-def folder(request, tmp_path, capsys):
-    prepare(tmp_path / "words", TEXT, "bottles", request.param, 300 if request.param == "bpe" else 0)
+@pytest.fixture
+def folder(tmp_path):
+    prepare(tmp_path / "words", TEXT, "bottles")
     return tmp_path / "words"
-
-
-def test_prepared_text_loads_back(folder):
-    loaded = load_dataset(folder)
-    cut = int(len(TEXT) * 0.9)
-    for split, part in (("train", TEXT[:cut]), ("val", TEXT[cut:])):
-        assert loaded.tokenizer.decode(loaded.splits[split].tolist()) == part
-        assert loaded.meta["tokens"][split] == len(loaded.splits[split])
-        assert loaded.meta["bytes"][split] == len(part.encode())
-        assert loaded.meta["sha256"][split] == sha256((folder / f"{split}.bin").read_bytes())
-        assert not loaded.splits[split].flags.writeable
-    assert loaded.meta["source"] == "bottles" and loaded.meta["text_sha256"] == sha256(TEXT.encode())
-    assert loaded.meta["vocab_size"] == loaded.tokenizer.vocab_size
-    assert tokenizer_from_state(loaded.tokenizer.state()).encode(TEXT) == loaded.tokenizer.encode(TEXT)
 
 
 def test_large_vocabularies_take_four_bytes(tmp_path):
@@ -163,39 +126,17 @@ def test_own_input_is_taken_as_it_is(tmp_path):
 # -- the scripts ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, vocabulary", [("shakespeare_char", None), ("shakespeare_bpe", 1024)])
-def test_shakespeare_scripts_work_offline(repo, monkeypatch, name, vocabulary):
-    monkeypatch.setattr(data.shakespeare, "download", offline)
-    Path(f"data/{name}/input.txt").unlink()
-    assert "LOSSES ARE NOT COMPARABLE" in repo(f"data/{name}/prepare.py")
-    meta = load_dataset(f"data/{name}").meta
-    assert meta["source"].startswith("NOT Tiny Shakespeare")
-    assert meta["vocab_size"] == vocabulary or vocabulary is None
-
-
-def test_text_script_takes_files_and_folders(repo, tmp_path):
+def test_text_script_takes_files_and_folders(repo):
     for name in ("b.md", "sub/a.txt", "sub/c.dat"):
-        (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "texts" / name).write_text(f"{name}: {TEXT}", encoding="utf-8")
-    one = tmp_path / "texts" / "sub" / "a.txt"
-    options = ["--tokenizer=bpe", "--vocab_size=280", "--val_fraction=0.3"]
-    repo(["data/text/prepare.py", str(one), str(tmp_path / "texts"), *options])
-    loaded = load_dataset("data/text")
+        Path("texts", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("texts", name).write_text(f"{name}: {TEXT}", encoding="utf-8")
+    command = "data/text/prepare.py texts/sub/a.txt texts --name=plays --tokenizer=bpe --vocab_size=280"
+    assert "to train on it: python train.py --dataset=plays" in repo(command)
+    loaded = load_dataset("data/plays")
     assert loaded.meta["source"] == "a.txt and 2 more" and loaded.meta["vocab_size"] == 280
-    text = loaded.tokenizer.decode(np.concatenate([loaded.splits["train"], loaded.splits["val"]]).tolist())
+    ids = np.concatenate([loaded.splits["train"], loaded.splits["val"]])
+    text = loaded.tokenizer.decode(ids.tolist())
     assert text == f"sub/a.txt: {TEXT}\nb.md: {TEXT}\nsub/a.txt: {TEXT}"
-    repo(["data/text/prepare.py", str(one)])
-    assert load_dataset("data/text").meta["source"] == "a.txt"
-
-
-def test_texts_with_names_lie_side_by_side(repo):
-    for name in ("plays", "poems"):
-        Path(f"{name}.txt").write_text(f"{name}: {TEXT}", encoding="utf-8")
-        shown = repo(f"data/text/prepare.py {name}.txt --name={name}")
-        assert f"to train on it: python train.py --dataset={name}" in shown
-    for name in ("plays", "poems"):
-        assert f"{name}.txt (data/{name}): " in repo(f"train.py {TINY} --dataset={name} --out_dir=out/{name}")
-    assert not Path("data/text/meta.json").exists()
 
 
 @pytest.mark.parametrize("command, named", [
@@ -203,13 +144,10 @@ def test_texts_with_names_lie_side_by_side(repo):
     ("text good.txt missing.txt", "missing.txt: No such file"),
     ("text latin.txt", "latin.txt: not UTF-8 text at byte 3"),
     ("text config/runtime", "config/runtime: no .txt, .md or .jsonl files below this folder"),
-    (f"text {'x' * 300}", "x: File name too long"),
     (f"text good.txt --name={'x' * 300}", "name = 'x{98} does not work: use up to 100 letters"),
     ("text good.txt --token=char", "--token: unknown setting .did you mean tokenizer"),
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
-    ("text good.txt --name=../plays", "name = '../plays' does not work"),
     ("text good.txt --name=dataset.py", "data/dataset.py: File exists"),
-    ("text short.txt --name=plays", "short.txt: the text is too short"),
     ("shakespeare_char good.txt", "good.txt"),
     ("shakespeare_bpe --vocab_size=8", "vocab_size=8"),
     ("text good.txt --tokenizer=run:out/nowhere", "out/nowhere/best.pt: No such file"),
@@ -218,15 +156,9 @@ def test_texts_with_names_lie_side_by_side(repo):
 def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, named):
     Path("good.txt").write_text(TEXT, encoding="utf-8")
     Path("latin.txt").write_bytes(b"caf\xe9")
-    Path("short.txt").write_text("ab")
-    before = contents(repo.folder)
-    name, *arguments = command.split()
-    with pytest.raises(SystemExit) as end:
-        repo([f"data/{name}/prepare.py", *arguments])
-    out, error = capsys.readouterr()
-    assert end.value.code == 2 and out == "" and error.count("\n") == 1
+    name, _, arguments = command.partition(" ")
+    error = refused(repo, f"data/{name}/prepare.py {arguments}".strip(), capsys)
     assert error.startswith("prepare.py: error: ") and re.search(named, error)
-    assert contents(repo.folder) == before
 
 
 # -- ensure_prepared -----------------------------------------------------------------------------------------
@@ -264,23 +196,10 @@ def test_a_dataset_is_prepared_at_first_use_and_when_its_text_is_new(datasets, c
 
 
 def test_a_new_text_is_prepared_with_the_settings_of_the_old_one(repo, capsys):
-    """A prepare.py that has no settings gets none."""
     repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
-    for name, options in (("shakespeare_bpe", " --tokenizer=bpe --vocab_size=300"), ("shakespeare_char", "")):
-        Path(f"data/{name}/input.txt").write_text(TEXT, encoding="utf-8")
-        ensure_prepared(name)
-        assert capsys.readouterr().out.endswith(f"running data/{name}/prepare.py{options}\n")
-        assert load_dataset(f"data/{name}").meta["text_sha256"] == sha256(TEXT.encode())
-    assert load_dataset("data/shakespeare_bpe").meta["vocab_size"] == 300
-
-
-def test_a_dataset_that_cannot_be_prepared_ends_the_program(datasets):
-    (datasets / "words" / "prepare.py").write_text("raise SystemExit(3)")
-    with pytest.raises(SystemExit) as end:
-        ensure_prepared("words")
-    assert end.value.code == 2
-
-
-def test_an_unknown_dataset_names_what_there_is(datasets):
-    with pytest.raises(UserError, match="dataset = 'shakespere' does not work: it must be one of words, or what data"):
-        ensure_prepared("shakespere")
+    Path("data/shakespeare_bpe/input.txt").write_text(TEXT, encoding="utf-8")
+    ensure_prepared("shakespeare_bpe")
+    shown = capsys.readouterr().out
+    assert shown.endswith("running data/shakespeare_bpe/prepare.py --tokenizer=bpe --vocab_size=300\n")
+    meta = load_dataset("data/shakespeare_bpe").meta
+    assert meta["text_sha256"] == sha256(TEXT.encode()) and meta["vocab_size"] == 300

@@ -5,6 +5,8 @@ import json
 import shutil
 import subprocess
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -255,3 +257,20 @@ def test_a_torn_line_of_fingerprints_is_left_out(tmp_path):
     path.write_bytes(b'{"key": 1}\n{"key": ')
     identify.remember(tmp_path, {"key": 2})
     assert identify.read_json_lines(path) == [{"key": 1}, {"key": 2}]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process of its parent's end")
+def test_runs_end_with_a_comparison_that_is_killed():
+    child = "import subprocess, sys, time; sys.path.insert(0, sys.argv[1]); from runs import end_with_parent; "
+    child += "print(subprocess.Popen(['sleep', '60'], preexec_fn=end_with_parent).pid, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", child, str(BENCH)], stdout=subprocess.PIPE, text=True) as process:
+        number = int(process.stdout.readline())
+        process.kill()
+    for _ in range(200):
+        try:
+            if Path(f"/proc/{number}/stat").read_text().split(") ")[1][0] == "Z":
+                return
+        except OSError:
+            return
+        time.sleep(0.05)
+    raise AssertionError("it goes on")

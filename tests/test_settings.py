@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import config
 from config import convert, read_settings, split_settings
-from config.runtime.errors import FolderInUse, UserError, file_errors, report_error
+from config.runtime.errors import FolderInUse, UserError, report_error
 from model import ConfigError
 
 PROGRAM = '''"""A program."""
@@ -44,49 +42,28 @@ def write(name, text):
     return name
 
 
-def error_of(program, *argv):
-    with pytest.raises(UserError) as error:
-        read_settings(program, argv)
-    return str(error.value)
-
-
-def test_files_in_order_then_options(program):
+def test_files_in_order_then_options(program, tmp_path, monkeypatch):
     first = write("first.py", '"""A file."""\nimport math\nfrom math import sqrt\ndropout = 0\nmax_iters = 10\n_x = 1')
     second = write("second.py", "max_iters = 20\noffset = -5\ndef helper(): pass")
     assert read_settings(program) == DEFAULTS  # of sys.argv
     expected = DEFAULTS | {"dropout": 0.0, "max_iters": 20, "offset": 7}
     assert read_settings(program, [first, "--offset=7", second]) == expected
     assert read_settings(program, [second, first])["max_iters"] == 10
-    assert read_settings(program, ["--offset=1", "--offset=2"])["offset"] == 2
+    assert read_settings(program, ["--bias"])["bias"] is True
     assert split_settings(program, [second, "--max_iters=2000"])[1] == {"max_iters": 2000, "offset": -5}
-
-
-def test_files_are_also_found_beside_the_program(program, tmp_path, monkeypatch):
-    write("near.py", "max_iters = 1")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert read_settings(program, ["near.py"])["max_iters"] == 1
-    write("near.py", "max_iters = 2")
-    assert read_settings(program, ["near.py"])["max_iters"] == 2
-
-
-@pytest.mark.parametrize("option, name, value", [
-    ("--dropout=0", "dropout", 0.0),
-    ("--max_iters=1e3", "max_iters", 1000),
-    ("--bias", "bias", True),
-    ("--bias=False", "bias", False),
-    ("--compile=false", "compile", "false"),
-    ("--dataset=a=b", "dataset", "a=b"),
-])  # fmt: skip
-def test_options(program, option, name, value):
-    result = read_settings(program, [option])[name]
-    assert result == value and type(result) is type(value)
+    assert read_settings(program, ["second.py"])["max_iters"] == 20  # found next to the program
 
 
 @pytest.mark.parametrize("value, default, expected", [
     ("9007199254740993", 5, 9007199254740993),
+    ("1e3", 5, 1000),
+    ("0", 0.5, 0.0),
+    ("False", True, False),
     (False, "auto", "false"),
     (5.1, "5.1", "5.1"),
+    ("a=b", "text", "a=b"),
 ])  # fmt: skip
 def test_conversions(value, default, expected):
     result = convert("x", value, {"x": default}, "--x")
@@ -95,7 +72,7 @@ def test_conversions(value, default, expected):
 
 @pytest.mark.parametrize("value, default", [
     *[(value, 5) for value in (1.5, "1.5", True, "true", "", "nan", float("inf"), "9" * 5000, None, [1])],
-    *[(value, 0.5) for value in ("nan", "inf", float("nan"), "1e999", 10**400, True, "x", None)],
+    *[(value, 0.5) for value in ("nan", "inf", "1e999", 10**400, True, "x", None)],
     *[(value, True) for value in ("maybe", "", 2, 0.5, None)],
     *[(value, "text") for value in (None, ["a"], b"a")],
 ])  # fmt: skip
@@ -106,55 +83,32 @@ def test_refused_values(value, default):
 
 
 @pytest.mark.parametrize("argument, named", [
-    ("--max-iters=5", "max_iters"),
+    ("--max-iters=5", "did you mean max_iters?"),
     ("--max_iters", "--max_iters=value"),
-    ("missing.py", "missing.py"),
     ("max_iters=5", "--name=value"),
+    ("misspelled.py", "misspelled.py: max_iter: unknown setting (did you mean max_iters?)"),
+    ("fraction.py", "fraction.py: max_iters: a whole number"),
+    ("syntax.py", "syntax.py: SyntaxError: invalid syntax (syntax.py, line 2)"),
+    ("division.py", "division.py: ZeroDivisionError: division by zero"),
+    ("exits.py", "exits.py: SystemExit: 0"),
 ])  # fmt: skip
-def test_errors_of_the_command_line(program, argument, named):
-    assert named in error_of(program, argument)
+def test_errors_of_the_command_line_and_of_config_files(program, argument, named):
+    write("misspelled.py", "max_iter = 5")
+    write("fraction.py", "max_iters = 1.5")
+    write("syntax.py", "\nmax_iters = = 5")
+    write("division.py", "max_iters = 5\n1 / 0")
+    write("exits.py", "exit(0)")
+    with pytest.raises(UserError) as error:
+        read_settings(program, [argument])
+    assert named in str(error.value)
 
 
-@pytest.mark.parametrize("text, named", [
-    ("max_iter = 5", "file.py: max_iter: unknown setting (did you mean max_iters?)"),
-    ("max_iters = 1.5", "file.py: max_iters: a whole number"),
-    ("\nmax_iters = = 5", "file.py: SyntaxError: invalid syntax (file.py, line 2)"),
-    ("max_iters = 5\n1 / 0", "file.py: ZeroDivisionError: division by zero"),
-    ("exit(0)", "file.py: SystemExit: 0"),
-])  # fmt: skip
-def test_errors_of_config_files(program, text, named):
-    assert named in error_of(program, write("file.py", text))
-
-
-@pytest.mark.parametrize("argument", ["--help", "-h"])
-def test_help_prints_the_settings_as_they_stand(program, capsys, argument):
+def test_help_prints_the_settings_as_they_stand(program, capsys):
     with pytest.raises(SystemExit) as end:
-        read_settings(program, ["--max_iters=5", argument])
+        read_settings(program, ["--max_iters=5", "--help"])
     assert end.value.code == 0
-    out = capsys.readouterr().out
     block = PROGRAM.split(config.RULE)[1].strip()
-    assert out == f"A program.\n\n{block}\n"
-
-
-NAMES = st.sampled_from([*DEFAULTS, "max_iter", "help", ""]) | st.text(max_size=8)
-ARGUMENTS = st.one_of(
-    st.text(max_size=12),
-    st.builds("--{}={}".format, NAMES, st.text(max_size=12) | st.floats().map(str) | st.integers().map(str)),
-    st.builds("--{}".format, NAMES),
-)
-
-
-@given(argv=st.lists(ARGUMENTS, max_size=3))
-def test_any_command_line(program, argv):
-    """It gives whole settings, help, or an error: never a traceback."""
-    try:
-        result = read_settings(program, argv)
-    except SystemExit as end:
-        assert end.code == 0 and {"--help", "-h"} & set(argv)
-    except UserError:
-        pass
-    else:
-        assert {name: type(value) for name, value in result.items()} == {n: type(v) for n, v in DEFAULTS.items()}
+    assert capsys.readouterr().out == f"A program.\n\n{block}\n"
 
 
 # -- errors --------------------------------------------------------------------------------------------------
@@ -176,7 +130,7 @@ def test_what_the_project_says_to_users_is_one_line(monkeypatch, capsys, error, 
     assert end.value.code == code and capsys.readouterr().err == f"sample.py: error: {line}\n"
 
 
-@pytest.mark.parametrize("kind", [ValueError, OSError, MemoryError, RuntimeError])
+@pytest.mark.parametrize("kind", [ValueError, OSError])
 def test_every_other_error_keeps_its_traceback(capsys, kind):
     with pytest.raises(SystemExit) as end:
         try:
@@ -184,23 +138,7 @@ def test_every_other_error_keeps_its_traceback(capsys, kind):
         except kind as error:
             report_error(kind, error, error.__traceback__)
     shown = capsys.readouterr().err
-    assert end.value.code == 1 and shown.startswith("Traceback") and Path(__file__).name in shown and "a slip" in shown
-
-
-@pytest.mark.parametrize("error, line", [
-    (FileNotFoundError(2, "No such file or directory", "x.txt"), "x.txt: No such file or directory"),
-    (OSError("strange"), "strange"),
-])  # fmt: skip
-def test_what_is_wrong_with_a_file_names_it(error, line):
-    with pytest.raises(UserError) as raised, file_errors():
-        raise error
-    assert str(raised.value) == line
-
-
-def test_ctrl_c_is_silent(capsys):
-    with pytest.raises(SystemExit) as end:
-        report_error(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert end.value.code == 130 and capsys.readouterr().err == ""
+    assert end.value.code == 1 and shown.startswith("Traceback") and "a slip" in shown
 
 
 # -- the config files ----------------------------------------------------------------------------------------

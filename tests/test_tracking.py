@@ -2,13 +2,13 @@
 
 import json
 import sys
-from itertools import count
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from config.runtime import log
-from conftest import ROOT, TINY, error_of, log_of, refused, run_program
+from conftest import ROOT, TINY, error_of, log_of, refused
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there
 
@@ -16,18 +16,17 @@ from plot import read_run
 
 WANDB = """
 import json
+import sys
+
+id = "drawn"
 
 def init(**options):
+    log({**options, "dir": str(options["dir"])}, step=None)
+    return sys.modules[__name__]
+
+def log(numbers, step):
     with open("wandb.jsonl", "a") as file:
-        print(json.dumps({**options, "dir": str(options["dir"])}), file=file)
-    return Run()
-
-class Run:
-    id = "drawn"
-
-    def log(self, numbers, step):
-        with open("wandb.jsonl", "a") as file:
-            print(json.dumps({"step": step, **numbers}), file=file)
+        print(json.dumps({**numbers, "step": step}), file=file)
 """
 
 
@@ -41,32 +40,28 @@ def numbers_of(out):
     }
 
 
-def test_tensorboard_has_what_the_log_has(repo):
-    from tensorboard.backend.event_processing import event_accumulator
+def scalars(folder):
+    """Return what TensorBoard has, in the same form."""
+    events = EventAccumulator(folder)
+    events.Reload()
+    return {(tag, event.step): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
 
+
+def test_tensorboard_has_what_the_log_has(repo):
     run = f"train.py {TINY} --out_dir=run --lr_decay=none --tensorboard"
     repo(f"{run} --max_iters=3")
     repo(f"{run} --max_iters=6 --init_from=resume")
-    events = event_accumulator.EventAccumulator("run")
-    events.Reload()
-    found = {(tag, event.step): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
-    assert found == pytest.approx(numbers_of("run"), rel=1e-6)
+    assert scalars("run") == pytest.approx(numbers_of("run"), rel=1e-6)
 
 
 def test_tensorboard_keeps_the_old_curve_until_a_run_is_replaced(repo, capsys):
-    from tensorboard.backend.event_processing import event_accumulator
-
-    def steps():
-        events = event_accumulator.EventAccumulator("run")
-        events.Reload()
-        return [event.step for event in events.Scalars("step/loss")]
-
     run = f"train.py {TINY} --out_dir=run --tensorboard"
     repo(f"{run} --max_iters=6")
+    old = scalars("run")
     error_of(repo, f"{run} --overwrite --learning_rate=1e38 --warmup_iters=0", capsys)
-    assert steps() == [1, 2, 3, 4, 5, 6]
+    assert scalars("run") == old
     repo(f"{run} --overwrite --max_iters=3")
-    assert steps() == [1, 2, 3]
+    assert scalars("run") == pytest.approx(numbers_of("run"), rel=1e-6)
 
 
 def test_wandb_has_what_the_log_has(repo, monkeypatch):
@@ -77,20 +72,25 @@ def test_wandb_has_what_the_log_has(repo, monkeypatch):
     repo(f"{run} --max_iters=6 --init_from=resume")
     del sys.modules["wandb"]
     lines = [json.loads(line) for line in Path("wandb.jsonl").read_text().splitlines()]
-    starts = [line for line in lines if "name" in line]
-    begun = [(start["name"], start["id"], start["resume"]) for start in starts]
-    assert begun == [("run", None, None), ("run", "drawn", "allow")]
-    assert starts[0]["config"]["n_layer"] == 2
-    found = {(name, line["step"]): number for line in lines if "name" not in line for name, number in line.items()}
-    assert {key: number for key, number in found.items() if key[0] != "step"} == numbers_of("out/run")
+    first, second = (line for line in lines if "config" in line)
+    assert (first["name"], first["id"], first["resume"]) == ("run", None, None)
+    assert (second["name"], second["id"], second["resume"]) == ("run", "drawn", "allow")
+    assert first["config"]["n_layer"] == 2
+    found = {}
+    for line in lines:
+        if "config" not in line:
+            step = line.pop("step")
+            found |= {(name, step): number for name, number in line.items()}
+    assert found == numbers_of("out/run")
 
 
 def test_a_tracker_that_fails_does_not_end_the_run(repo, monkeypatch):
-    Path("wandb.py").write_text(WANDB.replace("numbers, step):", "numbers, step):\n        1 / 0"))
+    Path("wandb.py").write_text(WANDB.replace('"a"', '"a" if step is None else 1 / 0'))
     monkeypatch.syspath_prepend(repo.folder)
     output = repo(f"train.py {TINY} --out_dir=out/run --wandb")
     del sys.modules["wandb"]
-    assert output.count("NOT TRACKED") == 1 and "wandb: division by zero; training continues" in output
+    assert output.count("NOT TRACKED") == 1
+    assert "wandb: division by zero; training continues" in output
     assert log_of("out/run")[-1]["event"] == "end"
 
 
@@ -103,74 +103,30 @@ def test_a_tracker_that_is_not_installed(repo, monkeypatch, capsys, tracker):
 
 # -- the picture ---------------------------------------------------------------------------------------------
 
-
-@pytest.fixture
-def plot(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        code = 0
-        try:
-            run_program(str(ROOT / "tests" / "bench" / "plot.py"), *arguments)
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return run
+PLOT = str(ROOT / "tests" / "bench" / "plot.py")
 
 
-START = {
-    "event": "start", "step": 0, "parameters": 10, "flops_per_token": 1e4, "machine": "cpu", "code": {},
-    "settings": {"batch_size": 2, "grad_accum_steps": 5, "block_size": 10, "max_iters": 40},
-    "data": {"source": "a text", "vocab_size": 7, "sha256": "s", "tokenizer": {"kind": "char"}},
-}  # fmt: skip
-
-
-def write_log(folder, *evals, steps=(10, 20, 30, 40), end="", **changes):
-    """Write a log by hand: 100 tokens per step, 1,000 per second; `evals` are validation losses."""
-    lines = [START | changes]
-    for i, step in enumerate(steps):
-        lines.append({"event": "step", "step": step, "loss": 9.0, "tokens_per_second": 1000.0})
-        if i < len(evals):
-            losses = {"val_loss": evals[i], "train_loss": 1.0, "bits_per_byte": evals[i] / 2}
-            lines.append({"event": "eval", "step": step} | losses)
-        if step == 20:
-            lines.append(START | changes | {"event": "resume", "step": 20})
-    Path(folder).mkdir(parents=True)
-    Path(folder, "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + end)
-
-
-@pytest.mark.parametrize("x, name, start", [
-    ("tokens", "both.png", b"\x89PNG"),
-    ("flops", "both.png", b"\x89PNG"),
-    ("time", "both.svg", b"<?xml"),
-])  # fmt: skip
-def test_runs_in_one_picture(plot, x, name, start):
-    write_log("out/a", 3.0, 2.0)
-    write_log("out/deeper/b$_{x$", 3.0, steps=(10, 20), end='{"event": "st')  # it is being written
-    Path("out/other").mkdir()
-    code, output, error = plot("out", f"--x={x}", f"--out={name}")
-    assert (code, output.splitlines()[-1], error) == (0, f"picture: {name}", "")
-    assert Path(name).read_bytes().startswith(start)
-
-
-def test_what_is_drawn(tmp_path):
+def test_runs_in_one_picture(repo, capsys):
     """Tokens, operations and minutes of training until each evaluation, also where a run has resumed."""
-    write_log(tmp_path / "run", 3.0, 2.0, 1.5, 1.6, end='{"ev')
-    evals = read_run(tmp_path / "run")
-    assert [one["loss"] for one in evals] == [3.0, 2.0, 1.5, 1.6]
-    assert [evals[-1][name] for name in ("tokens", "flops", "time")] == pytest.approx([4000, 4e7, 4 / 60])
+    run = f"train.py {TINY} --lr_decay=none"
+    repo(f"{run} --out_dir=out/a")
+    repo(f"{run} --out_dir=out/a --init_from=resume --max_iters=8")
+    last = read_run(Path("out/a"))[-1]
+    assert last["loss"] == log_of("out/a", "eval")[-1]["val_loss"]
+    tokens = 8 * 2 * 16
+    assert last["tokens"] == tokens
+    assert last["flops"] == tokens * log_of("out/a", "start")[0]["flops_per_token"]
+    speeds = [line["tokens_per_second"] for line in log_of("out/a", "step")]
+    assert last["time"] == pytest.approx(sum(2 * 16 / speed / 60 for speed in speeds))
 
-
-@pytest.mark.parametrize("arguments, named", [
-    (("log", "--x=steps"), "x = 'steps' does not work: it must be one of tokens"),
-    (("empty",), "no run has been evaluated in empty"),
-    ((), "no run has been evaluated in no folder"),
-], ids=count())  # fmt: skip
-def test_what_cannot_be_drawn(plot, arguments, named):
-    write_log("log", 2.0)
-    code, _, error = plot(*arguments)
-    assert code == 2 and error.count("\n") == 1 and named in error
+    repo(f"{run} --out_dir=out/deeper/b$_{{x$")
+    for x, named in {
+        "out --x=steps": "x = 'steps' does not work: it must be one of tokens",
+        "nowhere": "no run has been evaluated in nowhere",
+    }.items():
+        assert named in error_of(repo, [PLOT, *x.split()], capsys)
+    assert repo([PLOT, "out", "--x=time", "--out=both.svg"]).endswith("picture: both.svg\n")
+    assert Path("both.svg").read_bytes().startswith(b"<?xml")
 
 
 def test_the_version_is_that_of_all_code(repo, monkeypatch):
