@@ -35,7 +35,6 @@ MUTANTS = {
         # the learning rate
         ("(iter_num - warmup_iters) / max(max_iters - warmup_iters, 1)", "iter_num / max_iters", LOOP),
         ("(1 + math.cos(math.pi * done)) / 2", "math.cos(math.pi * done / 2)", LOOP),
-        ('"linear": 1 - done', '"linear": 1 - done**2', LOOP),
         ("min_lr_frac + (1 - min_lr_frac) * left", "left", LOOP),
         # the optimizers
         ("(beta1, beta2), device.type", "(beta2, beta1), device.type", LOOP),
@@ -61,14 +60,11 @@ MUTANTS = {
         ("    model.eval()\n", "", LOOP),
         ("        with ctx:\n            loss =", "        if True:\n            loss =", LOOP),
         ("torch.tensor([loss.item() * counted, counted])", "torch.tensor([loss.item(), 1])", LOOP),
-        ("max(1, eval_tokens // 16)", "eval_tokens", LOOP),
         ('tokens["val"] / data.meta["bytes"]["val"]', 'tokens["train"] / data.meta["bytes"]["train"]', LOOP),
         ("if val_loss < best_val_loss and save(best)", "if save(best)", "test_train.py"),
         # the clock
         ("speed = iters * tokens_per_iter", "speed = iters * batch_size * block_size", CLOCK),
         ("    t0 = time.perf_counter()\n", "", CLOCK),
-        ("    logged_iter = iter_num\n", "", CLOCK),
-        ("train_seconds += dt", "train_seconds = dt", CLOCK),
         ("/ local_iter_num * (max_iters", "/ iter_num * (max_iters", CLOCK),
         # resuming
         ("    distributed.restore_optimizers(saved,", "    (lambda *_: None)(saved,", "test_resume.py -k after_any"),
@@ -79,7 +75,6 @@ MUTANTS = {
         ("(-angle.sin(), angle.sin())", "(angle.sin(), -angle.sin())", REFERENCE),
         ("torch.arange(start, stop,", "torch.arange(0, stop - start,", "test_model.py -k cached"),
         ("torch.promote_types(like.dtype, torch.float32)", "like.dtype", "test_model.py -k exact_angles"),
-        ("self.norm = RMSNorm(config.n_embd, eps=config.norm_eps)", "self.norm = RMSNorm(config.n_embd)", REFERENCE),
         ("self.head.weight = self.embed.weight", "self.head.weight.data = self.embed.weight.data", REFERENCE),
         ("is_causal=T > 1", "is_causal=False", "test_model.py -k future"),
         # Wasserstein-2, and summed scores
@@ -101,7 +96,6 @@ MUTANTS = {
         ("return self.dropout(self.output(", "return (self.output(", DROPOUT),
         # initial values
         ("(2 * self.config.n_layer) ** -0.5", "self.config.n_layer ** -0.5", START),
-        ("(block.attn.o_proj, block.mlp.down_proj)", "(block.attn.o_proj,)", START),
         ("std=module.in_features**-0.5", "std=module.out_features**-0.5", START),
         ("normal_(module.weight)  # if tied", "normal_(module.weight, std=0.02)  # if tied", START),
         ("Parameter(torch.zeros(self.H))", "Parameter(torch.empty(self.H))", "test_extend.py -k entry"),
@@ -130,7 +124,6 @@ MUTANTS = {
         ("ids.nbytes <= HASHED", "ids.nbytes <= 9", "test_dataset.py -k damaged"),
         ('ids.max() >= self.meta["vocab_size"]', "False", "test_dataset.py -k vocabulary"),
         ("np.minimum(places, targets)", "np.minimum(places, targets - 1)", "test_dataset.py"),
-        ("// max(count - 1, 1)", "// count", "test_dataset.py"),
         ("ids[:, 1:], -1)", "ids[:, 1:], 0)", "test_dataset.py"),
         ("np.arange(0, targets, block_size)", "np.arange(0, targets - block_size, block_size)", "test_dataset.py"),
     ],
@@ -140,7 +133,7 @@ MUTANTS = {
         ('text in parts if split == "train")', "text in parts)", "test_corpus.py -k learned"),
         ("islice(blocks, 0, None, 1 + cut // SAMPLE)", "islice(blocks, SAMPLE // 1000)", "test_corpus.py -k learned"),
         ("            os.fsync(file.fileno())\n", "", "test_preprocess.py -k on_the_disk"),
-        ('meta.get("settings", {})', "{}", "test_preprocess.py -k settings_of"),
+        ('meta.get("settings", {})', "{}", "test_preprocess.py -k text_is_new"),
         ("Path(name).resolve() for", "Path(name) for", "test_corpus.py -k linked"),
         ("if size >= limit", "if size > 2 * limit", "test_corpus.py -k limit"),
         ('== meta["text_sha256"]', '!= meta["text_sha256"]', "test_preprocess.py -k text_is_new"),
@@ -186,7 +179,6 @@ MUTANTS = {
         ('pick_dtype("auto", device) == torch.bfloat16', "True", "test_muon.py -k slow"),
         ('pick_dtype("auto", device) == torch.bfloat16', "False", "test_muon.py -k fast"),
         (', adjust_lr_fn="match_rms_adamw"', "", "test_muon.py"),
-        ('lerp_(p.grad, 1 - group["momentum"])', 'lerp_(p.grad, group["momentum"])', "test_muon.py"),
         ('(1 - group["lr"] * group["weight_decay"])', '(1 - group["weight_decay"])', "test_muon.py"),
     ],
     "config/runtime/errors.py": [

@@ -164,42 +164,18 @@ def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, na
 # -- ensure_prepared -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def datasets(tmp_path, monkeypatch):
-    """Return a data folder of one dataset, whose prepare.py writes a meta.json with the SHA-256 of its input.txt."""
-    monkeypatch.setattr(data.prepare, "DATA", tmp_path)
-    (tmp_path / "words").mkdir()
-    (tmp_path / "words" / "input.txt").write_text("one")
-    script = """
-import hashlib, json, pathlib
-folder = pathlib.Path(__file__).parent
-text_sha256 = hashlib.sha256((folder / "input.txt").read_bytes()).hexdigest()
-(folder / "meta.json").write_text(json.dumps({"version": 2, "text_sha256": text_sha256}))
-"""
-    (tmp_path / "words" / "prepare.py").write_text(script)
-    return tmp_path
-
-
-def test_a_dataset_is_prepared_at_first_use_and_when_its_text_is_new(datasets, capsys):
+def test_a_dataset_is_prepared_with_its_settings_when_its_text_is_new(repo, capsys):
     """Times of files say nothing: a text that is moved there keeps its own, and copying a folder gives new ones."""
-    text, meta = datasets / "words" / "input.txt", datasets / "words" / "meta.json"
-    assert ensure_prepared("words") == datasets / "words" and sha256(b"one") in meta.read_text()
-    assert capsys.readouterr().out == "data/words: it has not been prepared, running data/words/prepare.py\n"
-    os.utime(text, (2**32, 2**32))
-    assert ensure_prepared("words") == datasets / "words"
-    assert capsys.readouterr().out == ""
-    text.write_text("two")
-    os.utime(text, (1, 1))
-    assert ensure_prepared("words") == datasets / "words" and sha256(b"two") in meta.read_text()
-    new = "data/words: its input.txt is not the text that was prepared, running data/words/prepare.py\n"
-    assert capsys.readouterr().out == new
-
-
-def test_a_new_text_is_prepared_with_the_settings_of_the_old_one(repo, capsys):
     repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
-    Path("data/shakespeare_bpe/input.txt").write_text(TEXT, encoding="utf-8")
+    text = Path("data/shakespeare_bpe/input.txt")
+    os.utime(text, (2**32, 2**32))
+    ensure_prepared("shakespeare_bpe")
+    assert capsys.readouterr().out == ""
+    text.write_text(TEXT, encoding="utf-8")
+    os.utime(text, (1, 1))
     ensure_prepared("shakespeare_bpe")
     shown = capsys.readouterr().out
+    assert shown.startswith("data/shakespeare_bpe: its input.txt is not the text that was prepared, ")
     assert shown.endswith("running data/shakespeare_bpe/prepare.py --tokenizer=bpe --vocab_size=300\n")
     meta = load_dataset("data/shakespeare_bpe").meta
     assert meta["text_sha256"] == sha256(TEXT.encode()) and meta["vocab_size"] == 300
