@@ -232,8 +232,9 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, forked, capsys):
         rows = [row for row in csv.DictReader(file) if row["variant"] == "edit"]
     assert len(rows) == 2 and all(abs(float(row["loss"]) - float(row["logged"])) < 1e-4 for row in rows)
     assert "edit: computes the same" not in printed.out
-    again = compare_here(checkout, "--against=HEAD", "edit:")  # the edit is taken back
-    assert again["edit"]["verdict"] == "computes the same"
+    remark = diff_of(checkout, "remark", ("model.py", *MODEL))
+    again = compare_here(checkout, "--against=HEAD", "edit:", f"remark: '{remark}'")  # the edit is taken back
+    assert [one["verdict"] for one in again.values()] == ["computes the same"] * 2
 
 
 def test_a_plan_holds_in_any_shell(checkout, forked, capsys):
