@@ -224,7 +224,7 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, forked, capsys):
     printed = capsys.readouterr()
     git(checkout, "checkout", "--", ".")
     assert found["edit"]["verdict"] in ("pays", "does not pay", "tie", "undecided")
-    assert found["edit"]["code"]["differs_in"] == ["model.py"] and found["edit"]["seeds"] == 2
+    assert found["edit"]["code"]["differs_in"] == ["model.py"]
     assert found["cheat"]["verdict"] == "refused" and "it logs 1.0000 where its weights give" in found["cheat"]["why"]
     assert "order has its own train.py: its batches and its steps may differ" in printed.out
     assert found["crash"]["verdict"] == "crashed" and "AssertionError: mine" in printed.err
@@ -234,7 +234,7 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, forked, capsys):
     assert "edit: computes the same" not in printed.out
     remark = diff_of(checkout, "remark", ("model.py", *MODEL))
     again = compare_here(checkout, "--against=HEAD", "edit:", f"remark: '{remark}'")  # the edit is taken back
-    assert [one["verdict"] for one in again.values()] == ["computes the same"] * 2
+    assert {one["verdict"] for one in again.values()} == {"computes the same"}
 
 
 def test_a_plan_holds_in_any_shell(checkout, forked, capsys):
