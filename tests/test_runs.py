@@ -226,7 +226,7 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, forked, capsys):
     printed = capsys.readouterr()
     git(checkout, "checkout", "--", ".")
     assert found["edit"]["verdict"] in ("pays", "does not pay", "tie", "undecided")
-    assert found["edit"]["code"]["differs_in"] == ["model.py"] and found["edit"]["seeds"] == 2
+    assert found["edit"]["code"]["differs_in"] == ["model.py"]
     assert found["cheat"]["verdict"] == "refused" and "it logs 1.0000 where its weights give" in found["cheat"]["why"]
     assert "order has its own train.py: its batches and its steps may differ" in printed.out
     assert found["crash"]["verdict"] == "crashed" and "AssertionError: mine" in printed.err
@@ -234,8 +234,9 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, forked, capsys):
         rows = [row for row in csv.DictReader(file) if row["variant"] == "edit"]
     assert len(rows) == 2 and all(abs(float(row["loss"]) - float(row["logged"])) < 1e-4 for row in rows)
     assert "edit: computes the same" not in printed.out
-    again = compare_here(checkout, "--against=HEAD", "edit:")  # the edit is taken back
-    assert again["edit"]["verdict"] == "computes the same"
+    remark = diff_of(checkout, "remark", ("model.py", *MODEL))
+    again = compare_here(checkout, "--against=HEAD", "edit:", f"remark: '{remark}'")  # the edit is taken back
+    assert {one["verdict"] for one in again.values()} == {"computes the same"}
 
 
 def test_a_plan_holds_in_any_shell(checkout, forked, capsys):
