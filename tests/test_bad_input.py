@@ -22,7 +22,7 @@ from config import read_settings
 from config.runtime.checkpoint import load_checkpoint
 from config.runtime.errors import UserError
 from conftest import ROOT, TINY, hear_signals, refused
-from model import GPT, GPTConfig  # noqa: F401, likewise
+from model import GPT, GPTConfig  # noqa: F401, for the damages
 
 TRAIN, LATEST = f"train.py {TINY}", Path("out/run/ckpt.pt")
 RESUME = f"{TRAIN} --out_dir=out/run --init_from=resume --max_iters=6"

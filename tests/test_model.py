@@ -283,7 +283,7 @@ def test_a_compiled_model_has_the_loss_and_the_gradients_of_an_eager_one(compile
     compile_with("aot_eager")
     outcomes = []
     for compiled in (False, True):
-        model = build("w2-scalar", "m1", n_layer=2)
+        model = build("standard", "m1", n_layer=2)
         if compiled:
             model.compile_blocks()
         idx = tokens(model, 2, 12)
