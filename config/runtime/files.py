@@ -10,7 +10,7 @@ import torch
 
 from config.runtime.errors import UserError, file_errors
 
-CHECKPOINT_VERSION = 8  # of the layout of a checkpoint
+CHECKPOINT_VERSION = 9  # of the layout of a checkpoint
 CHECKPOINTS = ("new.pt", "ckpt.pt", "best.pt")  # of a run; new.pt: the first one of a run that is replacing another
 
 
