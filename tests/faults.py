@@ -23,8 +23,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from config.runtime.checkpoint import build_model, load_checkpoint
-from conftest import TINY, copy_repository, differences  # first: it lets the programs be imported
+from conftest import TINY, copy_repository, differences
 
 STEPS = 150
 RUN = f"{TINY} --max_iters={STEPS} --eval_interval=7 --init_from=auto"
@@ -84,7 +86,8 @@ def check_killed(folder, lowest):
     steps = [line["step"] for line in lines if line["event"] == "step"]
     expect(steps == list(range(1, len(steps) + 1)), f"{folder}: the log has a gap or a repeat: {steps}")
     if steps:
-        interval, saved = lines[0]["settings"]["checkpoint_interval"], step_of(folder)
+        interval = lines[0]["settings"]["checkpoint_interval"]
+        saved = step_of(folder)
         lost = f"saved at step {saved}, killed after step {len(steps)}, with checkpoints every {interval}"
         expect(saved <= len(steps) <= saved + interval, f"{folder}: {lost}")
     loss = math.inf

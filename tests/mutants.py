@@ -163,7 +163,7 @@ MUTANTS = {
         ("if first or not self.path.exists():", "if first:", "test_resume.py -k deleted"),
         ("if not ours or", "if", "test_resume.py -k moved"),
         ("first and self.look() != self.found", "False", "test_resume.py -k meanwhile"),
-        ('        probe.write_bytes(b"")\n', "", "test_resume.py -k written_to"),
+        ('        probe.write_bytes(b"")\n        probe.unlink()\n', "", "test_resume.py -k written_to"),
         ("        if not self.pending:\n", "        if True:\n", "test_tracking.py -k old_curve"),
         (', "data/*.py")', ")", "test_tracking.py -k version"),
     ],

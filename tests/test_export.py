@@ -167,6 +167,7 @@ def test_an_edited_standard_model_takes_its_code_along(tmp_path, edited, old, ne
     own = edited(lambda source: source.replace(old, new, 1))
     model = perturb(own.GPT(own.GPTConfig(**SHAPE))).eval()
     theirs = exported(model, tmp_path / "exported")
+    assert (tmp_path / "exported" / "model.py").exists()
     agree(theirs(ids(2, 16)).logits, model(ids(2, 16))[0])
 
 

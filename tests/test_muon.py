@@ -46,7 +46,9 @@ def fast_bfloat16(monkeypatch):
 
 
 def test_muon_is_pytorchs_where_bfloat16_is_fast(fast_bfloat16):
-    assert type(make_muon(matrices_and_gradients()[0], RATE, DECAY, CPU)) is Muon
+    optimizer = make_muon(matrices_and_gradients()[0], RATE, DECAY, CPU)
+    assert type(optimizer) is Muon
+    assert optimizer.defaults["adjust_lr_fn"] == "match_rms_adamw"
 
 
 def test_muon_is_the_explicit_one(slow_bfloat16):

@@ -251,7 +251,7 @@ def test_other_data_are_refused(killed, capsys):
 # -- files ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [b'{"event": "st', b'{"event": "step", "step": 4}'])
+@pytest.mark.parametrize("bad", [b'{"event": "st', b'{"event": "step", "step": 3}'])
 def test_a_torn_last_line_of_the_log_is_dropped(killed, bad):
     lines = (RESUMED / "log.jsonl").read_bytes().splitlines(keepends=True)
     (RESUMED / "log.jsonl").write_bytes(b"".join(line for line in lines if json.loads(line)["step"] <= 3) + bad)
