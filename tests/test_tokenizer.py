@@ -61,7 +61,7 @@ def merge(word, pair, token):
 
 
 def naive_bpe(text, vocab_size):
-    """Do textbook BPE: count all pairs anew for every merge."""
+    """Learn byte pairs as textbooks do: count all pairs again before each merge."""
     words = [list(piece.encode()) for piece in re.findall(SPLIT, text)]
     tokens = [bytes([i]) for i in range(256)]
     while len(tokens) < vocab_size:

@@ -1,12 +1,11 @@
 """A picture of a model's attention weights over a text: sample.py --maps=FILE."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from config.runtime.errors import UserError, file_errors
+from config.runtime.errors import UserError, file_errors, import_optional
 from config.runtime.files import atomic_write
 
 LABELED = 32  # tokens, at most, that have room for their text
@@ -44,8 +43,7 @@ def draw_maps(model, tokens, tokenizer, path):
         raise UserError(f"{path}: a map is a .png, .pdf or .svg file")
     if path.exists():
         raise UserError(f"{path} already exists: name a new file")
-    if not find_spec("matplotlib"):
-        raise UserError("a map needs matplotlib: pip install matplotlib")
+    import_optional("matplotlib")
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 

@@ -114,7 +114,7 @@ def main(argv):
         cure = "CUDA_VISIBLE_DEVICES keeps them on one"
         raise UserError(f"device = {options['device']!r} does not work: runs take all GPUs in turn; {cure}")
     deadline, device = began + seconds_of(options["budget"]), pick_device(options["device"])
-    number = runs_at_a_time(options["workers"], device)
+    out, number = Path(options["out"]).expanduser(), runs_at_a_time(options["workers"], device)
     comparison = make_comparison(options, words, common, device)
     if options["plan"]:
         quiet_pipe()
@@ -122,7 +122,7 @@ def main(argv):
     workers = Workers(number, device)
     try:
         if comparison.missing():
-            announce(comparison, number, Path(options["out"]).expanduser().parent)
+            announce(comparison, number, out.parent)
         do_runs(comparison, workers, deadline)
     except Stopped as stopped:
         print(f"\nstopped after {timedelta(seconds=round(time.time() - began))}; to resume: {again}", flush=True)
@@ -131,7 +131,7 @@ def main(argv):
         workers.stop()
     for run in comparison.results:  # also those that a scheduler has done
         tidy(run.folder)
-    report, out = Report(comparison), Path(options["out"]).expanduser()
+    report = Report(comparison)
     print("\n" + report.markdown())
     report.write(out, again, device, time.time() - began)
     write_figure(report, out / "figure.png")

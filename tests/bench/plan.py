@@ -120,7 +120,7 @@ class Comparison:
             losses = self.each(self.losses, [self.baseline, *self.undecided()], look)
             self.standing |= self.each(self.judge, self.undecided(), look, losses)
         for cost in self.ladder:
-            self.ladder |= {cost: self.each(self.losses, [self.baseline], 0, cost)[self.baseline]}
+            self.ladder[cost] = self.each(self.losses, [self.baseline], 0, cost)[self.baseline]
 
     def undecided(self):
         sound = [one for one in self.candidates if one not in self.trouble]
