@@ -98,7 +98,7 @@ class GPTConfig:
 
     def check(self, field, good, needed):
         if not good:
-            raise ConfigError(f"{field} = {getattr(self, field)!r} does not work: it must be {needed}")
+            raise ConfigError(f"{field} = {getattr(self, field)!r} is invalid: it must be {needed}")
 
     @property
     def head_dim(self):
@@ -507,7 +507,7 @@ class GPT(nn.Module):
 
     def crop_block_size(self, block_size):
         if not 1 <= block_size <= self.config.block_size:
-            raise ValueError(f"block_size = {block_size} does not work: it must be 1 to {self.config.block_size}")
+            raise ValueError(f"block_size = {block_size} is invalid: it must be 1 to {self.config.block_size}")
         self.config.block_size, self.flops = block_size, None
 
 

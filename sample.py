@@ -44,9 +44,9 @@ globals().update(settings)
 check_range(settings, "num_samples max_new_tokens", 1)
 check_range(settings, "temperature top_k seed", 0)
 if not 0 < top_p <= 1:
-    raise UserError(f"top_p = {top_p} does not work: it must be in (0, 1]")
+    raise UserError(f"top_p = {top_p} is invalid: it must be in (0, 1]")
 if checkpoint not in ("best", "latest"):
-    raise UserError(f"checkpoint = {checkpoint!r} does not work: it must be best or latest")
+    raise UserError(f"checkpoint = {checkpoint!r} is invalid: it must be best or latest")
 export, maps = os.path.expanduser(export), os.path.expanduser(maps)
 device = pick_device(device)
 
@@ -61,8 +61,8 @@ for note in code_notes(saved, code_version(), training=False):
 
 if export:
     save_pretrained(model, export, tokenizer)
-    needs = "trust_remote_code=True" if (Path(export) / "model.py").exists() else "nothing else"
-    print(f"{export}: model and tokenizer, which transformers opens with {needs}")
+    needs = " (with trust_remote_code=True)" if (Path(export) / "model.py").exists() else ""
+    print(f"{export}: model and tokenizer for transformers{needs}")
     raise SystemExit(0)
 
 # the prompt
@@ -73,7 +73,7 @@ tokens = tokenizer.encode(start) or first_tokens(tokenizer)
 
 if maps:
     draw_maps(model, tokens, tokenizer, maps)
-    print(f"{maps}: attention weights of {saved['path']}, a row for each layer, a column for each head")
+    print(f"{maps}: attention weights of {saved['path']}, one row per layer, one column per head")
     raise SystemExit(0)
 
 val_loss = f"validation loss {saved['val_loss']:.4f}" if math.isfinite(saved["val_loss"]) else "not evaluated yet"

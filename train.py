@@ -48,14 +48,14 @@ n_head = 4  # attention heads
 n_kv_head = 0  # key/value heads, for grouped-query attention; 0: the same as n_head
 n_embd = 128  # width
 n_inner = 0  # width of the MLP; 0: 8/3 n_embd, rounded up to a multiple of 64
-dropout = 0.0  # dropout rate, of the attention weights and of the output of attention and MLP
+dropout = 0.0  # dropout rate for the attention weights and the outputs of attention and MLP
 bias = False  # biases in the linear layers
 attention = "standard"  # standard, w2, summed_qk
 qk_scale = "5.1"  # summed_qk: divisor of layer i's scores (d: width of a head; m: layers summed; a, b: learned)
 #   5.1 √d   5.2 √d √m   5.3 √d m   5.4 d^a m^b   5.5 a_i √d   5.6 a_i d^(b_i)   5.7 a_i
 sigma = "scalar"  # w2: scalar, diagonal, none (L2 attention)
 residual = "standard"  # standard, m1, m2, m3.1, m3.2, m4.1, m4.2
-keep_input = False  # m1 to m4.2: add the sum to the usual residual, which it otherwise replaces
+keep_input = False  # m1 to m4.2: add the sum to the usual residual instead of replacing it
 rope_theta = 10000.0  # base of RoPE's wavelengths
 norm_eps = 1e-5  # epsilon of RMSNorm
 tie_weights = False  # share one matrix between the embedding and the head
@@ -82,8 +82,8 @@ wandb = False  # log to Weights & Biases too
 # system
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 dtype = "auto"  # auto, float32, bfloat16, float16
-compile = "auto"  # auto: on CUDA; true, which on a CPU pays for runs of ten minutes or more; false
-parallel = "ddp"  # under torchrun: ddp, or fsdp, which shards the parameters over the processes
+compile = "auto"  # auto: on CUDA; true (on a CPU, worthwhile from ten minutes); false
+parallel = "ddp"  # under torchrun: ddp, or fsdp, which shards the parameters across processes
 # -----------------------------------------------------------------------------
 # all that stands between these two rules can be set by config files and --name=value (config/__init__.py)
 
@@ -183,7 +183,7 @@ def other_units(val_loss):
 # what is about to happen
 parameters, flops_per_token = raw_model.get_num_params(), count_flops(raw_model)
 size = f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {parameters:,} parameters"
-counts = f"{tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on"
+counts = f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens"
 epochs = max_iters * tokens_per_iter / tokens["train"]
 origin = f"step {iter_num:,} of {out}" if resuming else init_from
 print0(f"model   {config.attention} attention, {config.residual} residual: {size}, from {origin}")
@@ -248,7 +248,7 @@ def save(path):
 
 def give_up(why):
     """End a run that has gone wrong, and leave its checkpoints as they are."""
-    raise UserError(f"{why}; " + (f"{out} holds step {saved_iter}" if saved_iter else "nothing has been saved"))
+    raise UserError(f"{why}; " + (f"saved: {out}, step {saved_iter}" if saved_iter else "nothing was saved"))
 
 
 def end_diverged(what):
@@ -327,7 +327,7 @@ while iter_num < max_iters and not stopped_by:
 # -----------------------------------------------------------------------------
 
 if saved_iter < iter_num:
-    cure = f"mend that, then {resume if saved_iter else 'start again'}"
+    cure = f"fix that, then {resume if saved_iter else 'start over'}"
     give_up(f"step {iter_num} could not be saved ({log.problem}): {cure}")
 if iter_num < max_iters:
     print0(f"stopped after step {iter_num:,}, saved in {latest}; to resume: {resume}")

@@ -99,4 +99,4 @@ def convert(name, value, defaults, where):
             if kind is int and abs(number) < 2**63 and number == int(number):
                 return int(number)
     needed = {str: "text", bool: "true or false", int: "a whole number", float: "a finite number"}[kind]
-    raise UserError(f"{where}: {needed} is needed, not {repr(value):.80}")
+    raise UserError(f"{where}: expected {needed}, not {repr(value):.80}")

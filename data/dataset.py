@@ -29,10 +29,10 @@ def load_dataset(folder) -> "Dataset":
         path = folder / f"{split}.bin"
         size = meta["tokens"][split] * np.dtype(meta["dtype"]).itemsize
         if path.stat().st_size != size:
-            raise damaged(path, "not of the size that meta.json says")
+            raise damaged(path, "its size differs from meta.json")
         ids = np.memmap(path, meta["dtype"], mode="r")
         if ids.nbytes <= HASHED and sha256(ids) != meta["sha256"][split]:
-            raise damaged(path, "not as prepare.py wrote it (SHA-256)")
+            raise damaged(path, "changed since prepare.py wrote it (SHA-256)")
         splits[split] = ids
     return Dataset(meta, tokenizer, splits, folder)
 
@@ -44,9 +44,9 @@ def read_meta(folder) -> dict:
         meta = json.loads(path.read_bytes())
         version = meta["version"]
     except (LookupError, TypeError, ValueError):
-        raise damaged(path, "not as prepare.py writes it") from None
+        raise damaged(path, "not written by prepare.py") from None
     if version != VERSION:
-        raise damaged(path, f"version {version} is not {VERSION}, the one this program reads")
+        raise damaged(path, f"version {version}; this program reads version {VERSION}")
     return meta
 
 
@@ -72,7 +72,7 @@ class Dataset:
         tokens = len(self.splits[split])
         if block_size >= tokens:
             problem = f"block_size={block_size} is too long for the {split} split of {tokens} tokens"
-            raise UserError(f"{problem}; the largest that works is {tokens - 1}")
+            raise UserError(f"{problem}; the maximum is {tokens - 1}")
 
     def read(self, split, places):
         """Return the tokens there as int64. Damage to a file that is too large to hash shows here."""

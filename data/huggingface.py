@@ -93,7 +93,7 @@ def from_pretrained(name_or_path, **override) -> GPT:
 
     kind = read(transformers.PreTrainedConfig.get_config_dict)[0].get("model_type")
     if kind != "llama":
-        raise UserError(f"{name_or_path} is a {kind!r} model; only 'llama' ones can be read")
+        raise UserError(f"{name_or_path} is a {kind!r} model; only 'llama' is supported")
     theirs = read(transformers.LlamaConfig.from_pretrained)
     rope = theirs.rope_parameters
     plain = {
@@ -104,7 +104,7 @@ def from_pretrained(name_or_path, **override) -> GPT:
     }
     for field, (value, needed) in plain.items():
         if value != needed:
-            raise UserError(f"{name_or_path} has {field} = {value!r}; only {needed!r} can be represented here")
+            raise UserError(f"{name_or_path} has {field} = {value!r}; only {needed!r} is supported")
     fields = {ours: getattr(theirs, name) for ours, name in LLAMA_CONFIG.items()}
     config = GPTConfig(**{**fields, "rope_theta": float(rope["rope_theta"]), **override})
     return from_llama(read(transformers.LlamaForCausalLM.from_pretrained).state_dict(), config)

@@ -42,23 +42,23 @@ def ensure_prepared(name) -> Path:
     """Return the folder of a dataset. Run its prepare.py first if it is not prepared or its input.txt has changed."""
     names = sorted({path.parent.name for path in [*DATA.glob("*/prepare.py"), *DATA.glob("*/meta.json")]})
     if name not in names:
-        others = f"{', '.join(names)}, or what data/text/prepare.py makes of your own text"
-        raise UserError(f"dataset = {name!r} does not work: it must be one of {others}")
+        others = f"{', '.join(names)}, or your own text, prepared by data/text/prepare.py"
+        raise UserError(f"dataset = {name!r} is invalid: it must be one of {others}")
     folder = DATA / name
     script, text = folder / "prepare.py", folder / "input.txt"
     if not script.exists():  # prepared by data/text/prepare.py
         return folder
     with open(script, "rb") as file:
         file_lock(file, wait=True)  # of runs that start together one prepares, and the others wait for it
-        why, settings = "it has not been prepared", {}
+        why, settings = "not prepared yet", {}
         if (folder / "meta.json").is_file():
             meta = read_meta(folder)
             if not text.exists() or sha256(read_text(text).encode()) == meta["text_sha256"]:
                 return folder
-            why, settings = "its input.txt is not the text that was prepared", meta.get("settings", {})
+            why, settings = "its input.txt has changed", meta.get("settings", {})
         options = [f"--{key}={settings[key]}" for key in read_settings(script, []) if key in settings]
         print0(" ".join([f"data/{name}: {why}, running data/{name}/prepare.py", *options]))
-        if subprocess.run([sys.executable, script, *options]).returncode:
+        if subprocess.run([sys.executable, script, *options], stdout=2).returncode:  # the program's own output is apart
             raise SystemExit(2)  # prepare.py has printed the reason
     return folder
 
@@ -207,7 +207,7 @@ def write_dataset(folder, coder, encoded, source, settings):
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:  # at its end the files take their places, the last opened first
         if not stack.enter_context(folder_lock(folder)):
-            raise UserError(f"{folder}: another prepare.py is at work there: wait for it")
+            raise UserError(f"{folder}: another prepare.py is still running: wait for it")
         stack.callback(lambda: any(folder.iterdir()) or folder.rmdir())  # a new folder, if nothing came into it
         names = ("meta.json", "train.bin", "val.bin")
         files = {name: stack.enter_context(atomic_write(folder / name)) for name in names}
@@ -242,5 +242,5 @@ def write_dataset(folder, coder, encoded, source, settings):
         (folder / "meta.json").unlink(missing_ok=True)
 
     print0(f"{folder}: {source}, {sum(sizes.values()):,} bytes")
-    print0(f"{tokens['train']:,} tokens to train on and {tokens['val']:,} to validate on, {meta['dtype']}")
-    print0(f"{coder.vocab_size:,} different tokens ({meta['tokenizer']['kind']})")
+    print0(f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens, {meta['dtype']}")
+    print0(f"vocabulary: {coder.vocab_size:,} tokens ({meta['tokenizer']['kind']})")

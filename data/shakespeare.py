@@ -39,7 +39,7 @@ def download(url) -> bytes:
 def fallback_text(path, why) -> tuple[str, str]:
     from pydoc_data.topics import topics  # nothing is written, so the next prepare.py tries to download again
 
-    source = "NOT Tiny Shakespeare but English of Python's built-in help (pydoc_data.topics)"
+    source = "NOT Tiny Shakespeare but text from Python's built-in help (pydoc_data.topics)"
     print0(f"NOTE    Tiny Shakespeare {why}: THE TEXT IS {source}")
-    print0(f"NOTE    LOSSES ARE NOT COMPARABLE with Tiny Shakespeare's: to get those, put that text at {path}")
+    print0(f"NOTE    LOSSES ARE NOT COMPARABLE with Tiny Shakespeare's: for those, put its text at {path}")
     return "\n".join(topics[name] for name in sorted(topics)), source

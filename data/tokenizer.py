@@ -166,7 +166,7 @@ def import_transformers():
     try:
         import transformers
     except ImportError:
-        raise TokenizerError("models of Hugging Face need transformers: pip install 'transformers>=5.17'") from None
+        raise TokenizerError("Hugging Face models need transformers: pip install 'transformers>=5.17'") from None
     return transformers
 
 
@@ -215,7 +215,7 @@ def train_bpe(text, vocab_size) -> BPETokenizer:
     [b'aa', b'ab', b'aaab']
     """
     if vocab_size < 256:
-        raise TokenizerError(f"vocab_size={vocab_size} does not work: it must be 256 (the byte values) or more")
+        raise TokenizerError(f"vocab_size={vocab_size} is invalid: it must be 256 (the byte values) or more")
     pieces = Counter(match.group() for match in re.finditer(SPLIT, text))
     counts = list(pieces.values())  # a text repeats its words: each is merged once, and counted
     # in a word, chr(i) stands for token i, so str.replace merges each occurrence of a pair, from the left

@@ -240,9 +240,8 @@ MUTANTS = {
     ],
     "tests/bench/plan.py": [
         ("math.exp(-slope", "math.exp(slope", "test_compare.py -k own_rate"),
-        ("if best else grid[0] / 2)", "if best else grid[0] / 8)", "test_compare.py -k is_lowered"),
         ("rounded(own * self.rate(base) / ", "rounded(own * own / ", "test_compare.py -k begins_where"),
-        ('self.options["first_seed"] - 1\n', 'self.options["first_seed"]\n', "test_compare.py -k begins_where"),
+        ('self.options["first_seed"] - 1, {}', 'self.options["first_seed"], {}', "test_compare.py -k begins_where"),
         ("self.standing[one].verdict == UNDECIDED]", "True]", "test_compare.py -k from_nothing"),
         ("return min((one.verdict for", "return max((one.verdict for", "test_compare.py -k by_time"),
         ('costs["operations"] - 1) > max(ALIKE', 'costs["operations"] - 1) > max(9', "test_compare.py -k by_time"),
@@ -253,6 +252,7 @@ MUTANTS = {
         ("paired = candidate in alike and ", "paired = ", "test_compare.py -k alike"),
     ],
     "tests/bench/stats.py": [
+        ("return best / 2 if best", "return best / 8 if best", "test_compare.py -k is_lowered"),
         ("math.sqrt(total), total**2", "math.sqrt(total) / 2, total**2", VERDICTS),
         ("if gain.value + gain.half(level) < 0:", "if gain.value < 0:", VERDICTS),
         ("paired and rung == 1)", "False)", VERDICTS),
@@ -275,7 +275,7 @@ MUTANTS = {
             "test_compare.py -k budget",
         ),
         ("codes = {PAYS: 0, CRASHED: 1, REFUSED: 4", "codes = {PAYS: 0, CRASHED: 1, REFUSED: 0", COMPARE),
-        ("with stdout_to_stderr():", "if True:", "test_runs.py -k any_shell"),
+        ("with redirect_stdout(sys.stderr):", "if True:", "test_runs.py -k any_shell"),
     ],
     "tests/bench/variants.py": [
         ('("dataset", "block_size", ', '("dataset", ', "test_compare.py -k mistakes"),

@@ -48,8 +48,8 @@ TRAIN_ARGUMENTS = {
     "--learning_rat=1": "--learning_rat: .*did you mean learning_rate",
     "--n_layer=2.5": "--n_layer: a whole number .*'2.5'",
     # ranges
-    "--block_size=100000": "block_size=100000 is too long .*the largest that works is 287",
-    "--beta2=1": "beta2 = 1.0 .* 0 or more, below 1",
+    "--block_size=100000": "block_size=100000 is too long .*the maximum is 287",
+    "--beta2=1": "beta2 = 1.0 .* at least 0 and below 1",
     # the model
     "--n_embd=6": "n_head = 2 .* n_embd / n_head is even; n_embd = 6",
     # choices
@@ -110,7 +110,7 @@ SAMPLE_ARGUMENTS = {
     "--start=\udcff": r"of its own text, not '\?'",  # as Python reads a byte that is not UTF-8
     "--start=FILE:out/run/ckpt.pt": "out/run/ckpt.pt: not UTF-8 text at byte",
     "--top_p=0": r"top_p = 0.0 .*\(0, 1\]",
-    "--top_k=-3": "top_k = -3 .* 0 or more",
+    "--top_k=-3": "top_k = -3 .* at least 0",
     "config/m1_shakespeare.py": "config/m1_shakespeare.py: residual: unknown setting",
 }
 
@@ -187,8 +187,8 @@ DAMAGES = {
     "rewrite('version = 4')": "ckpt.pt: checkpoint version 4; this program reads version ",
     # a part that is missing, or is another model's
     "rewrite('del version')": NO_CHECKPOINT,
-    "rewrite('config[\"n_experts\"] = 8')": "ckpt.pt does not fit this model.py: .* 'n_experts'",
-    "rewrite('model.popitem()')": 'ckpt.pt does not fit this model.py: .* Missing .*: "head.weight"',
+    "rewrite('config[\"n_experts\"] = 8')": "ckpt.pt does not match this model.py: .* 'n_experts'",
+    "rewrite('model.popitem()')": 'ckpt.pt does not match this model.py: .* Missing .*: "head.weight"',
 }
 
 

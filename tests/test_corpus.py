@@ -206,7 +206,7 @@ def test_an_interrupted_program_ends_and_leaves_what_was_there(repo, tmp_path):
 
 def test_two_at_once_are_refused(tmp_path):
     (tmp_path / "data").mkdir()
-    with folder_lock(tmp_path / "data"), pytest.raises(UserError, match="another prepare.py is at work there"):
+    with folder_lock(tmp_path / "data"), pytest.raises(UserError, match="another prepare.py is still running"):
         prepare(tmp_path / "data", DOCUMENTS, "test")
     prepare(tmp_path / "data", DOCUMENTS, "test")
 

@@ -45,11 +45,11 @@ def reverse(name):
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[::-1])
 
 
-FORM = "meta.json: not as prepare.py writes it"
-SIZE, HASH = "not of the size that meta.json says", "not as prepare.py wrote it (SHA-256)"
+FORM = "meta.json: not written by prepare.py"
+SIZE, HASH = "its size differs from meta.json", "changed since prepare.py wrote it (SHA-256)"
 DAMAGE = [
     *((write("meta.json", content), FORM) for content in (b"", b"\xff", b"{}", b"[]", b"null", b"5")),
-    (edit(version=1), "meta.json: version 1 is not 2"),
+    (edit(version=1), "meta.json: version 1; this program reads version 2"),
     (edit(version=None), FORM),
     (edit(dtype="uint32"), f"train.bin: {SIZE}"),
     (write("val.bin", b"\0\0\0"), f"val.bin: {SIZE}"),

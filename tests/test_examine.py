@@ -141,7 +141,7 @@ def test_an_honest_method_is_not_accused(change):
 
 def test_random_numbers_in_evaluation_are_refused():
     change = lambda model, logits, idx, targets: logits + random.random()
-    with pytest.raises(Refused, match="two equal evaluations differ"):
+    with pytest.raises(Refused, match="repeated evaluations differ"):
         examine.look_before(with_logits(change), config(), context_of())
 
 

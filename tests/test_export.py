@@ -200,12 +200,12 @@ def test_a_buffer_that_would_be_lost_is_refused(tmp_path):
 def test_a_run_is_exported_by_sample(repo, capsys):
     repo(f"train.py {TINY} --attention=w2 --residual=m1 --out_dir=out/m1")
     shown = repo("sample.py --export=out/exported")
-    assert shown == "out/exported: model and tokenizer, which transformers opens with trust_remote_code=True\n"
+    assert shown == "out/exported: model and tokenizer for transformers (with trust_remote_code=True)\n"
     theirs = opened("out/exported")
     tokenizer = AutoTokenizer.from_pretrained("out/exported", trust_remote_code=True)
     sampled = repo(["sample.py", "--start=the dog", "--temperature=0", "--max_new_tokens=9", "--num_samples=1"])
     written = theirs.generate(**tokenizer("the dog", return_tensors="pt"), do_sample=False, max_new_tokens=9)
     assert sampled.split("-" * 80 + "\n")[1] == tokenizer.decode(written[0]) + "\n"
     assert "out/exported already exists" in refused(repo, "sample.py --export=out/exported", capsys)
-    with pytest.raises(ValueError, match="out/exported is a 'gpt_variant' model; only 'llama' ones can be read"):
+    with pytest.raises(ValueError, match="out/exported is a 'gpt_variant' model; only 'llama' is supported"):
         from_pretrained("out/exported")

@@ -186,7 +186,7 @@ def test_another_run_needs_its_tokens(repo, capsys):
     repo("data/text/prepare.py my.txt")
     error = refused(repo, f"train.py {NEXT} --dataset=text", capsys)
     cure = "python data/text/prepare.py TEXT --name=NAME --tokenizer=run:out/source, then --dataset=NAME"
-    assert f"data/text is not in the tokens of out/source/best.pt: prepare its text by {cure}\n" in error
+    assert f"data/text does not use the tokenizer of out/source/best.pt: prepare its text with {cure}\n" in error
     repo("data/text/prepare.py my.txt --tokenizer=run:out/source")
     repo(f"train.py {NEXT} --dataset=text")
 
@@ -214,7 +214,7 @@ def test_transformers_alone_writes_the_same_text(repo, tmp_path, monkeypatch, ca
     prepare("data/text", text, "test", tokenizer)
     repo(f"train.py {TINY} --block_size=64 --max_iters=30 --learning_rate=1e-2 --dataset=text --out_dir=out/run")
     shown = repo("sample.py --export=out/exported")
-    assert shown == "out/exported: model and tokenizer, which transformers opens with nothing else\n"
+    assert shown == "out/exported: model and tokenizer for transformers\n"
 
     ours = load_dataset("data/text").tokenizer
     theirs = AutoTokenizer.from_pretrained("out/exported")
@@ -243,11 +243,11 @@ def test_bad_starts(repo, llama, monkeypatch, capsys):
     repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
     Path("empty").mkdir()
     for name, words in {
-        f"hf:{llama}": f"data/shakespeare_bpe is not in the tokens of {llama}: ",
+        f"hf:{llama}": f"data/shakespeare_bpe does not use the tokenizer of {llama}: ",
         "hf:nowhere": "nowhere has no readable tokenizer: ",
         "hf:empty": "empty has no readable tokenizer: ",
     }.items():
         assert words in refused(repo, f"train.py {RUN} --init_from={name}", capsys)
     monkeypatch.setitem(sys.modules, "transformers", None)
     error = refused(repo, f"train.py {RUN} --init_from=hf:{llama}", capsys)
-    assert "models of Hugging Face need transformers: pip install 'transformers>=5.17'" in error
+    assert "Hugging Face models need transformers: pip install 'transformers>=5.17'" in error

@@ -46,7 +46,7 @@ def test_a_picture_from_sample(repo, capsys, monkeypatch):
     assert Path("maps.png").read_bytes().startswith(b"\x89PNG")
     for name, words in {
         "maps.png": "already exists",
-        "new.pgf": "new.pgf: a map is a .png, .pdf or .svg file",
+        "new.pgf": "new.pgf: must be a .png, .pdf or .svg file",
         "nowhere/new.png": "nowhere/new.png",
     }.items():
         assert words in refused(repo, f"sample.py --start=dogs --maps={name}", capsys)

@@ -144,7 +144,7 @@ def test_text_script_takes_files_and_folders(repo):
     ("text good.txt missing.txt", "missing.txt: No such file"),
     ("text latin.txt", "latin.txt: not UTF-8 text at byte 3"),
     ("text config/runtime", "config/runtime: no .txt, .md or .jsonl files below this folder"),
-    (f"text good.txt --name={'x' * 300}", "name = 'x{98} does not work: use up to 100 letters"),
+    (f"text good.txt --name={'x' * 300}", "name = 'x{98} is invalid: use up to 100 letters"),
     ("text good.txt --token=char", "--token: unknown setting .did you mean tokenizer"),
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
     ("text good.txt --name=dataset.py", "data/dataset.py: File exists"),
@@ -175,7 +175,7 @@ def test_a_dataset_is_prepared_with_its_settings_when_its_text_is_new(repo, caps
     os.utime(text, (1, 1))
     ensure_prepared("shakespeare_bpe")
     shown = capsys.readouterr().out
-    assert shown.startswith("data/shakespeare_bpe: its input.txt is not the text that was prepared, ")
+    assert shown.startswith("data/shakespeare_bpe: its input.txt has changed, ")
     assert shown.endswith("running data/shakespeare_bpe/prepare.py --tokenizer=bpe --vocab_size=300\n")
     meta = load_dataset("data/shakespeare_bpe").meta
     assert meta["text_sha256"] == sha256(TEXT.encode()) and meta["vocab_size"] == 300

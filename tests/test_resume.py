@@ -140,7 +140,7 @@ def test_a_finished_run_says_how_to_go_on(run):
     settings = f"{RUN} --lr_decay=none"
     shown = run(f"{settings} --out_dir={RESUMED}")
     before = contents(RESUMED)
-    assert "nothing is left to do" in run(f"{settings} --out_dir={RESUMED} --init_from=auto")
+    assert "nothing left to do" in run(f"{settings} --out_dir={RESUMED} --init_from=auto")
     assert contents(RESUMED) == before
     (command,) = re.findall("^to train longer: python (.*)", shown, re.MULTILINE)
     run(command)
@@ -166,7 +166,7 @@ def test_all_other_settings_are_named(killed, capsys):
     other = {"float32": "bfloat16", "bfloat16": "float32"}[load("steps/3.pt")["settings"]["dtype"]]  # auto's opposite
     error = refused(killed, f"{RESUME} --seed=2 --n_layer=3 --attention=w2 --dtype={other}", capsys)
     changes = f"n_layer = 3 (was 2), seed = 2 (was 1337), attention = 'w2' (was 'standard'), dtype = '{other}' (was "
-    assert changes in error and ": out/resumed/ckpt.pt was trained with other settings" in error
+    assert f"out/resumed/ckpt.pt was trained with other settings: leave out {changes}" in error
     error = refused(killed, f"train.py --init_from=resume --out_dir={RESUMED} --n_layer=3", capsys)  # 3 by default
     assert "error: n_layer = 3 (was 2): out/resumed/ckpt.pt was trained" in error
 
@@ -179,8 +179,8 @@ def test_settings_that_train_py_has_gained_or_has_lost_are_noted(killed, capsys)
     shown = killed(RESUME)
     notes = log_of(RESUMED, "resume")[0]["notes"]
     assert sorted(notes) == [
-        "label_smoothing = 0.1: train.py has lost this setting",
-        "norm_eps = 1e-05: this setting is new since the checkpoint",
+        "label_smoothing = 0.1: no longer in train.py",
+        "norm_eps = 1e-05: added since the checkpoint",
     ]
     assert all(f"NOTE    {note}\n" in shown for note in notes)
     assert_same_run()
@@ -197,7 +197,7 @@ def test_another_model_py_is_said(killed):
     for command in commands:
         names = "model.py, train.py" if command == RESUME else "model.py"
         shown = killed(command)
-        assert shown.count(f"NOTE    {names}: not as when out/resumed/") == 1
+        assert shown.count(f"NOTE    {names}: changed since out/resumed/") == 1
         assert "to go back: restore the files of that run\n" in shown
 
 
@@ -213,7 +213,7 @@ def test_the_way_back_to_a_commit_keeps_edits(run, monkeypatch):
     Path("model.py").write_text(contents[1])
     subprocess.run("git commit -qam second", shell=True, check=True)
     Path("model.py").write_text(contents[2])
-    (back,) = re.findall("^NOTE    model.py: not as when .*; to go back: (.*)", run(RESUME), re.MULTILINE)
+    (back,) = re.findall("^NOTE    model.py: changed since .*; to go back: (.*)", run(RESUME), re.MULTILINE)
     subprocess.run(back, shell=True, check=True)
     assert Path("model.py").read_text() == contents[0]
     stashed = subprocess.run(["git", "show", "stash:model.py"], capture_output=True, text=True, check=True)
@@ -241,7 +241,7 @@ def test_other_data_are_refused(killed, capsys):
         capsys.readouterr()
         error = refused(killed, RESUME, capsys)
         cure = "prepare test again\n"
-        assert f"data/shakespeare_char is not what out/resumed/ckpt.pt was trained on: {cure}" in error
+        assert f"out/resumed/ckpt.pt was not trained on data/shakespeare_char: {cure}" in error
     Path("data/shakespeare_char/input.txt").unlink()
     prepare("data/shakespeare_char", TEXT, "the same text from another file")
     killed(RESUME)
@@ -291,7 +291,7 @@ def test_a_run_is_whole_until_another_has_saved_in_its_place(run, monkeypatch, c
     with monkeypatch.context() as until_here:
         full_disk(until_here, lambda step: True)
         error = refused(run, f"{RUN} --out_dir={WHOLE} --overwrite --checkpoint_interval=9 {settings}".split(), capsys)
-    assert "nothing has been saved" in error
+    assert "nothing was saved" in error
     replaced = run(f"{RUN} --out_dir={WHOLE} --overwrite --seed=2 --max_iters=5")
     assert "NOT SAVED" not in replaced and [line["step"] for line in log_of(WHOLE, "step")] == [1, 2, 3, 4, 5]
     run(f"{RUN} --out_dir={RESUMED} --seed=2 --max_iters=5")
@@ -417,7 +417,7 @@ def test_a_run_that_could_not_be_saved_ends_in_an_error(run, monkeypatch, capsys
     with monkeypatch.context() as until_here:
         full_disk(until_here, lambda step: step > 3)
         error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
-    assert "step 6 could not be saved (No space left on device)" in error and "out/resumed holds step 3" in error
+    assert "step 6 could not be saved (No space left on device)" in error and "saved: out/resumed, step 3" in error
     run(error.partition("then python ")[2].partition(";")[0])  # what it says to do
     assert_same_run()
 
@@ -469,7 +469,7 @@ def test_what_is_not_finite_ends_the_run(run, monkeypatch, capsys, kind, grad_cl
     intervals = "--log_interval=9 --eval_interval=9 --checkpoint_interval=2"  # it is looked for before a save
     error = error_of(run, f"{ONE} --grad_clip={grad_clip} {intervals}", capsys)
     assert "the loss is" in error and "at step 4: the run has diverged" in error
-    assert "out/whole holds step 2" in error and load(WHOLE / "ckpt.pt")["iter_num"] == 2
+    assert "saved: out/whole, step 2" in error and load(WHOLE / "ckpt.pt")["iter_num"] == 2
 
 
 # -- signals -------------------------------------------------------------------------------------------------
@@ -505,7 +505,7 @@ def test_a_log_without_its_checkpoints_is_kept(run, capsys, how):
     for path in RESUMED.glob("*.pt"):
         path.unlink()
     error = refused(run, f"{RUN} --out_dir={RESUMED} --init_from={how}", capsys)
-    assert "no checkpoint of it: --overwrite=true" in error
+    assert "no checkpoint: --overwrite=true" in error
     run(f"{RUN} --out_dir={RESUMED} --overwrite")
 
 

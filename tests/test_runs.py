@@ -135,9 +135,9 @@ def test_code_is_that_of_a_commit_a_folder_a_diff_or_the_work_tree(checkout, tmp
 
 
 @pytest.mark.parametrize("code, named", [
-    (["@nonsense"], "@nonsense: git does not know this commit"),
+    (["@nonsense"], "@nonsense: unknown to git"),
     (["missing.diff"], "missing.diff: no such file"),
-    (["@HEAD", "@HEAD~1"], "one variant has one code"),
+    (["@HEAD", "@HEAD~1"], "a variant takes one source"),
     (["twice.diff", "twice.diff"], "twice.diff does not apply"),
 ])  # fmt: skip
 def test_code_that_does_not_work_is_named(checkout, tmp_path, monkeypatch, code, named):
@@ -227,7 +227,7 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, forked, capsys):
     git(checkout, "checkout", "--", ".")
     assert found["edit"]["verdict"] in ("pays", "does not pay", "tie", "undecided")
     assert found["edit"]["code"]["differs_in"] == ["model.py"]
-    assert found["cheat"]["verdict"] == "refused" and "it logs 1.0000 where its weights give" in found["cheat"]["why"]
+    assert found["cheat"]["verdict"] == "refused" and "it logs 1.0000 but its weights give" in found["cheat"]["why"]
     assert "order has its own train.py: its batches and its steps may differ" in printed.out
     assert found["crash"]["verdict"] == "crashed" and "AssertionError: mine" in printed.err
     with open(checkout.parent / "out" / "runs.csv") as file:

@@ -77,7 +77,7 @@ def test_conversions(value, default, expected):
     *[(value, "text") for value in (None, ["a"], b"a")],
 ])  # fmt: skip
 def test_refused_values(value, default):
-    with pytest.raises(UserError, match="--x: .* is needed, not") as error:
+    with pytest.raises(UserError, match="--x: expected .*, not") as error:
         convert("x", value, {"x": default}, "--x")
     assert len(str(error.value)) < 150
 

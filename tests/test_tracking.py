@@ -121,11 +121,11 @@ def test_runs_in_one_picture(repo, capsys):
 
     repo(f"{run} --out_dir=out/deeper/b$_{{x$")
     for x, named in {
-        "out --x=steps": "x = 'steps' does not work: it must be one of tokens",
-        "nowhere": "no run has been evaluated in nowhere",
+        "out --x=steps": "x = 'steps' is invalid: it must be one of tokens",
+        "nowhere": "no evaluated run in: nowhere",
     }.items():
         assert named in error_of(repo, [PLOT, *x.split()], capsys)
-    assert repo([PLOT, "out", "--x=time", "--out=both.svg"]).endswith("picture: both.svg\n")
+    assert repo([PLOT, "out", "--x=time", "--out=both.svg"]).endswith("figure: both.svg\n")
     assert Path("both.svg").read_bytes().startswith(b"<?xml")
 
 

@@ -184,7 +184,7 @@ def test_a_run_stays_eager_where_nothing_can_be_compiled(repo, monkeypatch):
 def test_a_diverged_run_ends_and_saves_nothing(repo, capsys):
     error = error_of(repo, f"{RUN} --learning_rate=1e38 --warmup_iters=0", capsys)
     likely = "learning_rate = 1e+38, weight_decay = 0.1 or dtype = "
-    assert "the run has diverged, most likely because of " + likely in error and "; nothing has been saved" in error
+    assert "the run has diverged, most likely because of " + likely in error and "; nothing was saved" in error
     repo(RUN)  # a folder with only a log is free
 
 

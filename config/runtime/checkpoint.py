@@ -63,7 +63,7 @@ def config_of(checkpoint):
     try:
         return GPTConfig(**checkpoint["config"])
     except TypeError as error:  # says which field model.py lacks
-        raise UserError(f"{checkpoint['path']} does not fit this model.py: {error}") from None
+        raise UserError(f"{checkpoint['path']} does not match this model.py: {error}") from None
 
 
 def build_model(checkpoint) -> GPT:
@@ -83,7 +83,7 @@ def code_notes(checkpoint, code, training=True):
     commit = was["commit"] or "-dirty"
     if not commit.endswith("-dirty"):
         back = f"git stash && git checkout {commit} -- {' '.join(changed)}"  # stash keeps edits that are not committed
-    differ = f"{', '.join(changed)}: not as when {checkpoint['path']} was trained, so results may differ"
+    differ = f"{', '.join(changed)}: changed since {checkpoint['path']} was trained, so results may differ"
     return [f"{differ}; to go back: {back}"]
 
 
@@ -101,7 +101,7 @@ def check_folder(log, settings):
         if find_checkpoint(log.folder).exists():
             raise UserError(f"{log.folder} already holds a run: --init_from=resume continues it, {ways}")
         if log.has_ended():
-            raise UserError(f"{log.folder} holds the log of a run that has ended, and no checkpoint of it: {ways}")
+            raise UserError(f"{log.folder} holds the log of a finished run but no checkpoint: {ways}")
 
 
 def begin_from_llama(settings, data) -> GPT:
@@ -142,7 +142,7 @@ def check_tokens(data, state, owner, tokenizer):
     """Raise a UserError if the data are not in the `owner`'s tokens, with a command that prepares a text in them."""
     if data.tokenizer.state() != state:
         cure = f"python data/text/prepare.py TEXT --name=NAME --tokenizer={tokenizer}, then --dataset=NAME"
-        raise UserError(f"data/{data.folder.name} is not in the tokens of {owner}: prepare its text by {cure}")
+        raise UserError(f"data/{data.folder.name} does not use the tokenizer of {owner}: prepare its text with {cure}")
 
 
 def begin(log, defaults, given, world_size):
@@ -162,7 +162,7 @@ def begin(log, defaults, given, world_size):
     elif checkpoint["iter_num"] >= settings["max_iters"] and not settings["eval_only"]:
         reached = f"{checkpoint['path']} is at step {checkpoint['iter_num']}"
         if given["init_from"] == "auto":
-            print0(f"{reached} of the run's {settings['max_iters']}: nothing is left to do")
+            print0(f"{reached} of the run's {settings['max_iters']}: nothing left to do")
             raise SystemExit(0)
         raise UserError(f"max_iters = {settings['max_iters']}, but {reached}: raise it to continue")
     return settings, checkpoint
@@ -185,7 +185,7 @@ def resumed_settings(checkpoint, given, defaults):
     others = [name for name, value in changes.items() if name not in may_change and value != settings[name]]
     if others:
         changed = ", ".join(f"{name} = {changes[name]!r} (was {settings[name]!r})" for name in others)
-        raise UserError(f"{changed}: {checkpoint['path']} was trained with other settings: leave these out")
+        raise UserError(f"{checkpoint['path']} was trained with other settings: leave out {changed}")
     return settings | changes
 
 
@@ -196,7 +196,7 @@ def resumed_model(checkpoint, settings, data) -> GPT:
         check_tokens(data, checkpoint["tokenizer"], path, f"run:{path.parent}")
     elif data.meta["sha256"] != trained_on["sha256"] or data.tokenizer.state() != checkpoint["tokenizer"]:
         cure = f"prepare {trained_on['source']} again"
-        raise UserError(f"data/{data.folder.name} is not what {path} was trained on: {cure}")
+        raise UserError(f"{path} was not trained on data/{data.folder.name}: {cure}")
     return build_model(checkpoint)
 
 
@@ -206,13 +206,13 @@ def resume_notes(checkpoint, settings, machine, code):
     lines = code_notes(checkpoint, code)
     was = checkpoint["settings"]
     for name in sorted(was.keys() ^ settings.keys()):
-        change = "this setting is new since the checkpoint" if name in settings else "train.py has lost this setting"
+        change = "added since the checkpoint" if name in settings else "no longer in train.py"
         lines.append(f"{name} = {(was | settings)[name]!r}: {change}")
     if settings["max_iters"] != was["max_iters"] and settings["lr_decay"] != "none":
         change = f"max_iters = {settings['max_iters']} (was {was['max_iters']})"
         lines.append(f"{change}: the learning rate decays differently")
     if checkpoint["machine"] != machine:
-        lines.append(f"it ran on {checkpoint['machine']}, now on {machine}: the same run, but not to the last bit")
+        lines.append(f"resuming on {machine} instead of {checkpoint['machine']}: results will not match bit for bit")
     return lines
 
 

@@ -47,15 +47,15 @@ def check_settings(settings, world_size):
     of_another = settings["init_from"].startswith(("hf:", "run:"))
     for name, choices in CHOICES.items():
         if settings[name] not in choices and not (name == "init_from" and of_another):
-            raise UserError(f"{name} = {settings[name]!r} does not work: it must be one of {', '.join(choices)}")
+            raise UserError(f"{name} = {settings[name]!r} is invalid: it must be one of {', '.join(choices)}")
     check_range(settings, "n_layer n_head n_embd block_size batch_size grad_accum_steps rope_theta max_iters", 1)
     check_range(settings, "checkpoint_interval eval_tokens log_interval", 1)
     check_range(settings, "n_kv_head n_inner norm_eps seed eval_interval warmup_iters learning_rate", 0)
     check_range(settings, "min_lr_frac weight_decay grad_clip", 0)
     check_range(settings, "dropout beta1 beta2", 0, 1)
     if settings["grad_accum_steps"] % world_size and not settings["eval_only"]:
-        shared = f"it must be a multiple of {world_size}, the number of processes, which share it out"
-        raise UserError(f"grad_accum_steps = {settings['grad_accum_steps']} does not work: {shared}")
+        shared = f"it must be a multiple of {world_size}, the number of processes"
+        raise UserError(f"grad_accum_steps = {settings['grad_accum_steps']} is invalid: {shared}")
     for package in ("tensorboard", "wandb"):
         if settings[package]:
             import_optional(package)
@@ -67,8 +67,8 @@ def check_range(settings, names, low, high=math.inf):
     """Raise a UserError for the first of the settings `names` (separated by spaces) that is not in [low, high)."""
     for name in names.split():
         if not low <= settings[name] < high:
-            below = f", below {high}" if high < math.inf else ""
-            raise UserError(f"{name} = {settings[name]} does not work: it must be {low} or more{below}")
+            below = f" and below {high}" if high < math.inf else ""
+            raise UserError(f"{name} = {settings[name]} is invalid: it must be at least {low}{below}")
 
 
 def ineffective_settings(settings, given):

@@ -35,7 +35,7 @@ def pick_dtype(dtype, device) -> torch.dtype:
             fast = known and torch.cpu.get_capabilities().get("avx512_bf16")  # CPUs with AMX have it too
         dtype = "bfloat16" if fast else "float32"
     if device.type == "mps" and dtype != "float32":  # reported for PyTorch's causal attention
-        raise UserError(f"dtype = {dtype!r} does not work on mps, where 16-bit types may leak the future: use float32")
+        raise UserError(f"dtype = {dtype!r} does not work on mps, where 16 bits may leak future tokens: use float32")
     return getattr(torch, dtype)
 
 

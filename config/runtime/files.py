@@ -70,7 +70,7 @@ def load_weights(model, weights, owner):
         model.load_state_dict(weights)
     except RuntimeError as error:  # says which are missing, unexpected or of another size
         problem = " ".join(str(error).split())
-        raise UserError(f"{owner} does not fit this model.py: {problem:.300}") from None
+        raise UserError(f"{owner} does not match this model.py: {problem:.300}") from None
 
 
 def file_lock(file, wait=False) -> bool:

@@ -40,7 +40,7 @@ def draw_maps(model, tokens, tokenizer, path):
     tokens = tokens[-model.config.block_size :]
     kind = path.suffix.removeprefix(".") or "png"
     if kind not in ("png", "pdf", "svg"):  # matplotlib's other formats may need LaTeX
-        raise UserError(f"{path}: a map is a .png, .pdf or .svg file")
+        raise UserError(f"{path}: must be a .png, .pdf or .svg file")
     if path.exists():
         raise UserError(f"{path} already exists: name a new file")
     import_optional("matplotlib")

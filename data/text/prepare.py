@@ -32,9 +32,9 @@ if __name__ == "__main__":
     if not paths:
         raise UserError("give the files or folders to prepare: python data/text/prepare.py my.txt")
     if not re.fullmatch(r"\w[\w.-]{0,99}", name):
-        raise UserError(f"name = {name!r:.99} does not work: use up to 100 letters, digits, '_', '-' and '.'")
+        raise UserError(f"name = {name!r:.99} is invalid: use up to 100 letters, digits, '_', '-' and '.'")
     if name != "text" and (folder / "prepare.py").exists():
-        raise UserError(f"name = {name!r} does not work: data/{name} has its own prepare.py; choose another name")
+        raise UserError(f"name = {name!r} is invalid: data/{name} has its own prepare.py; choose another name")
     files = [file for path in paths for file in text_files(path)]
     source = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     documents = [document for file in files for document in read_documents(file, field)]

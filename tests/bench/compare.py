@@ -4,17 +4,16 @@ Does it pay? Compare variants with a baseline on any text, each at its best lear
     python tests/bench/compare.py --against=HEAD config/m1_shakespeare.py                    # my edit of model.py
     python tests/bench/compare.py config/standard_shakespeare.py config/m1_shakespeare.py "mine: my.diff --keep_input"
 
-Every argument is a variant, written as after train.py, in quotes if it has several words. The first one is the
-baseline. "NAME: ..." gives it a name; @COMMIT, a folder or diffs name its code, which otherwise is the work tree.
-Settings outside quotes apply to all; a variant's own take precedence. Rerun it to continue.
+Every argument is a variant, written as for train.py, quoted if it has several words. The first one is the
+baseline. "NAME: ..." gives it a name; @COMMIT, a folder or diffs select its code instead of the working tree.
+Settings outside quotes apply to all; a variant's own take precedence. Rerun to continue.
 """
 
 import json
-import os
 import shlex
 import sys
 import time
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from datetime import timedelta
 from pathlib import Path
 
@@ -41,15 +40,15 @@ USUAL_NOISE = 0.01  # nats between seeds, by characters
 against = ""  # a commit, such as HEAD: the baseline is the first variant as that commit has it
 out = "out/compare"  # folder of table.md, verdict.json, runs.csv, figure.png and the runs
 rates = ""  # learning rates to start from, as 1e-3,2e-3; empty: 0.5, 1 and 2 times the variant's; none: no search
-seeds = "3,5,8"  # how many seeds each look has; one number: that many, and no looks
-first_seed = 1  # of the seeds; 101, for example, confirms a verdict on seeds that it has not seen
-ladder = ""  # multiples of the baseline's max_iters to train it for, as 0.5,2,4, besides those that a verdict needs
+seeds = "3,5,8"  # seeds at each look; one number: a single look
+first_seed = 1  # first seed; 101, for example, confirms a verdict on new seeds
+ladder = ""  # extra multiples of the baseline's max_iters to train it for, such as 0.5,2,4
 cost = "both"  # operations, or both: by time too, if it differs
-budget = ""  # such as 20m or 2h: no run starts that would not end within it; 0s: only say what is known
-workers = 0  # runs at a time; 0: one for each thread of the CPU, or each GPU
+budget = ""  # such as 20m or 2h: start only runs that will end in time; 0s: only report
+workers = 0  # runs at a time; 0: one per CPU thread or GPU
 device = "auto"  # auto, cpu, cuda, mps
 plan = False  # print the commands that can run now, one per line; run nothing
-exit_code = False  # say the verdict by the exit code: 0 pays, 10 does not, 11 undecided, 4 refused
+exit_code = False  # report the verdict as exit code: 0 pays, 10 does not, 11 undecided, 4 refused
 # -----------------------------------------------------------------------------
 
 
@@ -69,7 +68,7 @@ def make_comparison(options, words, common, device):
     out.mkdir(parents=True, exist_ok=True)
     variants = read_variants(words, common, options["against"], out / "code")
     settings = variants[0].settings
-    with stdout_to_stderr():  # what preparing a text prints is no part of a plan
+    with redirect_stdout(sys.stderr):  # what this prints is no part of a plan
         data = load_dataset(ensure_prepared(settings["dataset"]))
     tokens = data.meta["sha256"]
     folder = out / sha256(json.dumps(tokens, sort_keys=True).encode())[:8]
@@ -91,28 +90,14 @@ def save_windows(data, settings, folder):
     return path
 
 
-@contextmanager
-def stdout_to_stderr():
-    """Redirect what this process and those that it starts print."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
 def main(argv):
     began, again = time.time(), shlex.join(["python", sys.argv[0], *argv])
     options, words, common = read_arguments(argv)
     if options["first_seed"] < 1:
-        raise UserError(f"first_seed = {options['first_seed']} does not work: the one before it finds the rates")
+        raise UserError(f"first_seed = {options['first_seed']} is invalid: the seed before tunes the rates")
     if ":" in options["device"]:
-        cure = "CUDA_VISIBLE_DEVICES keeps them on one"
-        raise UserError(f"device = {options['device']!r} does not work: runs take all GPUs in turn; {cure}")
+        cure = "CUDA_VISIBLE_DEVICES restricts them to one"
+        raise UserError(f"device = {options['device']!r} is invalid: runs use all GPUs; {cure}")
     deadline, device = began + seconds_of(options["budget"]), pick_device(options["device"])
     out, number = Path(options["out"]).expanduser(), runs_at_a_time(options["workers"], device)
     comparison = make_comparison(options, words, common, device)
@@ -145,7 +130,7 @@ def seconds_of(budget):
     if not budget:
         return float("inf")
     if not number.isdecimal() or unit not in "smh":
-        raise UserError(f"budget = {budget!r} does not work: write it as 90s, 20m or 2h")
+        raise UserError(f"budget = {budget!r} is invalid: write it as 90s, 20m or 2h")
     return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
 
 
@@ -160,25 +145,28 @@ def announce(comparison, number, folder):
     """Say before the first run what the comparison may cost, and what it can find."""
     (fewest, shortest), (most, longest) = comparison.forecast()
     least, top = timedelta(seconds=round(shortest / number)), timedelta(seconds=round(longest / number))
-    print(f"{fewest} to {most} runs, {number} at a time: {least} to {top}")
+    print(f"{fewest} to {most} runs in all, {number} at a time: {least} to {top}")
     noise = USUAL_NOISE
     for facts in read_json_lines(folder / LEDGER):
         if facts["data"]["sha256"] == comparison.tokens:
             noise = facts["baseline"]["noise"] or noise
     gains = [Gain(0.0, noise * (2 / seeds) ** 0.5, 2 * seeds - 2) for seeds in comparison.looks]
     found = ", ".join(f"{one.detectable(comparison.level):.3f}" for one in gains)
-    print(f"if losses vary by {noise:.3f} nats with the seed, the looks find gains of {found} with 80%", flush=True)
+    print(f"if seeds differ by {noise:.3f} nats, the looks detect gains of {found} with 80% power", flush=True)
 
 
 def do_runs(comparison, workers, deadline):
     """Do all missing runs of a comparison that would end before the deadline."""
-    shown = Report(comparison).table()
+    shown = comparison.complete
     while todo := comparison.missing():
+        if comparison.complete > shown:
+            print(f"\ninterim results:\n\n{Report(comparison).table()}\n", flush=True)
+            shown = comparison.complete
         for run in todo:
             if time.time() + comparison.run_seconds(run.flops) < deadline:
                 workers.offer(run)
         if not workers.running:
-            print("the budget is spent: no further run would end within it")
+            print("the budget is spent: no further run would end in time")
             return
         try:
             for run, its_seconds in workers.wait().items():
@@ -188,10 +176,6 @@ def do_runs(comparison, workers, deadline):
             run, said = crash.args
             print(f"{run.label()}:\n{said}", file=sys.stderr)
             comparison.leave_out(run.variant, CRASHED, said.splitlines()[-1])
-        table = Report(comparison).table()
-        if table != shown and comparison.missing():  # a look is complete
-            print(f"\nso far:\n\n{table}\n", flush=True)
-        shown = table
 
 
 def say(comparison, run):

@@ -88,7 +88,7 @@ def check_loss(model, context):
         logits, loss = model(x, y)
     expected = (cross_entropy(logits, y) / (y >= 0).sum()).item()
     if not math.isclose(loss.item(), expected, rel_tol=1e-3 if context.dtype == torch.float32 else 2e-2):
-        told = f"its loss is {loss.item():.4f} where the cross-entropy of its logits is {expected:.4f}"
+        told = f"its loss is {loss.item():.4f} but the cross-entropy of its logits is {expected:.4f}"
         raise Refused(f"{told}, so it is not comparable with others")
 
 
@@ -131,7 +131,7 @@ def look_ahead(model, context, when):
     logits = call(model, context, x, y)
     steady = (call(model, context, x, y) == logits).all(dim=-1)
     if not model.training and not steady.all():
-        raise Refused("two equal evaluations differ: it is random, or keeps state, so its loss cannot be compared")
+        raise Refused("repeated evaluations differ: it is random or keeps state, so its loss cannot be compared")
     for i, t in enumerate(sorted({1, 2, 3, *range(T // 8, T, max(1, T // 8)), T - 1} & set(range(1, T)))):
         other_x, other_y = context.rows([others // 2 + i % max(1, others - others // 2)])
         changed_x, changed_y = x.clone(), y.clone()
@@ -143,7 +143,7 @@ def look_ahead(model, context, when):
         if difference.any() and not is_rounding(model, context.dtype, difference, logits, (x, y), changed):
             row, position = divmod(int(difference.argmax()), T)
             if row:
-                raise Refused(f"it sees other sequences of its batch {when}: the logits of one change with another")
+                raise Refused(f"it sees other sequences in its batch {when}: changing one changes another's logits")
             raise Refused(
                 f"it sees the future {when}: its logits at position {position} change with tokens from {t} on"
             )

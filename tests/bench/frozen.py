@@ -2,7 +2,7 @@
 Each variant's code as it was when the comparison began: a copy in out/.../code/HASH, from which all its runs go.
 
 A variant may name its code: `@COMMIT`, or a folder, and any number of diffs, NAME.diff, which apply one after another.
-Otherwise it is the work tree.
+Otherwise it is the working tree.
 """
 
 import io
@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from config.runtime.errors import UserError, file_errors
@@ -35,8 +36,9 @@ def freeze(code, folder) -> Path:
     """Return the frozen copy, in `folder`, of the code that the words `code` name."""
     sources = [word for word in code if not word.endswith(".diff")]
     if len(sources) > 1:
-        raise UserError(f"{' and '.join(sources)}: one variant has one code, to which diffs apply")
-    with tempfile.TemporaryDirectory(prefix="code-") as temporary:
+        raise UserError(f"{' and '.join(sources)}: a variant takes one source, plus diffs")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as temporary:
         copy = Path(temporary) / "code"
         if sources and sources[0].startswith("@"):
             copy_commit(sources[0][1:], Path(temporary) / "commit", copy)
@@ -45,7 +47,10 @@ def freeze(code, folder) -> Path:
         for word in code:
             if word.endswith(".diff"):
                 apply(Path(word).expanduser().resolve(), copy)
-        return keep(copy, folder)
+        place = folder / content_hash(copy)
+        with suppress(OSError):  # it is there already
+            copy.rename(place)
+    return place
 
 
 def copy_product(source, target):
@@ -59,7 +64,7 @@ def copy_commit(commit, scratch, target):
     done = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True)
     if done.returncode:
         said = " ".join(done.stderr.decode(errors="replace").split())
-        raise UserError(f"@{commit}: git does not know this commit: {said}")
+        raise UserError(f"@{commit}: unknown to git: {said}")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(scratch, filter="data")
     copy_product(scratch, target)
@@ -74,20 +79,6 @@ def apply(diff, copy):
     done = subprocess.run(command, cwd=copy, env=alone, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"{diff.name} does not apply: {' '.join(done.stderr.split())}")
-
-
-def keep(copy, folder) -> Path:
-    """Move the copy to its place in `folder`, named by its content, unless it is there already."""
-    place = folder / content_hash(copy)
-    if not place.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        moved = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
-        shutil.copytree(copy, moved, dirs_exist_ok=True)
-        try:
-            moved.rename(place)
-        except OSError:  # another comparison was faster
-            shutil.rmtree(moved)
-    return place
 
 
 def content_hash(folder):

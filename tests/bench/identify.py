@@ -79,8 +79,8 @@ def remember(folder, row):
 
 def look(variant, windows, device):
     """Return the facts about a variant, also if its code fails."""
-    facts = {"parameters": 0, "flops_per_token": 0.0, "refused": "", "crashed": ""}
-    facts |= {"key": key_of(variant), "code": variant.home.name, "identity": variant.home.name}
+    code, nothing = variant.home.name, {"parameters": 0, "flops_per_token": 0.0, "refused": "", "crashed": ""}
+    facts = {"key": key_of(variant), "code": code, "identity": code, **nothing}
     with tempfile.TemporaryDirectory(prefix="examine-") as folder:
         dtype = str(pick_dtype(variant.settings["dtype"], device)).removeprefix("torch.")
         question, answer = Path(folder) / "settings.json", Path(folder) / "answer.json"

@@ -19,6 +19,7 @@ from stats import (
     gain_of,
     judge,
     needed_rungs,
+    next_rate,
     seeds_matter,
 )
 
@@ -76,12 +77,13 @@ class Comparison:
         self.searches = options["rates"] != "none" and len(self.rates) != 1
         self.ladder = dict.fromkeys(numbers(options, "ladder"))  # {cost: the baseline's losses}, for the curve
         if options["cost"] not in ("both", "operations"):
-            raise UserError(f"cost = {options['cost']!r} does not work: it must be one of both, operations")
+            raise UserError(f"cost = {options['cost']!r} is invalid: it must be both or operations")
         self.results = {}  # {run: its result}
         self.ended = []  # (operations, seconds) of the runs that this process has done
         self.tuned = {}  # {(variant, multiple of its length): its best learning rate}
         self.trouble = {}  # {variant: (a verdict, why)}
-        self.standing = {}  # {candidate: its Standing at the last look that is complete}
+        self.standing = {}  # {candidate: its Standing at its last look}
+        self.complete = 0  # looks that have decided about all candidates
         first = {}  # {identity: its first variant}
         for variant in variants:
             if variant.crashed:
@@ -89,7 +91,7 @@ class Comparison:
             elif variant.refused:
                 self.leave_out(variant, REFUSED, variant.refused)
             elif first.setdefault(variant.identity, variant) is not variant:
-                self.leave_out(variant, SAME, f"{variant.name} computes what {first[variant.identity].name} does")
+                self.leave_out(variant, SAME, f"identical to {first[variant.identity].name}")
 
     def leave_out(self, variant, verdict, why):
         """Note why a variant cannot take part. The others go on, unless it is the baseline."""
@@ -111,14 +113,15 @@ class Comparison:
 
     def decide(self):
         """Decide about the candidates, look by look."""
-        self.standing = {}
+        self.standing, self.complete = {}, 0
         for look in range(len(self.looks)):
             if not self.undecided():
                 break
             self.each(self.rate, [self.baseline])
             self.each(self.rate, self.undecided())
             losses = self.each(self.losses, [self.baseline, *self.undecided()], look)
-            self.standing |= self.each(self.judge, self.undecided(), look, losses)
+            self.each(self.judge, self.undecided(), look, losses)
+            self.complete = look + 1
         for cost in self.ladder:
             self.ladder[cost] = self.each(self.losses, [self.baseline], 0, cost)[self.baseline]
 
@@ -141,7 +144,7 @@ class Comparison:
         return found
 
     def judge(self, candidate, look, losses):
-        """Return a candidate's Standing at a look, where the variants have these losses."""
+        """Find a candidate's Standing at a look, where the variants have these losses."""
         runs, base = losses[candidate], losses[self.baseline]
         batches = lambda variant: [variant.settings[name] for name in OF_BATCHES]
         alike = [one for one in losses if batches(one) == batches(self.baseline)]
@@ -152,7 +155,7 @@ class Comparison:
             baseline_at = lambda cost: self.losses(self.baseline, look, cost)
             spread = times[1] if price == "time" else 0.0
             judgements[price] = judge(runs, baseline_at, cost, self.level, paired, spread)
-        return Standing(runs, base, gain_of(runs, base, paired), costs, times, judgements)
+        self.standing[candidate] = Standing(runs, base, gain_of(runs, base, paired), costs, times, judgements)
 
     def times(self, candidate):
         """Return the ratio of a candidate's training time to the baseline's, and its relative uncertainty, or None.
@@ -178,18 +181,15 @@ class Comparison:
 
     def forecast(self):
         """Return (runs, seconds of one worker) at least and at most."""
-        own = [(variant, 1.0) for variant in self.variants if variant not in self.trouble]
         operations = {rounded(candidate.flops / self.baseline.flops) for candidate in self.undecided()}
         rungs = {rung for cost in operations for rung in needed_rungs(cost)} | self.ladder.keys()
-        found = []
-        for lengths, searched, seeds in (
-            (own, 3, self.looks[0]),
-            (own + [(self.baseline, cost) for cost in rungs - {1.0}], 6, self.looks[-1]),
-        ):
-            each = seeds + searched * self.searches
-            seconds = [each * self.run_seconds(variant.flops * cost) for variant, cost in lengths]
-            found.append((each * len(lengths), sum(seconds)))
-        return found
+        lengths = [variant.flops for variant in self.variants if variant not in self.trouble]
+        longer = [self.baseline.flops * cost for cost in rungs - {1.0}]
+        least, most = self.looks[0] + 3 * self.searches, self.looks[-1] + 6 * self.searches  # runs at each length
+        return [
+            (runs * len(flops), runs * sum(map(self.run_seconds, flops)))
+            for runs, flops in ((least, lengths), (most, lengths + longer))
+        ]
 
     def run_seconds(self, flops):
         """Return how long a run will take, by those that have ended: they also import, evaluate and are measured."""
@@ -255,18 +255,15 @@ class Comparison:
         The grid grows by factors of two until the best rate has a worse one on either side. The vertex of the parabola
         through these three, over the logarithm of the rate, is the answer.
         """
-        grid, seed = self.first_rates(variant, cost), self.options["first_seed"] - 1
-        while True:
-            grid.sort()
-            results = self.need([self.run_at(variant, rate, seed, cost) for rate in grid])
-            losses = [math.inf if result["loss"] is None else result["loss"] for result in results]
-            best = losses.index(min(losses))
-            if 0 < best < len(grid) - 1 or len(grid) == MOST_RATES:
-                break
-            grid.append(2 * grid[-1] if best else grid[0] / 2)
-        if losses[best] == math.inf:
-            raise LeftOut(variant, DIVERGED, f"every run, down to a learning rate of {grid[0]:g}")
-        return vertex(grid, losses, best)
+        rates, seed, losses = self.first_rates(variant, cost), self.options["first_seed"] - 1, {}
+        while rates[-1] and len(rates) <= MOST_RATES:
+            results = self.need([self.run_at(variant, rate, seed, cost) for rate in rates])
+            found = [result["loss"] for result in results]
+            losses = {rate: math.inf if loss is None else loss for rate, loss in zip(rates, found)}
+            rates.append(next_rate(losses))
+        if min(losses.values()) == math.inf:
+            raise LeftOut(variant, DIVERGED, f"every run, down to a learning rate of {min(losses):g}")
+        return vertex(losses)
 
     def first_rates(self, variant, cost):
         """Return the rates that a search begins with: around the variant's, which moves as the baseline's best has."""
@@ -278,16 +275,19 @@ class Comparison:
         return [own / 2, own, 2 * own]
 
 
-def vertex(rates, losses, best):
-    """Return the rate at the vertex of the parabola through the best and its neighbors, over log rate, to two digits.
+def vertex(losses):
+    """Return the rate at the vertex of the parabola through the best of {rate: loss} and its neighbors, to two digits.
 
-    It is nearer to the best than to its neighbors. If a neighbor is missing or has diverged, it is the best.
+    The parabola is over the logarithm of the rate. If a neighbor is missing or has diverged, the best is returned.
     """
-    if not 0 < best < len(rates) - 1 or not math.isfinite(losses[best - 1] + losses[best + 1]):
-        return rates[best]
-    x = np.log(np.array(rates[best - 1 : best + 2]) / rates[best])
-    curvature, slope, _ = np.polyfit(x, losses[best - 1 : best + 2], 2)
-    return float(f"{rates[best] * math.exp(-slope / (2 * curvature)):.2g}") if curvature > 0 else rates[best]
+    rates, best = sorted(losses), min(losses, key=losses.get)
+    place = rates.index(best)
+    near = rates[place - 1 : place + 2]  # fewer than three if the best is at an edge
+    y = [losses[rate] for rate in near]
+    if len(near) < 3 or not math.isfinite(sum(y)):
+        return best
+    curvature, slope, _ = np.polyfit(np.log(np.array(near) / best), y, 2)
+    return float(f"{best * math.exp(-slope / (2 * curvature)):.2g}") if curvature > 0 else best
 
 
 def rounded(number):
@@ -308,7 +308,7 @@ def numbers(options, name):
     except ValueError:
         values = []
     if not values or len(set(values)) < len(values) or not all(0 < value < math.inf for value in values):
-        raise UserError(f"{name} = {text!r} does not work: it must be distinct numbers above 0, such as 1,2,3")
+        raise UserError(f"{name} = {text!r} is invalid: it must be distinct numbers above 0, such as 1,2,3")
     return values
 
 
@@ -316,6 +316,6 @@ def read_looks(options):
     """Return the numbers of seeds after which a verdict is tried."""
     looks = [int(number) for number in numbers(options, "seeds")]
     if looks != sorted(looks) or len(looks) not in ERROR_OF_A_LOOK or not 2 <= looks[0] <= looks[-1] < 1000:
-        needed = "one number, or up to five that rise, such as 3,5,8; a single seed is no comparison"
-        raise UserError(f"seeds = {options['seeds']!r} does not work: it must be {needed}")
+        needed = "one number, or up to five ascending ones, such as 3,5,8; all above 1"
+        raise UserError(f"seeds = {options['seeds']!r} is invalid: it must be {needed}")
     return looks

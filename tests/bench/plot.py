@@ -19,7 +19,7 @@ from runs import read_log
 
 # -----------------------------------------------------------------------------
 x = "tokens"  # x axis: tokens, flops or time
-out = "runs.png"  # the picture; its suffix chooses the format
+out = "runs.png"  # output file; its suffix sets the format
 # -----------------------------------------------------------------------------
 
 AXES = {"tokens": "training tokens", "flops": "training FLOPs", "time": "minutes of training"}
@@ -57,19 +57,19 @@ def draw(runs, x, path):
     figure.legend(loc="outside upper center", frameon=False)
     with file_errors():
         figure.savefig(path, dpi=120)
-    print(f"picture: {path}")
+    print(f"figure: {path}")
 
 
 def main(argv):
     paths = [Path(word) for word in argv if not word.startswith("-")]
     options = read_settings(__file__, [word for word in argv if word.startswith("-")])
     if options["x"] not in AXES:
-        raise UserError(f"x = {options['x']!r} does not work: it must be one of {', '.join(AXES)}")
+        raise UserError(f"x = {options['x']!r} is invalid: it must be one of {', '.join(AXES)}")
     folders = [log.parent for path in paths for log in sorted(path.rglob("log.jsonl"))]
     runs = {folder: read_run(folder) for folder in folders}
     runs = {folder: evals for folder, evals in runs.items() if evals}
     if not runs:
-        raise UserError(f"no run has been evaluated in {', '.join(map(str, paths)) or 'no folder'}")
+        raise UserError(f"no evaluated run in: {', '.join(map(str, paths)) or 'no folder given'}")
     draw(runs, options["x"], options["out"])
 
 

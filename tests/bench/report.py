@@ -21,7 +21,7 @@ OF_RUN = ["rate", "seed", "steps", "flops"]  # columns of runs.csv
 OF_RESULT = ["loss", "logged", "refused", "train_seconds", "machine"]
 MEANS = {
     PAYS: "trained at equal cost, {base} is worse by {gain}",
-    FAILS: "trained for no more than {name} costs, {base} is better by {loss}",
+    FAILS: "at no more than {name}'s cost, {base} is better by {loss}",
     TIES: f"trained at equal cost, {{base}} differs by less than {TIE} ({{gain}})",
     UNDECIDED: "trained at equal cost, {base} is worse by {gain}, which may be chance",
     NO_LONGER: "longer training makes {base} worse, so use more data or dropout",
@@ -68,7 +68,7 @@ class Report:
         return {"gain": gain.value, "half": gain.half(self.comparison.level)}
 
     def identity(self, variant):
-        code = {"words": variant.code or "work tree", "hash": variant.home.name}
+        code = {"words": variant.code or "working tree", "hash": variant.home.name}
         code["differs_in"] = differing_files(variant.home, self.base.home)
         settings = variant.changed(variant.settings)
         facts = {"identity": variant.identity, "settings": settings, "parameters": variant.parameters}
@@ -101,20 +101,21 @@ class Report:
             meaning = MEANS[one["verdict"]].format(name=name, base=base, gain=signed(one), loss=loss)
             yield f"{name}, at {one['cost']:.2f} times the {price}: {one['verdict']}: {meaning}."
         if facts["times"] and "time" not in facts["prices"] and self.comparison.options["cost"] == "both":
-            yield f"{name}: its time is not judged: its difference from the operations may be chance."
+            yield f"{name}: not judged by time: the difference from operations may be chance."
         if facts["verdict"] == UNDECIDED:
             yield self.what_next(facts)
 
     def what_next(self, facts):
         """Return what it would take to decide about a candidate."""
         looks, seeds = self.comparison.looks, facts["seeds"]
+        if not seeds:
+            return f"{facts['name']}: its first look needs runs that have not ended: rerun the command."
         more = min((look for look in looks if look > seeds), default=2 * seeds)
         flops = self.base.flops * (1 + facts["operations"])
         left = timedelta(seconds=round((more - seeds) * self.comparison.run_seconds(flops)))
         how = "rerun the command" if more in looks else f"--seeds={','.join(map(str, [*looks, more]))}"
-        least = [one["detectable"] * (seeds / more) ** 0.5 for one in facts["prices"].values()]
-        finds = f" would find {max(least):.3f}" if least else " are missing"
-        return f"{facts['name']}: {more - seeds} more seeds ({left} of one worker){finds}: {how}."
+        least = max(one["detectable"] for one in facts["prices"].values()) * (seeds / more) ** 0.5
+        return f"{facts['name']}: {more - seeds} more seeds ({left} of one worker) would detect {least:.3f}: {how}."
 
     def where(self):
         """Return where a verdict holds."""
@@ -126,10 +127,10 @@ class Report:
     def notes(self):
         """Yield the caveats of the table."""
         if not self.comparison.searches:
-            yield "no learning rates are tried: a rate unsuited to a length makes the baseline worse there"
+            yield "learning rates are not tuned: one unsuited to a length weakens the baseline there"
         said = {(run.variant.name, note) for run, result in self.comparison.results.items() for note in result["notes"]}
         for name, note in sorted(said):
-            yield f"train.py says of {name}: {note}"
+            yield f"train.py, on {name}: {note}"
         for facts in self.facts:
             files = [file for file in facts["code"]["differs_in"] if file.startswith(("train", "data"))]
             if files:
@@ -139,7 +140,7 @@ class Report:
                 also = "compare it with a wider or narrower baseline (--n_embd) too"
                 yield f"{facts['name']} has {times:.2f} times the baseline's parameters: {also}"
         if len(self.facts) > 4:
-            yield "of candidates that gain nothing, 2 to 3% seem to pay: confirm with --first_seed=101"
+            yield "2 to 3% of useless candidates seem to pay: confirm with --first_seed=101"
 
     def markdown(self):
         sentences = [sentence for facts in self.facts for sentence in self.sentences(facts)]
@@ -158,8 +159,9 @@ class Report:
 
     @file_errors()
     def write(self, folder, command, device, seconds):
-        found = next(iter(self.comparison.standing.values()), None)
-        noise = statistics.stdev(found.base.values()) if found else None
+        found = self.comparison.standing.values()
+        groups = [group.values() for one in found for group in (one.losses, one.base)]
+        noise = statistics.fmean(map(statistics.variance, groups)) ** 0.5 if groups else None
         facts = {
             "schema": SCHEMA,
             "command": command,

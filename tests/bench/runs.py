@@ -101,14 +101,14 @@ def why_refused(run, lines, steps, result, tokens):
     starts = [line for line in lines if line["event"] in ("start", "resume")]
     cure = f"remove {run.folder} and rerun the command"
     if len({(line.get("code") or {}).get("sha256") for line in starts}) > 1:
-        return f"its code was changed while it was trained: {cure}"
+        return f"its code changed during training: {cure}"
     if any((line.get("data") or {}).get("sha256") != tokens for line in starts):
-        return f"its text was changed before it began: {cure}"
+        return f"its text changed before it started: {cure}"
     if steps != run.steps:
-        return f"it has trained for {steps} steps instead of {run.steps}"
+        return f"it trained for {steps} steps instead of {run.steps}"
     logged = math.nan if result["logged"] is None else result["logged"]
     if not abs(logged - result["loss"]) < TOLERANCE:
-        return f"it logs {logged:.4f} where its weights give {result['loss']:.4f}"
+        return f"it logs {logged:.4f} but its weights give {result['loss']:.4f}"
     return ""
 
 

@@ -34,8 +34,7 @@ from variants import read_words
 
 # -----------------------------------------------------------------------------
 device = "auto"  # auto, cpu, cuda, cuda:1
-show = False  # print the committed tables; measure nothing
-out = "out/speed.json"  # where the figures go
+out = "out/speed.json"  # file for the numbers
 # -----------------------------------------------------------------------------
 
 SHAPE = {"n_layer": 6, "n_head": 6, "n_embd": 384, "vocab_size": 65}  # of all models
@@ -146,11 +145,6 @@ def markdown(title, rows):
 def main(argv):
     words = [word for word in argv if not word.startswith("-")]
     options = read_settings(__file__, [word for word in argv if word.startswith("-")])
-    if options["show"]:
-        for path in sorted(Path(__file__).parent.glob("results/speed_*.json")):
-            found = json.loads(path.read_text(encoding="utf-8"))
-            print(f"\n{found['machine']}", *(markdown(*section) for section in found["tables"].items()), sep="\n")
-        return
     variants = [read_words(one, []) for one in ["standard:", *(words or VARIANTS)]]
     torch.manual_seed(0)
     device, path, tables = pick_device(options["device"]), Path(options["out"]), {}
@@ -162,7 +156,7 @@ def main(argv):
         print(markdown(name, tables[name]), flush=True)
         with atomic_write(path) as file:  # after each section, since they take minutes
             file.write(json.dumps({"machine": machine, "tables": tables}, indent=1, ensure_ascii=False).encode())
-    print(f"\nall figures: {path}")
+    print(f"\nall numbers: {path}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import fdtrc, stdtr, stdtrit  # the distributions of F and of Student's t
+from scipy.special import fdtrc, stdtrit  # the distributions of F and of Student's t
 
 TIE = 0.02  # nats: a candidate whose whole interval is nearer to 0 ties with the baseline
 # Pocock's constants: with so many looks at growing data, an error of 5% in all leaves this much for each look
@@ -30,7 +30,7 @@ class Gain(NamedTuple):
 
     def half(self, level):
         """Return the half-width of the interval of a level such as 0.95, by Student's t."""
-        return self.error * float(stdtrit(self.freedom, (1 + level) / 2)) if self.error else 0.0
+        return self.error * float(stdtrit(self.freedom, (1 + level) / 2))
 
     def detectable(self, level):
         """Return the gain that is found, at this level, with a probability of roughly 80%."""
@@ -48,6 +48,14 @@ def gain_of(runs, base, paired):
     total = sum(variance for variance, _ in parts)
     spread = sum(variance**2 / freedom for variance, freedom in parts)
     return Gain(value, math.sqrt(total), total**2 / spread if spread else 1.0)
+
+
+def next_rate(scores):
+    """Return the learning rate to try next: a factor of two past the best of {rate: loss}, unless it has neighbors."""
+    best = min(scores, key=scores.get)
+    if best == max(scores):
+        return 2 * best
+    return best / 2 if best == min(scores) else None
 
 
 def mean(group):
@@ -129,36 +137,17 @@ def worth(loss, rungs):
 # -- tables of many groups (tasks.py) --------------------------------------------------------------------------
 
 
-def holm(p):
-    """Return p-values with Holm's correction, by name: with 95% probability none is below 0.05 by chance."""
-    by_name, largest = {}, 0.0
-    for rank, name in enumerate(sorted(p, key=p.get)):
-        largest = max(largest, min(1.0, (len(p) - rank) * p[name]))
-        by_name[name] = largest
-    return by_name
-
-
 def differences(groups):
-    """Return what each group has more than the first one, {name: (difference, half its interval's width, corrected p)}.
+    """Return, by name, how much a group's mean is above the first one's ± half the width of its 95% interval.
 
-    `groups` are {name: numbers}. A number is its group's + its seed's + noise; all groups have the same seeds.
+    `groups` are {name: numbers}, None for a run that diverged. A number is its group's + its seed's + noise; all groups
+    have the same seeds. The intervals are not corrected for the number of groups.
     """
-    first, *others = groups
-    freedom, variance = noise_of(np.array(list(groups.values())))
-    error, found, p = math.sqrt(2 * variance / len(groups[first])) if others else 0.0, {}, {}
+    first, *others = (name for name, numbers in groups.items() if None not in numbers)
+    texts = dict.fromkeys(groups, "diverged") | {first: ""}
+    freedom, variance = noise_of(np.array([groups[name] for name in (first, *others)]))
+    error = math.sqrt(2 * variance / len(groups[first]))
     for name in others:
-        found[name] = Gain(np.mean(groups[name]) - np.mean(groups[first]), error, freedom)
-        p[name] = 2 * stdtr(freedom, -abs(found[name].value) / error)
-    p = holm(p)
-    return {name: (gain.value, gain.half(0.95), p[name]) for name, gain in found.items()}
-
-
-def compare(results, name="loss"):
-    """Return, by group: its difference to the first ± half the interval's width, better or worse where p < 0.05."""
-    groups = {group: [one[name] for one in its] for group, its in results.items()}
-    texts = {group: "diverged" if None in its else "" for group, its in groups.items()}
-    first, finite = next(iter(groups)), {group: its for group, its in groups.items() if None not in its}
-    for group, (difference, half, p) in differences(finite).items() if first in finite else ():
-        word = "better" if (difference > 0) == ("accuracy" in name) else "worse"
-        texts[group] = f"{difference:+.3f} ± {half:.3f} {word if p < 0.05 else ''}".strip()
+        gain = Gain(np.mean(groups[name]) - np.mean(groups[first]), error, freedom)
+        texts[name] = f"{gain.value:+.3f} ± {gain.half(0.95):.3f}"
     return texts

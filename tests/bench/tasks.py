@@ -27,7 +27,7 @@ from config.runtime.errors import UserError, install_excepthook
 from config.runtime.files import atomic_write
 from model import GPT, GPTConfig
 from report import as_table
-from stats import compare
+from stats import differences, next_rate
 
 # -----------------------------------------------------------------------------
 device = "auto"  # auto, cpu, cuda, cuda:1
@@ -231,15 +231,15 @@ class Sweep:
         """Return `repeated` at each cell's best learning rate. The grid grows until the best is not at its edge."""
         best_cells = {}
         for name, cell in cells.items():
-            scores, grid, sign = {}, list(rates), 1 if by == "loss" else -1
-            for rate in grid:  # which grows
+            left, scores, sign = list(rates), {}, 1 if by == "loss" else -1
+            while left:
+                rate = left.pop(0)
                 results = [self.result(cell | {"learning_rate": rate, "seed": seed}) for seed in tuning_seeds]
                 diverged = any(result["loss"] is None for result in results)
                 scores[rate] = math.inf if diverged else sign * statistics.fmean(result[by] for result in results)
-                best = min(scores, key=scores.get)
-                if rate == grid[-1] and best in (min(scores), max(scores)):
-                    grid.append(best * 2 if best == max(scores) else best / 2)
-            best_cells[name] = cell | {"learning_rate": best}
+                if not left and next_rate(scores):
+                    left.append(next_rate(scores))
+            best_cells[name] = cell | {"learning_rate": min(scores, key=scores.get)}
         return self.repeated(best_cells, seeds)
 
 
@@ -280,10 +280,11 @@ def print_table(title, results, *columns):
         rows[name] = [name, f"{group[0]['parameters']:,}", f"{group[0]['run']['learning_rate']:g}"]
     for column in columns:
         header += [column, "difference"]
-        compared = compare(results, column)
-        for name, group in results.items():
-            values = [math.nan if one[column] is None else one[column] for one in group]
-            rows[name] += [f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}", compared[name]]
+        groups = {name: [one[column] for one in group] for name, group in results.items()}
+        differing = differences(groups)
+        for name, group in groups.items():
+            values = [math.nan if value is None else value for value in group]
+            rows[name] += [f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}", differing[name]]
     print(f"\n{title}\n\n{as_table(header, rows.values())}", flush=True)
 
 
@@ -317,7 +318,7 @@ def main(argv):
     words = [word for word in argv if not word.startswith("-")]
     options = read_settings(__file__, [word for word in argv if word.startswith("-")])
     if len(words) != 1 or words[0] not in EXPERIMENTS:
-        raise UserError(f"'{' '.join(words)}' does not work: the experiment must be one of {', '.join(EXPERIMENTS)}")
+        raise UserError(f"'{' '.join(words)}' is invalid: the experiment must be one of {', '.join(EXPERIMENTS)}")
     torch.set_num_threads(1)  # the models are so small that threads would mostly wait for each other
     EXPERIMENTS[words[0]](Sweep(words[0], options))
 

@@ -67,12 +67,12 @@ def read_variants(words, common, against, folder):
         values = sorted({str(variant.settings[name]) for variant in variants})
         if len(values) > 1:
             why = "losses are comparable only on the same windows of the same text"
-            raise UserError(f"{name} differs, {' and '.join(values)}: {why}")
+            raise UserError(f"{name} differs ({' and '.join(values)}): {why}")
     return variants
 
 
 def read_words(words, common):
-    """Return the name and the settings of an argument: those of the work tree's code."""
+    """Return the name and the settings of an argument: those of the working tree's code."""
     name, _, rest = split_name(words)
     return name, read_settings_of(name, rest, common, ROOT)[1]
 

@@ -1,7 +1,7 @@
 """
 How often compare.py is wrong, and what a verdict costs: simulated comparisons, decided by compare.py's own code.
 
-    python tests/bench/simulate.py [comparisons of each case]
+    python tests/simulate.py [comparisons per case]
 
 The baseline's loss follows a curve of its cost, and the candidate's is that of the same curve at its own cost, less its
 true gain: with a gain of 0, *pays* and *does not pay* are both wrong.
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/bench")]
 
 from config import read_settings
 from plan import Comparison
