@@ -17,8 +17,8 @@ layer i, attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm_i(x) and mlp_i(h), onl
     m2, m4.*     h  = Σ_i w_i attn_i(x)                 all others    h  = x + attn_l(x)
     m1, m3.*     x' = Σ_i w_i mlp_i(x + attn_i(x))      all others    x' = h + mlp_l(h)
 
-The sums run over i = 0..l. w_i is 1 (m1, m2), 1/(l + 1) (m3.1, m4.1) or learned, with sum 1 (m3.2, m4.2).
-m1 to m4.2 are Methods 1 to 4; summed_qk is Method 5, of which qk_scale selects 5.1 to 5.7.
+The sums run over i = 0..l. w_i is 1 (m1, m2), 1/(l + 1) (m3.1, m4.1) or learned, with sum 1 (m3.2, m4.2). keep_input
+adds x to the first sum, h to the second. m1 to m4.2 are Methods 1 to 4; summed_qk is Method 5 (qk_scale: 5.1 to 5.7).
 
 References
     Llama                      Touvron et al. 2023, https://arxiv.org/abs/2302.13971
@@ -29,8 +29,8 @@ References
     RealFormer                 He et al. 2020, https://arxiv.org/abs/2012.11747 (Method 5.1)
     L2 attention               Kim et al. 2020, https://arxiv.org/abs/2006.04710 (w2 without σ)
 
-Shapes: B batch, T time, C = n_embd, H heads (G of keys and values), D = C/H, S width of q̂ and k̂, V vocabulary.
-Layers count from 0; m = l + 1.
+Shapes: B batch, T time, C = n_embd, H heads (G of keys and values), D = C/H, S width of q̂ and k̂, K of σ,
+V vocabulary. Layers count from 0; m = l + 1.
 """
 
 import math
@@ -162,8 +162,8 @@ class Attention(nn.Module):
 class W2Attention(Attention):
     """Minus the squared Wasserstein-2 distance of Gaussians N(μ, diag(σ²)) instead of q·k.
 
-    S = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ. R is RoPE, which turns the means only. Written out,
-    S = (2/τ)(μ_q·μ_k + σ_q·σ_k - (‖μ_k‖² + ‖σ_k‖²)/2) - (‖μ_q‖² + ‖σ_q‖²)/τ, and softmax cancels the last term.
+    score = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ. R is RoPE, which turns the means only. Written out,
+    score = (2/τ)(μ_q·μ_k + σ_q·σ_k - (‖μ_k‖² + ‖σ_k‖²)/2) - (‖μ_q‖² + ‖σ_q‖²)/τ, and softmax cancels the last term.
     σ is a number per head (scalar), a vector (diagonal) or absent (none). Without it this is L2 attention, but with
     separate matrices for q and k and a learned τ instead of √D.
     """
@@ -178,7 +178,7 @@ class W2Attention(Attention):
     @property
     def log_tau(self):
         """log τ (H,), which starts such that q·k is scaled by 1/√D."""
-        # It learns at a tenth of the rate: at the full rate τ grows before there is anything to attend to.
+        # It learns at a tenth of the rate: at the full rate, W2 was slower to learn associative recall.
         return math.log(2 * self.D**0.5) + 0.1 * self.tau_shift
 
     def score_vectors(self, q, k, x, earlier):
@@ -193,16 +193,16 @@ class W2Attention(Attention):
         # bfloat16 would round away the differences between the keys' biases, so each is split over two columns
         columns = torch.cat(split_bfloat16(bias), dim=-1)
         if x.device.type != "cpu":  # a GPU's fused kernels need widths that are multiples of 8
-            columns = F.pad(columns, (0, -(self.D + self.K + 2) % 8))
+            columns = F.pad(columns, (0, (-(self.D + self.K + 2)) % 8))
 
         ones = q.new_ones(*q.shape[:-1], columns.size(-1))
-        scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1)
+        scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1)  # 1e-6 as in the W2 document
         q_hat = (torch.cat((*queries, ones), dim=-1) * scale).type_as(q)
         return q_hat, torch.cat((*keys, columns.type_as(k)), dim=-1)
 
 
 class SummedQKAttention(Attention):
-    """softmax(Σ_i s_i q_i k_iᵀ) v over the layers i = 0..l, with s_i = 1/d_i. 5.1 is RealFormer, in a fused kernel."""
+    """softmax(Σ_i s_i q_i k_iᵀ) v over the layers i = 0..l, with s_i = 1/d_i. 5.1 has RealFormer's scores."""
 
     reads_earlier = True
 
@@ -375,7 +375,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        # a std of 1/√fan-in preserves the scale of activations; at the usual 0.02, Methods 1 to 4 hardly learn
+        # a std of 1/√fan-in preserves the scale of activations; at 0.02, Methods 1 to 4 as written hardly start
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
@@ -491,7 +491,7 @@ class GPT(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def flops_per_token(self):
-        """Return the floating-point operations of a forward and backward pass, per token of a full context."""
+        """Return the floating-point operations of a forward and backward pass, per token of a full context, not the optimizer's."""
         # PyTorch counts them, on tensors without data. Unfused attention counts in full, as is customary, although a
         # causal kernel does half of it. A backward pass takes twice as many operations as a forward pass.
         if self.flops is None:
@@ -521,7 +521,7 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
     T, S, D, device = q_hat.size(2), q_hat.size(3), v.size(3), v.device.type
     assert T in (1, k_hat.size(2)), "after the first pass, one query at a time"
 
-    # A fused kernel needs v as wide as q̂ and k̂; CUDA's for float32 and S > 256 takes any widths, but no grouped heads.
+    # A fused kernel needs v as wide as q̂ and k̂; CUDA's for float32 or S > 256 takes any widths, but no grouped heads.
     # A single query, and a CPU with fused attention off, need no padding. Up to PyTorch 2.11, mps needs it always.
     fused = T > 1 and (device != "cpu" or torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled())
     if device == "cuda" and fused and (S > 256 or v.dtype not in (torch.bfloat16, torch.float16)):
