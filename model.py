@@ -491,7 +491,7 @@ class GPT(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def flops_per_token(self):
-        """Return the floating-point operations of a forward and backward pass, per token of a full context, not the optimizer's."""
+        """Return the operations of a forward and backward pass, per token of a full context; not the optimizer's."""
         # PyTorch counts them, on tensors without data. Unfused attention counts in full, as is customary, although a
         # causal kernel does half of it. A backward pass takes twice as many operations as a forward pass.
         if self.flops is None:
