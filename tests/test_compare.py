@@ -201,8 +201,9 @@ def test_all_alike_variants_tell_whether_seeds_matter(study):
     others = [f"other {i}: --dropout=0.{i}" for i in range(1, 4)]
     halves = []
     for words in (["free: --bias", *others], ["free: --bias"], ["free: --bias --batch_size=8", *others]):
-        study(BASE, *words, *FAST, "--seeds=3")
+        said = study(BASE, *words, *FAST, "--seeds=3")
         halves.append(study.facts()["candidates"][0]["equal_steps"]["half"])
+        assert ("NOTE seeds shift all losses alike" in said) == (others[0] in words)
     paired, alone, other_batches = halves
     assert paired != alone == other_batches
 
@@ -294,7 +295,7 @@ def test_the_rate_of_a_candidate_that_diverges_is_lowered(study):
 @pytest.mark.parametrize("known, verdict, why, code", [
     ({"refused": "it sees the future"}, "refused", "it sees the future", 4),
     ({"crashed": "TypeError: mine"}, "crashed", "TypeError: mine", 1),
-    ({"identity": "base"}, "computes the same", "identical to base", 10),
+    ({"identity": "base"}, "computes the same", "identical to base.", 10),
 ])  # fmt: skip
 def test_a_candidate_that_cannot_take_part_does_not_end_the_others(study, known, verdict, why, code):
     study.known["bad"] = known

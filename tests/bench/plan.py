@@ -51,6 +51,7 @@ class Standing(NamedTuple):
 
     losses: dict  # of the candidate, {seed: loss}
     base: dict  # of the baseline
+    paired: bool  # whether equal seeds are compared with each other
     equal: Gain  # at equal steps
     costs: dict  # {price: cost}, over the baseline's
     times: tuple | None  # (cost by time, its relative uncertainty)
@@ -91,7 +92,9 @@ class Comparison:
             elif variant.refused:
                 self.leave_out(variant, REFUSED, variant.refused)
             elif first.setdefault(variant.identity, variant) is not variant:
-                self.leave_out(variant, SAME, f"identical to {first[variant.identity].name}")
+                same = first[variant.identity].name
+                cure = "; after a commit, use --against=HEAD~1" if same == "HEAD" else ""
+                self.leave_out(variant, SAME, f"identical to {same}{cure}")
 
     def leave_out(self, variant, verdict, why):
         """Note why a variant cannot take part. The others go on, unless it is the baseline."""
@@ -155,7 +158,8 @@ class Comparison:
             baseline_at = lambda cost: self.losses(self.baseline, look, cost)
             spread = times[1] if price == "time" else 0.0
             judgements[price] = judge(runs, baseline_at, cost, self.level, paired, spread)
-        self.standing[candidate] = Standing(runs, base, gain_of(runs, base, paired), costs, times, judgements)
+        equal = gain_of(runs, base, paired)
+        self.standing[candidate] = Standing(runs, base, paired, equal, costs, times, judgements)
 
     def times(self, candidate):
         """Return the ratio of a candidate's training time to the baseline's, and its relative uncertainty, or None.

@@ -128,6 +128,8 @@ class Report:
         """Yield the caveats of the table."""
         if not self.comparison.searches:
             yield "learning rates are not tuned: one unsuited to a length weakens the baseline there"
+        if any(found.paired for found in self.comparison.standing.values()):
+            yield "seeds shift all losses alike (F test), so equal seeds are compared and intervals are narrower"
         said = {(run.variant.name, note) for run, result in self.comparison.results.items() for note in result["notes"]}
         for name, note in sorted(said):
             yield f"train.py, on {name}: {note}"
