@@ -23,7 +23,7 @@ MEANS = {
     PAYS: "trained at equal cost, {base} is worse by {gain}",
     FAILS: "at no more than {name}'s cost, {base} is better by {loss}",
     TIES: f"trained at equal cost, {{base}} differs by less than {TIE} ({{gain}})",
-    UNDECIDED: "trained at equal cost, {base} is worse by {gain}, which may be chance",
+    UNDECIDED: "the gain over {base}, trained at equal cost, is {gain}, which may be chance",
     NO_LONGER: "longer training makes {base} worse, so use more data or dropout",
 }
 
