@@ -46,7 +46,7 @@ def trained(repo):
 TRAIN_ARGUMENTS = {
     # names and types
     "--learning_rat=1": "--learning_rat: .*did you mean learning_rate",
-    "--n_layer=2.5": "--n_layer: a whole number .*'2.5'",
+    "--n_layer=2.5": "--n_layer: expected a whole number.*'2.5'",
     # ranges
     "--block_size=100000": "block_size=100000 is too long .*the maximum is 287",
     "--beta2=1": "beta2 = 1.0 .* at least 0 and below 1",

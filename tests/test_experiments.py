@@ -36,6 +36,15 @@ def tables_of(tmp_path, monkeypatch, capsys):
         small = tasks.SHAPES[name] | {"block_size": block_size, "vocab_size": vocab_size}
         monkeypatch.setitem(tasks.SHAPES, name, small)
     monkeypatch.setitem(tasks.TASKS["mqar"], "pairs", 2)
+    trial, known = tasks.trial, {}
+
+    def once(run, device):
+        """Other seeds and rates are taken to end as the first run of a model has."""
+        model = json.dumps([run["task"], run["model"], run.get("candidates")])
+        known[model] = known.get(model) or trial(run, device)
+        return known[model]
+
+    monkeypatch.setattr(tasks, "trial", once)
 
     def run(*arguments):
         tasks.main([*arguments, "--device=cpu", f"--out={tmp_path}"])

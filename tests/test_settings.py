@@ -87,7 +87,7 @@ def test_refused_values(value, default):
     ("--max_iters", "--max_iters=value"),
     ("max_iters=5", "--name=value"),
     ("misspelled.py", "misspelled.py: max_iter: unknown setting (did you mean max_iters?)"),
-    ("fraction.py", "fraction.py: max_iters: a whole number"),
+    ("fraction.py", "fraction.py: max_iters: expected a whole number"),
     ("syntax.py", "syntax.py: SyntaxError: invalid syntax (syntax.py, line 2)"),
     ("division.py", "division.py: ZeroDivisionError: division by zero"),
     ("exits.py", "exits.py: SystemExit: 0"),
