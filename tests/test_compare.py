@@ -147,7 +147,7 @@ def test_a_look_that_is_not_complete_shows_what_it_has_decided(study):
         study(*words)
     said = study(*words, "--budget=0s")
     assert [verdict_of(said, name) for name in ("even", "good")] == ["tie", "undecided"]
-    assert "good: its first look needs runs that have not ended: rerun" in said
+    assert "good: undecided: its first look needs runs that have not ended: rerun" in said
 
 
 def test_from_nothing_to_the_verdicts(study, monkeypatch):

@@ -62,6 +62,8 @@ class Report:
                     "worth": worth(mean(found.losses), trained),
                     "detectable": judged.gain.detectable(self.comparison.level),
                 }
+        if facts["verdict"] == UNDECIDED:
+            facts["why"] = self.what_next(facts)
         return facts
 
     def interval(self, gain):
@@ -80,7 +82,7 @@ class Report:
         return as_table(HEADER, map(self.row, self.facts))
 
     def row(self, facts):
-        prices, cost = facts["prices"], f"{facts['operations']:.2f}"
+        prices, cost = facts["prices"], f"{facts['operations']:.2f}" if facts["operations"] else ""
         if not prices:
             return [facts["name"], "", cost, "", facts["verdict"], "0"]
         if facts["times"]:
@@ -102,20 +104,18 @@ class Report:
             yield f"{name}, at {one['cost']:.2f} times the {price}: {one['verdict']}: {meaning}."
         if facts["times"] and "time" not in facts["prices"] and self.comparison.options["cost"] == "both":
             yield f"{name}: not judged by time: the difference from operations may be chance."
-        if facts["verdict"] == UNDECIDED:
-            yield self.what_next(facts)
 
     def what_next(self, facts):
         """Return what it would take to decide about a candidate."""
         looks, seeds = self.comparison.looks, facts["seeds"]
         if not seeds:
-            return f"{facts['name']}: its first look needs runs that have not ended: rerun the command."
+            return "its first look needs runs that have not ended: rerun the command"
         more = min((look for look in looks if look > seeds), default=2 * seeds)
         flops = self.base.flops * (1 + facts["operations"])
         left = timedelta(seconds=round((more - seeds) * self.comparison.run_seconds(flops)))
-        how = "rerun the command" if more in looks else f"--seeds={','.join(map(str, [*looks, more]))}"
+        how = "rerun the command" if more in looks else f"--seeds={','.join(map(str, [*looks[-4:], more]))}"
         least = max(one["detectable"] for one in facts["prices"].values()) * (seeds / more) ** 0.5
-        return f"{facts['name']}: {more - seeds} more seeds ({left} of one worker) would detect {least:.3f}: {how}."
+        return f"{more - seeds} more seeds ({left} of one worker) would detect {least:.3f}: {how}"
 
     def where(self):
         """Return where a verdict holds."""
