@@ -241,7 +241,7 @@ MUTANTS = {
     "tests/bench/plan.py": [
         ("math.exp(-slope", "math.exp(slope", "test_compare.py -k own_rate"),
         ("rounded(own * self.rate(base) / ", "rounded(own * own / ", "test_compare.py -k begins_where"),
-        ('self.options["first_seed"] - 1, {}', 'self.options["first_seed"], {}', "test_compare.py -k begins_where"),
+        ('self.options["first_seed"] - 1\n', 'self.options["first_seed"]\n', "test_compare.py -k begins_where"),
         ("self.standing[one].verdict == UNDECIDED]", "True]", "test_compare.py -k from_nothing"),
         ("return min((one.verdict for", "return max((one.verdict for", "test_compare.py -k by_time"),
         ('costs["operations"] - 1) > max(ALIKE', 'costs["operations"] - 1) > max(9', "test_compare.py -k by_time"),
@@ -253,6 +253,7 @@ MUTANTS = {
     ],
     "tests/bench/stats.py": [
         ("return best / 2 if best", "return best / 8 if best", "test_compare.py -k is_lowered"),
+        ("min(sorted(scores), key", "min(scores, key", "test_compare.py -k is_lowered"),
         ("math.sqrt(total), total**2", "math.sqrt(total) / 2, total**2", VERDICTS),
         ("if gain.value + gain.half(level) < 0:", "if gain.value < 0:", VERDICTS),
         ("paired and rung == 1)", "False)", VERDICTS),

@@ -211,3 +211,4 @@ def test_a_difference_has_the_interval_of_a_paired_t_test():
     texts = stats.differences({"one": one, "lost": [None, 1.0, 1.0, 1.0], "other": other})
     assert texts == {"one": "", "lost": "diverged", "other": f"+0.200 ± {(high - low) / 2:.3f}"}
     assert (low + high) / 2 == pytest.approx(0.2)
+    assert stats.differences({"lost": [None, 1.0], "other": [1.0, 2.0]}) == {"lost": "diverged", "other": ""}

@@ -178,7 +178,7 @@ def test_a_run_moves_between_numbers_of_processes(repo):
     train_together(repo.folder, f"{moved} --max_iters=2 --parallel=ddp")
     repo(f"train.py {moved} --max_iters=4 --init_from=resume")
     train_together(repo.folder, f"{moved} --max_iters=6 --init_from=resume --parallel=fsdp")
-    assert "NOTE    resuming on " in Path("printed0.txt").read_text()
+    assert "NOTE    resuming on 2 x cpu" in Path("printed0.txt").read_text()
     for event, names in {"step": ["loss"], "eval": ["val_loss", "train_loss"]}.items():
         assert numbers("moved", event, *names) == pytest.approx(numbers("one", event, *names), abs=1e-5)
     one, moved = load("one/ckpt.pt"), load("moved/ckpt.pt")

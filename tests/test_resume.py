@@ -168,7 +168,7 @@ def test_all_other_settings_are_named(killed, capsys):
     changes = f"n_layer = 3 (was 2), seed = 2 (was 1337), attention = 'w2' (was 'standard'), dtype = '{other}' (was "
     assert f"out/resumed/ckpt.pt was trained with other settings: leave out {changes}" in error
     error = refused(killed, f"train.py --init_from=resume --out_dir={RESUMED} --n_layer=3", capsys)  # 3 by default
-    assert "leave out n_layer = 3 (was 2)\n" in error
+    assert "out/resumed/ckpt.pt was trained with other settings: leave out n_layer = 3 (was 2)\n" in error
 
 
 def test_settings_that_train_py_has_gained_or_has_lost_are_noted(killed, capsys):

@@ -2,7 +2,7 @@
 Does it pay? Compare variants with a baseline on any text, each at its best learning rate, at equal cost:
 
     python tests/bench/compare.py --against=HEAD config/m1_shakespeare.py                    # my edit of model.py
-    python tests/bench/compare.py config/standard_shakespeare.py config/m1_shakespeare.py "mine: my.diff --keep_input"
+    python tests/bench/compare.py config/standard_shakespeare.py config/m1_shakespeare.py "mine: my.diff --residual=m1"
 
 Every argument is a variant, written as for train.py, quoted if it has several words. The first one is the
 baseline. "NAME: ..." gives it a name; @COMMIT, a folder or diffs select its code instead of the working tree.

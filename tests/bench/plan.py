@@ -23,7 +23,6 @@ from stats import (
     seeds_matter,
 )
 
-MOST_RATES = 10  # learning rates tried per variant
 SPEED, OVERHEAD = 50e9, 10  # operations a second, and seconds: of a run, until one has ended
 SPREAD = 0.02  # by how much the ratio of two step times differs between sessions, at least
 ALIKE = 0.05  # largest relative difference at which time and operations count as one cost
@@ -92,9 +91,9 @@ class Comparison:
             elif variant.refused:
                 self.leave_out(variant, REFUSED, variant.refused)
             elif first.setdefault(variant.identity, variant) is not variant:
-                same = first[variant.identity].name
-                cure = "; after a commit, use --against=HEAD~1" if same == "HEAD" else ""
-                self.leave_out(variant, SAME, f"identical to {same}{cure}")
+                same = first[variant.identity]
+                cure = f"; after a commit, use --against={same.name}~1" if same.code == f"@{same.name}" else ""
+                self.leave_out(variant, SAME, f"identical to {same.name}{cure}")
 
     def leave_out(self, variant, verdict, why):
         """Note why a variant cannot take part. The others go on, unless it is the baseline."""
@@ -147,7 +146,7 @@ class Comparison:
         return found
 
     def judge(self, candidate, look, losses):
-        """Find a candidate's Standing at a look, where the variants have these losses."""
+        """Note a candidate's Standing at a look, where the variants have these losses."""
         runs, base = losses[candidate], losses[self.baseline]
         batches = lambda variant: [variant.settings[name] for name in OF_BATCHES]
         alike = [one for one in losses if batches(one) == batches(self.baseline)]
@@ -259,12 +258,14 @@ class Comparison:
         The grid grows by factors of two until the best rate has a worse one on either side. The vertex of the parabola
         through these three, over the logarithm of the rate, is the answer.
         """
-        rates, seed, losses = self.first_rates(variant, cost), self.options["first_seed"] - 1, {}
-        while rates[-1] and len(rates) <= MOST_RATES:
-            results = self.need([self.run_at(variant, rate, seed, cost) for rate in rates])
-            found = [result["loss"] for result in results]
+        rates, seed = self.first_rates(variant, cost), self.options["first_seed"] - 1
+        while True:
+            found = [result["loss"] for result in self.need([self.run_at(variant, rate, seed, cost) for rate in rates])]
             losses = {rate: math.inf if loss is None else loss for rate, loss in zip(rates, found)}
-            rates.append(next_rate(losses))
+            another = next_rate(losses)
+            if not another:
+                break
+            rates.append(another)
         if min(losses.values()) == math.inf:
             raise LeftOut(variant, DIVERGED, f"every run, down to a learning rate of {min(losses):g}")
         return vertex(losses)
@@ -284,7 +285,8 @@ def vertex(losses):
 
     The parabola is over the logarithm of the rate. If a neighbor is missing or has diverged, the best is returned.
     """
-    rates, best = sorted(losses), min(losses, key=losses.get)
+    rates = sorted(losses)
+    best = min(rates, key=losses.get)
     place = rates.index(best)
     near = rates[place - 1 : place + 2]  # fewer than three if the best is at an edge
     y = [losses[rate] for rate in near]

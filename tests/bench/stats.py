@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import fdtrc, stdtrit  # the distributions of F and of Student's t
 
+MOST_RATES = 10  # learning rates tried in one search
 TIE = 0.02  # nats: a candidate whose whole interval is nearer to 0 ties with the baseline
 # Pocock's constants: with so many looks at growing data, an error of 5% in all leaves this much for each look
 ERROR_OF_A_LOOK = {1: 0.05, 2: 0.0294, 3: 0.0221, 4: 0.0182, 5: 0.0158}
@@ -51,11 +52,14 @@ def gain_of(runs, base, paired):
 
 
 def next_rate(scores):
-    """Return the learning rate to try next: a factor of two past the best of {rate: loss}, unless it has neighbors."""
-    best = min(scores, key=scores.get)
-    if best == max(scores):
-        return 2 * best
-    return best / 2 if best == min(scores) else None
+    """Return the learning rate to try next: a factor of two past the best of {rate: loss}, unless it has neighbors.
+
+    Of equal ones the lowest is the best, so where all runs diverge the rate falls. None ends the search.
+    """
+    best = min(sorted(scores), key=scores.get)
+    if len(scores) >= MOST_RATES or min(scores) < best < max(scores):
+        return None
+    return best / 2 if best == min(scores) else 2 * best
 
 
 def mean(group):
@@ -143,8 +147,11 @@ def differences(groups):
     `groups` are {name: numbers}, None for a run that diverged. A number is its group's + its seed's + noise; all groups
     have the same seeds. The intervals are not corrected for the number of groups.
     """
-    first, *others = (name for name, numbers in groups.items() if None not in numbers)
-    texts = dict.fromkeys(groups, "diverged") | {first: ""}
+    texts = {name: "diverged" if None in numbers else "" for name, numbers in groups.items()}
+    first, *others = groups
+    if texts[first]:
+        return texts
+    others = [name for name in others if not texts[name]]
     freedom, variance = noise_of(np.array([groups[name] for name in (first, *others)]))
     error = math.sqrt(2 * variance / len(groups[first]))
     for name in others:

@@ -231,14 +231,14 @@ class Sweep:
         """Return `repeated` at each cell's best learning rate. The grid grows until the best is not at its edge."""
         best_cells = {}
         for name, cell in cells.items():
-            left, scores, sign = list(rates), {}, 1 if by == "loss" else -1
-            while left:
-                rate = left.pop(0)
+            grid, scores, sign = list(rates), {}, 1 if by == "loss" else -1
+            for rate in grid:  # which grows
                 results = [self.result(cell | {"learning_rate": rate, "seed": seed}) for seed in tuning_seeds]
                 diverged = any(result["loss"] is None for result in results)
                 scores[rate] = math.inf if diverged else sign * statistics.fmean(result[by] for result in results)
-                if not left and next_rate(scores):
-                    left.append(next_rate(scores))
+                another = next_rate(scores)
+                if another and rate == grid[-1]:
+                    grid.append(another)
             best_cells[name] = cell | {"learning_rate": min(scores, key=scores.get)}
         return self.repeated(best_cells, seeds)
 
