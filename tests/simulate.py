@@ -39,16 +39,17 @@ class Truth:
     of_candidate: float = 1.0  # the candidate's noise, in units of the baseline's
     growth: float = 0.0  # noise grows as cost to this power
     of_seed: float = 0.0  # deviation of what runs of one seed share
-    drop: float = 0.0  # by how much the loss drops abruptly, at a cost that differs by seed
+    drop: float = 0.0  # by how much the loss drops abruptly, at a cost that differs by variant and seed
 
     def mean(self, cost):
         """Return the mean loss at a cost: a power law with a floor, as in studies/depth.md, and the drop."""
         return 1.520 + 0.344 * cost**-0.68 + self.drop * late(cost)
 
-    def loss(self, rng, cost, of_seed, own):
+    def loss(self, rng, cost, of_seed, place, own):
+        """Return a run's loss. `place` in [0, 1) is its seed's among all, the latest to drop first."""
         noise = rng.normal(0, self.noise * cost**self.growth * (self.of_candidate if own else 1))
-        dropped = self.drop * (rng.random() < late(cost))
-        return self.mean(cost) - self.drop * late(cost) + dropped + noise + of_seed - self.gain * own
+        above = self.drop * ((place < late(cost)) - late(cost))
+        return self.mean(cost) + above + noise + of_seed - self.gain * own
 
 
 def late(cost):
@@ -61,7 +62,7 @@ class Simulated(Comparison):
 
     def __init__(self, truth, rng, seeds="3,5,8", rates=""):
         self.truth, self.rng = truth, rng
-        self.of_seed = rng.normal(0, truth.of_seed, 100)
+        self.of_seed, self.places = rng.normal(0, truth.of_seed, 100), rng.random((2, 100))
         base = Variant("base", SETTINGS, SETTINGS, ROOT, flops_per_token=1e6, identity="base")
         candidate = replace(base, name="candidate", flops_per_token=1e6 * truth.cost, identity="candidate")
         options = {"cost": "operations", "rates": rates, "first_seed": 1, "seeds": seeds, "ladder": ""}
@@ -76,7 +77,7 @@ class Simulated(Comparison):
     def do(self, run):
         own = run.variant is not self.baseline
         cost = run.steps / SETTINGS["max_iters"] * (self.truth.cost if own else 1)
-        loss = self.truth.loss(self.rng, cost, self.of_seed[run.seed], own)
+        loss = self.truth.loss(self.rng, cost, self.of_seed[run.seed], self.places[int(own), run.seed], own)
         loss += 0.1 * math.log2(run.rate / BEST_RATE) ** 2
         self.results[run] = {"loss": loss, "refused": "", "cost": cost}
 

@@ -178,7 +178,7 @@ def test_the_baseline_is_trained_longer_while_a_candidate_could_still_pay(study,
 
 
 @pytest.mark.parametrize("options, seeds, level, advice", [
-    ([], 8, 0.9779, "--seeds=3,5,8,16"),
+    ([], 8, 0.98, "--seeds=3,5,8,16"),
     (["--seeds=4"], 4, 0.95, "--seeds=4,8"),
 ])  # fmt: skip
 def test_looks_go_on_while_nothing_is_decided(study, options, seeds, level, advice):

@@ -18,11 +18,11 @@ from examine import Refused
 T, VOCABULARY, NEWLINE = 192, 19, 3
 
 
-def context_of(dtype="float32", block_size=T):
+def context_of(dtype="float32", block_size=T, compile="false"):
     """Windows of a text in which a newline comes every ten tokens or so."""
     tokens = torch.randint(VOCABULARY, (12, block_size + 1), generator=torch.Generator().manual_seed(0))
     windows = {"x": tokens[:, :-1].int(), "y": tokens[:, 1:].int(), "vocab_size": VOCABULARY}
-    return examine.Context({"device": "cpu", "dtype": dtype, "batch_size": 4}, windows)
+    return examine.Context({"device": "cpu", "dtype": dtype, "batch_size": 4, "compile": compile}, windows)
 
 
 def config(**options):
@@ -110,6 +110,25 @@ def only_with_dropout(model, logits, idx, targets):
 def test_a_leak_in_the_runs_own_type_and_dropout_is_refused(change, dtype, dropout):
     with pytest.raises(Refused, match="sees the future"):
         examine.look_before(with_logits(change), config(dropout=dropout), context_of(dtype))
+
+
+def test_a_leak_when_compiled_is_refused(monkeypatch):
+    """Only a run that is compiled is examined so."""
+
+    class Mine(GPT):
+        def compile_blocks(self):
+            super().compile_blocks()
+            self.compiled = True
+
+        def forward(self, idx, targets=None):
+            logits, loss = super().forward(idx, targets)
+            return (logits + later(idx, 1) if hasattr(self, "compiled") else logits), loss
+
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    examine.look_before(GPT, config(), context_of(compile="true"))
+    examine.look_before(Mine, config(), context_of())
+    with pytest.raises(Refused, match="sees the future in evaluation when compiled"):
+        examine.look_before(Mine, config(), context_of(compile="true"))
 
 
 def layer_drop(model, logits, idx, targets):

@@ -40,6 +40,7 @@ class Context:
         self.vocab_size = windows["vocab_size"]
         self.x, self.y = windows["x"], windows["y"]  # (N, T); a target of -1 is not counted
         self.batch_size = settings["batch_size"]
+        self.compiles = settings["compile"] == "true" or settings["compile"] == "auto" and self.device.type == "cuda"
 
     def autocast(self):
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
@@ -67,6 +68,11 @@ def look_before(GPT, config, context):
         for p in model.parameters():  # away from zeros and ones, behind which a part may hide
             p.add_(0.1 * torch.randn_like(p))
     check_causal(model, context)
+    if context.compiles:
+        compiled = copy.deepcopy(model)
+        torch._dynamo.config.suppress_errors = True  # as in training, what cannot be compiled stays eager
+        compiled.compile_blocks()
+        check_causal(compiled, context, eager=model)
     check_loss(model.eval(), context)
     check_gradients(model.train(), context)
     return answer
@@ -112,14 +118,15 @@ def check_gradients(model, context):
 # -- causality -------------------------------------------------------------------------------------------------
 
 
-def check_causal(model, context):
+def check_causal(model, context, eager=None):
     for training in (False, True):
         model.train(training)
-        look_ahead(model, context, "in training" if training else "in evaluation")
+        when = "in training" if training else "in evaluation"
+        look_ahead(model, eager or model, context, f"{when} when compiled" if eager else when)
 
 
 @torch.no_grad()
-def look_ahead(model, context, when):
+def look_ahead(model, eager, context, when):
     """Raise Refused if a logit changes with a later token, as input or as target, or with those of another row.
 
     From a position on, one row gets the tokens of another place in the text. Logits before it, and those of the other
@@ -127,20 +134,20 @@ def look_ahead(model, context, when):
     """
     x, y = context.rows(slice(2))
     y[:, 5::7] = -1
-    T, others = x.size(1), len(context.x)
+    T = x.size(1)
     logits = call(model, context, x, y)
     steady = (call(model, context, x, y) == logits).all(dim=-1)
     if not model.training and not steady.all():
         raise Refused("repeated evaluations differ: it is random or keeps state, so its loss cannot be compared")
-    for i, t in enumerate(sorted({1, 2, 3, *range(T // 8, T, max(1, T // 8)), T - 1} & set(range(1, T)))):
-        other_x, other_y = context.rows([others // 2 + i % max(1, others - others // 2)])
+    for i, t in enumerate(torch.linspace(1, T - 1, 12).int().unique().tolist()):
+        other_x, other_y = context.rows([-1 - i % max(1, len(context.x) - 2)])
         changed_x, changed_y = x.clone(), y.clone()
         changed_x[0, t:], changed_y[0, t - 1 :] = other_x[0, t:], other_y[0, t - 1 :]
         changed = changed_x, changed_y
         difference = (call(model, context, *changed) - logits).abs().amax(dim=-1)
         difference[~steady] = 0
         difference[0, t:] = 0
-        if difference.any() and not is_rounding(model, context.dtype, difference, logits, (x, y), changed):
+        if difference.any() and not is_rounding(eager, context.dtype, difference, logits, (x, y), changed):
             row, position = divmod(int(difference.argmax()), T)
             if row:
                 raise Refused(f"it sees other sequences in its batch {when}: changing one changes another's logits")

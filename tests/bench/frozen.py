@@ -23,12 +23,9 @@ PRODUCT = ("*.py", "config/**/*.py", "data/*.py", "data/*/*.py")  # the files th
 
 def split_code(arguments):
     """Return the arguments that name a variant's code, and the others."""
-    code = [word for word in arguments if word.startswith("@") or word.endswith(".diff") or is_code_folder(word)]
+    is_folder = lambda word: (Path(word).expanduser() / "train.py").is_file()
+    code = [word for word in arguments if word.startswith("@") or word.endswith(".diff") or is_folder(word)]
     return code, [word for word in arguments if word not in code]
-
-
-def is_code_folder(word):
-    return (Path(word).expanduser() / "train.py").is_file()
 
 
 @file_errors()
@@ -47,7 +44,7 @@ def freeze(code, folder) -> Path:
         for word in code:
             if word.endswith(".diff"):
                 apply(Path(word).expanduser().resolve(), copy)
-        place = folder / content_hash(copy)
+        place = folder / sha256(repr(files_of(copy)).encode())[:12]
         with suppress(OSError):  # it is there already
             copy.rename(place)
     return place
@@ -81,10 +78,9 @@ def apply(diff, copy):
         raise UserError(f"{diff.name} does not apply: {' '.join(done.stderr.split())}")
 
 
-def content_hash(folder):
-    files = sorted(path.relative_to(folder) for path in folder.rglob("*.py"))
-    content = b"".join(f"{file.as_posix()}\n".encode() + (folder / file).read_bytes() + b"\0" for file in files)
-    return sha256(content)[:12]
+def files_of(code):
+    """Return the content of each Python file in a frozen code."""
+    return {path.relative_to(code).as_posix(): path.read_bytes() for path in sorted(code.rglob("*.py"))}
 
 
 @file_errors()
@@ -100,6 +96,5 @@ def link_data(home, prepared):
 
 def differing_files(home, other):
     """Return the names of the files in which two frozen codes differ."""
-    mine, theirs = ({path.relative_to(one).as_posix(): path.read_bytes() for path in one.rglob("*.py")}
-                    for one in (home, other))  # fmt: skip
+    mine, theirs = files_of(home), files_of(other)
     return sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))

@@ -132,9 +132,6 @@ def generating(variants, device):
         yield {"": name, "tokens/s": NEW / (time.time() - began)}
 
 
-SECTIONS = {"training": training, "generating": generating}
-
-
 def markdown(title, rows):
     """Return a section's table."""
     rounded = lambda cell: f"{cell:,.0f}" if cell >= 100 else f"{cell:.2f}"
@@ -151,7 +148,7 @@ def main(argv):
     machine = f"{machine_name(device)}, commit {code_version()['commit']}"
     print(machine, flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    for name, measure in SECTIONS.items():
+    for name, measure in ("training", training), ("generating", generating):
         tables[name] = list(measure(variants, device))
         print(markdown(name, tables[name]), flush=True)
         with atomic_write(path) as file:  # after each section, since they take minutes

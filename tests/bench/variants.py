@@ -3,7 +3,6 @@
 import math
 import shlex
 import sys
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,9 +54,10 @@ def read_variants(words, common, against, folder):
     if len(named) < 2:
         needed = "config/standard_shakespeare.py config/m1_shakespeare.py, or --against=HEAD and a candidate"
         raise UserError(f"a baseline and a candidate are needed: {needed}")
-    (name, number), *_ = Counter(name for name, _, _ in named).most_common()
-    if number > 1:
-        raise UserError(f"two variants are named {name!r}: rename one of them, as in 'NAME: words'")
+    names = [name for name, _, _ in named]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two variants are named {name!r}: rename one of them, as in 'NAME: words'")
     variants = []
     for name, code, rest in named:
         home = freeze(code, folder)
