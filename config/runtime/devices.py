@@ -46,10 +46,14 @@ def count_flops(model) -> float:
     return math.nan
 
 
+def pick_compile(compile, device) -> str:
+    """Return "true" or "false": whether to compile. "auto" does on a GPU, where it pays off soon."""
+    return str(device.type == "cuda").lower() if compile == "auto" else compile
+
+
 def compile_model(model, compile, device) -> str:
-    """Compile the blocks of `model` if requested, or by default on a GPU. Return "true" or "false", which says so."""
-    if compile == "auto":
-        compile = "true" if device.type == "cuda" else "false"
+    """Compile the blocks of `model` if pick_compile says so, and return what it said."""
+    compile = pick_compile(compile, device)
     if compile == "true":
         print0("compiling ...")
         torch._dynamo.config.suppress_errors = True  # what cannot be compiled, as without a compiler, stays eager

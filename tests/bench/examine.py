@@ -40,7 +40,7 @@ class Context:
         self.vocab_size = windows["vocab_size"]
         self.x, self.y = windows["x"], windows["y"]  # (N, T); a target of -1 is not counted
         self.batch_size = settings["batch_size"]
-        self.compiles = settings["compile"] == "true" or settings["compile"] == "auto" and self.device.type == "cuda"
+        self.compiles = settings["compile"] == "true"
 
     def autocast(self):
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from config.runtime.devices import pick_dtype
+from config.runtime.devices import pick_compile, pick_dtype
 from config.runtime.errors import UserError, file_errors
 from config.runtime.files import sha256
 from runs import EXAMINE, NO_MATTER, read_log
@@ -82,9 +82,8 @@ def look(variant, windows, device):
     code, nothing = variant.home.name, {"parameters": 0, "flops_per_token": 0.0, "refused": "", "crashed": ""}
     facts = {"key": key_of(variant), "code": code, "identity": code, **nothing}
     with tempfile.TemporaryDirectory(prefix="examine-") as folder:
-        dtype = str(pick_dtype(variant.settings["dtype"], device)).removeprefix("torch.")
         question, answer = Path(folder) / "settings.json", Path(folder) / "answer.json"
-        question.write_text(json.dumps(variant.settings | {"device": device.type, "dtype": dtype}))
+        question.write_text(json.dumps(variant.settings | resolved(variant.settings, device)))
         try:
             ask(variant, [EXAMINE, variant.home, windows, answer, question])
             facts |= json.loads(answer.read_text())
@@ -93,6 +92,12 @@ def look(variant, windows, device):
         except CodeError as error:
             facts["crashed"] = str(error)
     return facts
+
+
+def resolved(settings, device):
+    """Return what train.py will choose for "auto" there."""
+    dtype = str(pick_dtype(settings["dtype"], device)).removeprefix("torch.")
+    return {"device": device.type, "dtype": dtype, "compile": pick_compile(settings["compile"], device)}
 
 
 def fingerprint(variant, folder) -> str:
