@@ -47,8 +47,9 @@ def count_flops(model) -> float:
 
 
 def pick_compile(compile, device) -> str:
-    """Return "true" or "false": whether to compile. "auto" does on a GPU, where it pays off soon."""
-    return str(device.type == "cuda").lower() if compile == "auto" else compile
+    """Return "true" or "false": whether to compile, for "auto" only on a GPU."""
+    default = "true" if device.type == "cuda" else "false"
+    return default if compile == "auto" else compile
 
 
 def compile_model(model, compile, device) -> str:

@@ -82,8 +82,10 @@ def look(variant, windows, device):
     code, nothing = variant.home.name, {"parameters": 0, "flops_per_token": 0.0, "refused": "", "crashed": ""}
     facts = {"key": key_of(variant), "code": code, "identity": code, **nothing}
     with tempfile.TemporaryDirectory(prefix="examine-") as folder:
+        dtype = str(pick_dtype(variant.settings["dtype"], device)).removeprefix("torch.")
+        choices = {"device": device.type, "dtype": dtype, "compile": pick_compile(variant.settings["compile"], device)}
         question, answer = Path(folder) / "settings.json", Path(folder) / "answer.json"
-        question.write_text(json.dumps(variant.settings | resolved(variant.settings, device)))
+        question.write_text(json.dumps(variant.settings | choices))
         try:
             ask(variant, [EXAMINE, variant.home, windows, answer, question])
             facts |= json.loads(answer.read_text())
@@ -92,12 +94,6 @@ def look(variant, windows, device):
         except CodeError as error:
             facts["crashed"] = str(error)
     return facts
-
-
-def resolved(settings, device):
-    """Return what train.py will choose for "auto" there."""
-    dtype = str(pick_dtype(settings["dtype"], device)).removeprefix("torch.")
-    return {"device": device.type, "dtype": dtype, "compile": pick_compile(settings["compile"], device)}
 
 
 def fingerprint(variant, folder) -> str:
