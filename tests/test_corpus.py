@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import datasets
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from config.runtime.errors import UserError
@@ -48,6 +48,7 @@ def prepared(folder, text, *how, **options):
 
 
 @given(st.lists(st.text(alphabet="ab \n\r\x01", max_size=300)), st.integers(-1, 400))
+@example(["ab", "abab"], 4)  # cut inside a document
 def test_no_character_is_lost_and_every_document_begins_once(documents, cut):
     parts = list(in_parts([None, *documents], "|", cut))
     whole = "|".join(documents)

@@ -147,10 +147,9 @@ def test_code_that_does_not_work_is_named(checkout, tmp_path, monkeypatch, code,
         frozen.freeze(code, tmp_path)
 
 
-def test_a_diff_applies_also_where_temporary_files_lie_in_a_repository(checkout, tmp_path, monkeypatch):
+def test_a_diff_applies_also_where_the_runs_lie_in_a_repository(checkout):
     diff = diff_of(checkout, "inside", ("train.py", *SHORTER))
-    monkeypatch.setattr(frozen.tempfile, "tempdir", str(checkout))
-    assert "max_iters = 8 " in (frozen.freeze([str(diff)], tmp_path) / "train.py").read_text()
+    assert "max_iters = 8 " in (frozen.freeze([str(diff)], checkout / "out") / "train.py").read_text()
 
 
 # -- with programs themselves --------------------------------------------------------------------------------
