@@ -1,31 +1,32 @@
 """
 A GPT decoder in one file: Llama's block, with alternative attention kinds and residual methods.
 
-The key idea: every attention kind is exactly softmax(q̂ k̂ᵀ) V for some score vectors q̂ and k̂:
+The key idea: every attention kind is exactly softmax(q̂ k̂ᵀ) v for some score vectors q̂ and k̂:
 
     kind         q̂ of a query                      k̂ of a key
     standard     q/√D                               k
     w2           (2/τ)·[μ_q, σ_q, 1]                [μ_k, σ_k, -(‖μ_k‖² + ‖σ_k‖²)/2]
-    summed_qk    [s_0·q_0, ..., s_l·q_l]            [k_0, ..., k_l]        (layer l)
+    summed_qk    [s_0·q_0, ..., s_l·q_l]            [k_0, ..., k_l]        (Method 5, in layer l)
 
 So PyTorch's causal attention serves all of them. No mask is passed anywhere, so none can be forgotten.
 
-Under the residual methods m1 to m4.2, layer l >= 1 reruns every earlier layer i on its own input x, with the attention
-weights that layer i computed before. They are kept as (q̂_i, k̂_i), never as a T x T matrix. So in the branches of
-layer i, attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm_i(x) and mlp_i(h), only the values and the MLP see the new x:
+Under Methods 1 to 4 (residual m1 to m4.2), layer l >= 1 reruns every earlier layer i on layer l's input x, with the
+attention weights that layer i computed before. They are kept as (q̂_i, k̂_i), never as a T x T matrix. So in the branches
+of layer i, attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm_i(x) and mlp_i(h), only the values and the MLP see the new x:
 
     m2, m4.*     h  = Σ_i w_i attn_i(x)                 all others    h  = x + attn_l(x)
     m1, m3.*     x' = Σ_i w_i mlp_i(x + attn_i(x))      all others    x' = h + mlp_l(h)
 
 The sums run over i = 0..l. w_i is 1 (m1, m2), 1/(l + 1) (m3.1, m4.1) or learned, with sum 1 (m3.2, m4.2). keep_input
-adds x to the first sum, h to the second. m1 to m4.2 are Methods 1 to 4; summed_qk is Method 5 (qk_scale: 5.1 to 5.7).
+adds x to the first sum, h to the second. Layer 0 is always standard: h = x + attn_0(x), x' = h + mlp_0(h).
 
 References
     Llama                      Touvron et al. 2023, https://arxiv.org/abs/2302.13971
     RoPE                       Su et al. 2021, https://arxiv.org/abs/2104.09864
     SwiGLU                     Shazeer 2020, https://arxiv.org/abs/2002.05202
     grouped-query attention    Ainslie et al. 2023, https://arxiv.org/abs/2305.13245
-    Probabilistic Transformer  Wu & Tu 2023, https://arxiv.org/abs/2311.15211 (what Methods 1 to 5 start from)
+    Probabilistic Transformer  Wu & Tu 2023, https://arxiv.org/abs/2311.15211 (the origin of Methods 1 to 5)
+    W2-RoPE                    ytfh44, https://github.com/ytfh44/W2Attn
     RealFormer                 He et al. 2020, https://arxiv.org/abs/2012.11747 (Method 5.1)
     L2 attention               Kim et al. 2020, https://arxiv.org/abs/2006.04710 (w2 without σ)
 
@@ -76,7 +77,7 @@ class GPTConfig:
     n_embd: int = 768
     n_inner: int | None = None  # width of the MLP; None or 0: 8/3 n_embd, rounded up to a multiple of 64
     dropout: float = 0.0
-    bias: bool = False  # biases in the linear layers of attention and MLP
+    bias: bool = False  # biases in q_proj, k_proj, v_proj, o_proj and the MLP
     attention: str = "standard"
     sigma: str = "scalar"  # w2: the form of σ
     qk_scale: str = "5.1"  # summed_qk: which of Method 5's scales
@@ -112,7 +113,7 @@ class ConfigError(ValueError):
 
 
 # -----------------------------------------------------------------------------
-# Attention: each kind says how to make its score vectors, the rest is common
+# Attention: each kind makes its own score vectors; the rest is shared
 
 
 class Attention(nn.Module):
@@ -139,14 +140,14 @@ class Attention(nn.Module):
         return rearrange(self.v_proj(x), "B T (G D) -> B G T D", D=self.D)
 
     def score_vectors(self, q, k, x, earlier):
-        """Return q̂ (B, H, T, S) and k̂ (B, G, T, S). Each vector depends on its own token only.
+        """Return q̂ (B, H, T, S) and k̂ (B, G, T, S). Each vector depends on its own token only, or the future leaks.
 
         q, k and the normed input x are this layer's. `earlier` has a Kept (below) from each layer before it.
         """
         return q * self.D**-0.5, k
 
     def mix_values(self, q_hat, k_hat, v):
-        """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D). k̂ and v have all tokens read; q̂ has them too, or the last one."""
+        """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D). k̂ and v hold every token read; q̂ holds them all, or only the last."""
         return causal_attention(q_hat, k_hat, v, self.dropout.p if self.training else 0.0)
 
     def output(self, y, x):
@@ -162,7 +163,7 @@ class Attention(nn.Module):
 class W2Attention(Attention):
     """Minus the squared Wasserstein-2 distance of Gaussians N(μ, diag(σ²)) instead of q·k.
 
-    score = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ. R is RoPE, which turns the means only. Written out,
+    score = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ. R is RoPE, which rotates the means only. Written out,
     score = (2/τ)(μ_q·μ_k + σ_q·σ_k - (‖μ_k‖² + ‖σ_k‖²)/2) - (‖μ_q‖² + ‖σ_q‖²)/τ, and softmax cancels the last term.
     σ is a number per head (scalar), a vector (diagonal) or absent (none). Without it this is L2 attention, but with
     separate matrices for q and k and a learned τ instead of √D.
@@ -188,7 +189,7 @@ class W2Attention(Attention):
             queries.append(sigma[:, : self.H])
             keys.append(sigma[:, self.H :])
 
-        exact = torch.promote_types(k.dtype, torch.float32)
+        exact = torch.promote_types(k.dtype, torch.float32)  # float32, or the model's float64
         bias = -sum(part.to(exact).square().sum(-1, keepdim=True) for part in keys) / 2
         # bfloat16 would round away the differences between the keys' biases, so each is split over two columns
         columns = torch.cat(split_bfloat16(bias), dim=-1)
@@ -196,13 +197,13 @@ class W2Attention(Attention):
             columns = F.pad(columns, (0, (-(self.D + self.K + 2)) % 8))
 
         ones = q.new_ones(*q.shape[:-1], columns.size(-1))
-        scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1)  # 1e-6 as in the W2 document
+        scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1)  # 1e-6 as in W2Attn
         q_hat = (torch.cat((*queries, ones), dim=-1) * scale).type_as(q)
         return q_hat, torch.cat((*keys, columns.type_as(k)), dim=-1)
 
 
 class SummedQKAttention(Attention):
-    """softmax(Σ_i s_i q_i k_iᵀ) v over the layers i = 0..l, with s_i = 1/d_i. 5.1 has RealFormer's scores."""
+    """softmax(Σ_i s_i q_i k_iᵀ) v over the layers i = 0..l. 5.1 has RealFormer's scores."""
 
     reads_earlier = True
 
@@ -222,7 +223,7 @@ class SummedQKAttention(Attention):
                 self.log_a = nn.Parameter(torch.full((self.m,), math.log(self.D) / 2))
 
     def divisors(self):
-        """Return d_i of the layers 0..l, (m,), or one number for all."""
+        """Return 1/s_i of the layers 0..l, (m,), or one number for all. d is the width of a head, m = l + 1."""
         d, m = self.D, self.m
         match self.qk_scale:
             case "5.1":
@@ -270,7 +271,7 @@ class MLP(nn.Module):
 
 
 class Kept(NamedTuple):
-    """What a layer keeps of its run on its own input, for the layers after it."""
+    """A layer's run on its own input, as kept for later layers."""
 
     block: nn.Module  # the layer, to rerun it
     q: torch.Tensor  # rotated; used by summed_qk
@@ -296,13 +297,13 @@ class Block(nn.Module):
 
         self.m, self.keep_input = layer + 1, config.keep_input
         branch, self.weighting = RESIDUALS[config.residual]
-        self.summed = branch if layer > 0 else None  # the first layer has nothing to sum
+        self.summed = branch if layer > 0 else None  # layer 0 has the usual residual
         if self.summed and self.weighting == "learned":
             self.mix = nn.Parameter(torch.zeros(self.m))
         self.passes_on = branch is not None or self.attn.reads_earlier  # whether later layers read what it keeps
 
     def forward(self, x, rope, earlier=(), cache=no_cache):
-        """Return x' (B, T, C) for x (B, T, C), and what this layer keeps. `earlier` has what those before it kept."""
+        """Return x' (B, T, C) for x (B, T, C), and this layer's Kept. `earlier` has those of the layers before it."""
         assert not self.passes_on or len(earlier) == self.m - 1, "this layer needs what every earlier layer has kept"
         normed = self.attn_norm(x)
         q, k, v = self.attn.project(normed, rope)
@@ -359,7 +360,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder with the interface of nanoGPT's GPT, except from_pretrained."""
+    """A decoder that runs in nanoGPT's unmodified train.py and sample.py; it has no from_pretrained."""
 
     def __init__(self, config):
         super().__init__()
@@ -375,7 +376,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        # a std of 1/√fan-in preserves the scale of activations; at 0.02, Methods 1 to 4 as written hardly start
+        # a std of 1/√fan-in preserves the scale of activations; at 0.02, Methods 1 to 4 barely learn at first
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
@@ -409,7 +410,7 @@ class GPT(nn.Module):
                 x, kept = checkpoint(block, *arguments, use_reentrant=False)
             else:
                 x, kept = block(*arguments)
-            earlier += (kept,)
+            earlier += (kept,)  # a new tuple: activation checkpointing reruns a block with the one that it was given
         if cache is not None:
             cache.end_pass(stop)
         return self.norm(x)
@@ -422,7 +423,7 @@ class GPT(nn.Module):
         return logits, None if targets is None else self.loss(logits, targets)
 
     def loss(self, logits, targets):
-        # compiled separately: if compiled code also returned the logits, it would materialize a zero gradient for them
+        # compiled on its own: compiled code that also returned the logits would compute a gradient for them, all zeros
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten().long(), ignore_index=-1)
 
     # -- generation
@@ -521,16 +522,15 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
     T, S, D, device = q_hat.size(2), q_hat.size(3), v.size(3), v.device.type
     assert T in (1, k_hat.size(2)), "after the first pass, one query at a time"
 
-    # A fused kernel needs v as wide as q̂ and k̂; CUDA's for float32 or S > 256 takes any widths, but no grouped heads.
-    # A single query, and a CPU with fused attention off, need no padding. Up to PyTorch 2.11, mps needs it always.
+    # a CPU's fused kernel, too, is switched by what PyTorch calls flash
     fused = T > 1 and (device != "cpu" or torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled())
     if device == "cuda" and fused and (S > 256 or v.dtype not in (torch.bfloat16, torch.float16)):
+        # the fused kernel for these takes any widths, but no grouped heads
         k_hat, v = (heads.repeat_interleave(q_hat.size(1) // heads.size(1), dim=1) for heads in (k_hat, v))
-    elif S > D and (fused or device == "mps"):
-        v = F.pad(v, (0, S - D))
-    grouped = q_hat.size(1) != k_hat.size(1)
+    elif S > D and (fused or device == "mps"):  # mps without fused: up to PyTorch 2.11
+        v = F.pad(v, (0, S - D))  # all other fused kernels need v as wide as q̂ and k̂
     y = F.scaled_dot_product_attention(
-        q_hat, k_hat, v, dropout_p=dropout, is_causal=T > 1, scale=1.0, enable_gqa=grouped
+        q_hat, k_hat, v, dropout_p=dropout, is_causal=T > 1, scale=1.0, enable_gqa=q_hat.size(1) != k_hat.size(1)
     )
     return y[..., :D]
 

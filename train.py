@@ -82,23 +82,23 @@ wandb = False  # log to Weights & Biases too
 # system
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 dtype = "auto"  # auto, float32, bfloat16, float16
-compile = "auto"  # auto: on CUDA; true (on a CPU, worthwhile from ten minutes); false
+compile = "auto"  # auto: on CUDA; true (on a CPU, pays off after ten minutes); false
 parallel = "ddp"  # under torchrun: ddp, or fsdp, which shards the parameters across processes
 # -----------------------------------------------------------------------------
-# all that stands between these two rules can be set by config files and --name=value (config/__init__.py)
+# everything between these two rules can be set by config files and --name=value (config/__init__.py)
 
-# the run's folder, and its settings: a resumed run takes them from its checkpoint
-defaults, given = split_settings(__file__)  # the values above; what config files and --name=value give
+# settings: the defaults above or, on resuming, the checkpoint's, updated by config files and --name=value
+defaults, given = split_settings(__file__)
 world_size = distributed.world_size()  # the number of processes, 1 without torchrun
 out = checks.run_folder(defaults | given, defaults, sys.argv[1:])
 latest, best = out / "ckpt.pt", out / "best.pt"
 log = Log(out)
-settings, saved = checkpoint.begin(log, defaults, given, world_size)  # saved: the checkpoint to resume from, or None
-resuming = saved is not None
-globals().update(settings)  # from here on, the names above hold this run's values
+settings, ckpt = checkpoint.begin(log, defaults, given, world_size)  # ckpt: the checkpoint to resume from, or None
+resuming = ckpt is not None
+globals().update(settings)  # now the names above hold this run's values; but the model's shape is in `config`, below
 
 # device and data
-device, rank, machine = distributed.init(settings["device"])
+device, rank, machine = distributed.init(device)
 ptdtype = pick_dtype(dtype, device)
 settings["dtype"] = str(ptdtype).removeprefix("torch.")  # instead of auto: a resumed run must keep it
 ctx = torch.autocast(device.type, ptdtype) if ptdtype != torch.float32 else nullcontext()
@@ -114,9 +114,9 @@ tokens, tokens_per_iter = data.meta["tokens"], batch_size * grad_accum_steps * b
 torch.manual_seed(seed)
 iter_num, val_loss, best_val_loss, notes = 0, math.inf, math.inf, []
 if resuming:
-    raw_model = checkpoint.resumed_model(saved, settings, data)
-    iter_num, val_loss, best_val_loss = saved["iter_num"], saved["val_loss"], checkpoint.lowest_loss(out)
-    notes = checkpoint.resume_notes(saved, settings, machine, code)
+    raw_model = checkpoint.resumed_model(ckpt, settings, data)
+    iter_num, val_loss, best_val_loss = ckpt["iter_num"], ckpt["val_loss"], checkpoint.lowest_loss(out)
+    notes = checkpoint.resume_notes(ckpt, settings, machine, code)
 elif init_from.startswith("hf:"):
     raw_model = checkpoint.begin_from_llama(settings, data)  # puts the Llama's shape into settings
 elif init_from.startswith("run:"):
@@ -137,8 +137,8 @@ if optimizer == "muon":  # it takes over the first of AdamW's groups, the matric
     optimizers.insert(0, make_muon(matrices, learning_rate, weight_decay, device))
 scaler = torch.amp.GradScaler(device.type, enabled=ptdtype == torch.float16)
 if resuming and not eval_only:
-    distributed.restore_optimizers(saved, raw_model, optimizers, scaler)
-saved = None  # frees its memory
+    distributed.restore_optimizers(ckpt, raw_model, optimizers, scaler)
+ckpt = None  # frees its memory
 
 
 def get_batch(iter_num, micro_step):
@@ -153,22 +153,22 @@ def get_lr(iter_num):
     """Return the learning rate: linear warm-up, then decay to min_lr_frac of the peak rate at max_iters."""
     if iter_num < warmup_iters:
         return learning_rate * (iter_num + 1) / warmup_iters
-    done = (iter_num - warmup_iters) / max(max_iters - warmup_iters, 1)
-    left = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "none": 1}[lr_decay]
-    return learning_rate * (min_lr_frac + (1 - min_lr_frac) * left)
+    ratio = (iter_num - warmup_iters) / max(max_iters - warmup_iters, 1)
+    coeff = {"cosine": (1 + math.cos(math.pi * ratio)) / 2, "linear": 1 - ratio, "none": 1}[lr_decay]
+    return learning_rate * (min_lr_frac + (1 - min_lr_frac) * coeff)
 
 
 @torch.no_grad()
 def estimate_loss(split, max_tokens):
     """Return the mean loss in nats per token. The windows are always the same, and no random number is drawn."""
     model.eval()
-    sums = torch.zeros(2, dtype=torch.float64)  # of the losses, and of the tokens that they belong to
-    for x, y in data.windows(split, batch_size, config.block_size, max_tokens, rank, world_size):
-        counted = (y >= 0).sum().item()
+    sums = torch.zeros(2, dtype=torch.float64)  # the total loss, and the number of its tokens
+    for x, y in data.windows(split, batch_size, block_size, max_tokens, rank, world_size):
+        count = (y >= 0).sum().item()
         with ctx:
             loss = model(x.to(device), y.to(device))[1]
-        if counted:
-            sums += torch.tensor([loss.item() * counted, counted])
+        if count:  # not in batches that only keep the processes in step
+            sums += torch.tensor([loss.item() * count, count])
     model.train()
     total, count = distributed.all_sum(sums).tolist()
     return total / count
@@ -180,7 +180,7 @@ def other_units(val_loss):
 
 
 # -----------------------------------------------------------------------------
-# what is about to happen
+# summary of the run
 parameters, flops_per_token = raw_model.get_num_params(), count_flops(raw_model)
 size = f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {parameters:,} parameters"
 counts = f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens"
@@ -200,7 +200,7 @@ if eval_only:
         f"validation loss {val_loss:.4f}   perplexity {perplexity:.2f}   bits per byte {bits_per_byte:.3f}   "
         f"over all {tokens['val']:,} tokens"
     )
-    distributed.leave()
+    distributed.exit_together()
 
 settings["compile"] = compile_model(raw_model, compile, device)
 distributed.barrier()  # all processes have read the folder's old state, so the first may now write to it
@@ -214,7 +214,7 @@ facts |= {"tokenizer": data.tokenizer.state(), "data": {name: data.meta[name] fo
 # training
 
 launcher = "torchrun ..." if world_size > 1 else "python"
-resume = f"{launcher} {shlex.quote(sys.argv[0])} --init_from=resume --out_dir={shlex.quote(str(out))}"
+resume_command = f"{launcher} {shlex.quote(sys.argv[0])} --init_from=resume --out_dir={shlex.quote(str(out))}"
 steps_per_eval = eval_interval or max(50, math.ceil(max_iters / 4))
 micro_steps = range(rank, grad_accum_steps, world_size)  # this process's share of each step
 stop = StopSignal()  # Ctrl-C, SIGTERM, SIGHUP: finish the step, save and exit
@@ -231,12 +231,12 @@ def log_step(loss, grad_norm, lr, iters, seconds):
     speed = iters * tokens_per_iter / seconds
     mfu = flops_per_token * speed / world_size / peak_flops(device)
     mfu = "n/a" if math.isnan(mfu) else f"{mfu:.1%}"
-    left = (time.perf_counter() - began) / local_iter_num * (max_iters - iter_num)
+    seconds_left = (time.perf_counter() - began) / local_iter_num * (max_iters - iter_num)
     print0(
         f"step {iter_num:,}/{max_iters:,}   loss {loss:.4f}   gradient norm {grad_norm:.3f}   lr {lr:.2e}   "
-        f"{speed:,.0f} tokens/s   MFU {mfu}   {timedelta(seconds=round(left))} left"
+        f"{speed:,.0f} tokens/s   MFU {mfu}   {timedelta(seconds=round(seconds_left))} left"
     )
-    grad_norm = grad_norm if math.isfinite(grad_norm) else None
+    grad_norm = grad_norm if math.isfinite(grad_norm) else None  # JSON has no inf
     log.log("step", iter_num, loss=loss, grad_norm=grad_norm, learning_rate=lr, tokens_per_second=speed)
 
 
@@ -279,7 +279,7 @@ while iter_num < max_iters and not stopped_by:
     for opt in optimizers:
         scaler.unscale_(opt)
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
-    # float16 overflows until the scaler has found its scale; then all optimizers skip the step, not only one of them
+    # float16 overflows until the scaler has found its scale: all optimizers skip such a step, not only one of them
     overflow = scaler.is_enabled() and not distributed.full_tensor(grad_norm).isfinite()
     for opt in optimizers:
         if not overflow:
@@ -289,7 +289,7 @@ while iter_num < max_iters and not stopped_by:
     iter_num += 1
     local_iter_num += 1
 
-    stopped_by = distributed.all_max(stop.number)
+    stopped_by = distributed.all_max(stop.number)  # on the CPU, so it does not wait for the GPU
     evaluating = iter_num % steps_per_eval == 0 or iter_num == max_iters
     saving = iter_num % checkpoint_interval == 0 or iter_num == max_iters or stopped_by
     if not (evaluating or saving or iter_num % log_interval == 0):
@@ -327,15 +327,15 @@ while iter_num < max_iters and not stopped_by:
 # -----------------------------------------------------------------------------
 
 if saved_iter < iter_num:
-    cure = f"fix that, then {resume if saved_iter else 'start over'}"
+    cure = f"fix that, then {resume_command if saved_iter else 'start over'}"
     give_up(f"step {iter_num} could not be saved ({log.problem}): {cure}")
 if iter_num < max_iters:
-    print0(f"stopped after step {iter_num:,}, saved in {latest}; to resume: {resume}")
-    distributed.leave(128 + stopped_by)
+    print0(f"stopped after step {iter_num:,}, saved in {latest}; to resume: {resume_command}")
+    distributed.exit_together(128 + stopped_by)
 seconds, speed = time.perf_counter() - began, local_iter_num * tokens_per_iter / train_seconds
 log.log("end", iter_num, seconds=seconds, tokens_per_second=speed, best_loss=best_val_loss)
 print0(f"{timedelta(seconds=round(seconds))} for {local_iter_num:,} steps, {speed:,.0f} tokens/s while training")
 print0(f"lowest validation loss {best_val_loss:.4f}: {best}; latest: {latest}")
-print0(f"to train longer: {resume} --max_iters={2 * max_iters}")
+print0(f"to train longer: {resume_command} --max_iters={2 * max_iters}")
 print0(f"to sample from it: python sample.py --out_dir={shlex.quote(str(out))}")
-distributed.leave()
+distributed.exit_together()

@@ -34,8 +34,8 @@ MUTANTS = {
     "train.py": [
         # the learning rate
         ("(iter_num - warmup_iters) / max(max_iters - warmup_iters, 1)", "iter_num / max_iters", LOOP),
-        ("(1 + math.cos(math.pi * done)) / 2", "math.cos(math.pi * done / 2)", LOOP),
-        ("min_lr_frac + (1 - min_lr_frac) * left", "left", LOOP),
+        ("(1 + math.cos(math.pi * ratio)) / 2", "math.cos(math.pi * ratio / 2)", LOOP),
+        ("min_lr_frac + (1 - min_lr_frac) * coeff", "coeff", LOOP),
         # the optimizers
         ("(beta1, beta2), device.type", "(beta2, beta1), device.type", LOOP),
         ("configure_optimizers(weight_decay,", "configure_optimizers(0.0,", LOOP),
@@ -59,7 +59,7 @@ MUTANTS = {
         # evaluating
         ("    model.eval()\n", "", LOOP),
         ("        with ctx:\n            loss =", "        if True:\n            loss =", LOOP),
-        ("torch.tensor([loss.item() * counted, counted])", "torch.tensor([loss.item(), 1])", LOOP),
+        ("torch.tensor([loss.item() * count, count])", "torch.tensor([loss.item(), 1])", LOOP),
         ('tokens["val"] / data.meta["bytes"]["val"]', 'tokens["train"] / data.meta["bytes"]["train"]', LOOP),
         ("if val_loss < best_val_loss and save(best)", "if save(best)", "test_train.py"),
         # the clock
@@ -67,7 +67,7 @@ MUTANTS = {
         ("    t0 = time.perf_counter()\n", "", CLOCK),
         ("/ local_iter_num * (max_iters", "/ iter_num * (max_iters", CLOCK),
         # resuming
-        ("    distributed.restore_optimizers(saved,", "    (lambda *_: None)(saved,", "test_resume.py -k after_any"),
+        ("    distributed.restore_optimizers(ckpt,", "    (lambda *_: None)(ckpt,", "test_resume.py -k after_any"),
         ("checkpoint.lowest_loss(out)", "math.inf", "test_resume.py -k never_worse"),
     ],
     "model.py": [

@@ -165,7 +165,7 @@ def forked(monkeypatch):
 SMALL = ["--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=150", "--batch_size=2", "--max_iters=12"]
 SMALL += ["--warmup_iters=1", "--eval_tokens=400"]
 MODEL = "class GPT(nn.Module):", "class GPT(nn.Module):  # mine"
-DECAY = "1 + math.cos(math.pi * done)", "1 + math.cos(3 * done)"
+DECAY = "1 + math.cos(math.pi * ratio)", "1 + math.cos(3 * ratio)"
 BEYOND = """
 
 def cut(self, idx, targets=None, forward=GPT.forward):

@@ -108,6 +108,7 @@ def barrier():
         dist.barrier()
 
 
-def leave(code=0):
+def exit_together(code=0):
+    """End this process, when all others have come as far."""
     barrier()
     exit_program(code)

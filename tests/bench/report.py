@@ -142,7 +142,7 @@ class Report:
                 also = "compare it with a wider or narrower baseline (--n_embd) too"
                 yield f"{facts['name']} has {times:.2f} times the baseline's parameters: {also}"
         if len(self.facts) > 4:
-            yield "up to 4% of useless candidates seem to pay: confirm with --first_seed=101"
+            yield "about 3% of useless candidates seem to pay: confirm with --first_seed=101"
 
     def markdown(self):
         sentences = [sentence for facts in self.facts for sentence in self.sentences(facts)]
