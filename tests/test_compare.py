@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 import sys
 from dataclasses import replace
@@ -296,7 +297,7 @@ def test_the_rate_of_a_candidate_that_diverges_is_lowered(study, highest, best):
 @pytest.mark.parametrize("known, verdict, why, code", [
     ({"refused": "it sees the future"}, "refused", "it sees the future", 4),
     ({"crashed": "TypeError: mine"}, "crashed", "TypeError: mine", 1),
-    ({"identity": "base"}, "computes the same", "identical to base.", 10),
+    ({"identity": "base"}, "computes the same", "its first steps are those of base.", 10),
 ])  # fmt: skip
 def test_a_candidate_that_cannot_take_part_does_not_end_the_others(study, known, verdict, why, code):
     study.known["bad"] = known
@@ -371,6 +372,16 @@ def test_step_times_of_two_machines_do_not_compare(study):
     assert list(study.facts()["candidates"][0]["prices"]) == ["operations"]
 
 
+def test_step_times_of_another_day_do_not_compare(study):
+    """The machine may have been busier. The baseline's runs are there already; only the candidate's are new."""
+    study(BASE, "free: --dropout=0.2", "--rates=none", "--learning_rate=0.005")
+    for run in study.done:
+        os.utime(run.folder / "log.jsonl", (0, 0))
+    said = study(BASE, "slow: --dropout=0.1", "--rates=none", "--learning_rate=0.005")
+    assert list(study.facts()["candidates"][0]["prices"]) == ["operations"]
+    assert "not judged by time: it did not train alternately with base" in said
+
+
 def test_every_comparison_is_in_the_ledger(study):
     """Also the one that confirms another on seeds that are new."""
     for seed in (1, 101):
@@ -406,6 +417,8 @@ def test_the_device_makes_no_other_run(study):
     (["a:", "b:", "--seeds=1"], "all above 1"),
     (["a:", "b:", "--seeds=5,3"], "seeds = '5,3'"),
     (["a:", "b:", "--seeds="], "seeds = ''"),
+    (["a:", "b:", "--seeds=2.9"], "seeds = '2.9'"),
+    (["a:", "it's"], "it's: No closing quotation"),
     (["a: --residul=m1", "b:"], "did you mean residual"),
     (["a:", "b:", "--rates=0"], "rates = '0'"),
     (["a:", "b:", "--budget=20"], "budget"),

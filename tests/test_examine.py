@@ -76,6 +76,19 @@ def batch_statistics(model, logits, idx, targets):
     return logits - logits.mean(dim=1, keepdim=True) if model.training else logits
 
 
+def at_boundaries(model, logits, idx, targets):
+    """As blocks of 16 would whose first token belongs to the block before."""
+    return logits + later(idx, 1) * (torch.arange(idx.size(1)) % 16 == 15)[:, None]
+
+
+def in_large_batches(model, logits, idx, targets):
+    return logits + later(idx, 1) if len(idx) > 3 else logits
+
+
+def the_next_row(model, logits, idx, targets):
+    return logits + F.pad(one_hot(idx)[1:], (0, 0, 0, 0, 0, 1))
+
+
 LEAKS = {
     "the next token": (lambda m, logits, idx, y: logits + later(idx, 1), "sees the future in evaluation"),
     "beyond 128 tokens": (lambda m, logits, idx, y: logits + later(idx, 150), "sees the future in evaluation"),
@@ -84,6 +97,9 @@ LEAKS = {
     "a buffer": (through_a_buffer, "sees the future"),
     "in training": (batch_statistics, "sees the future in training"),
     "other rows": (lambda m, logits, idx, y: logits + one_hot(idx).cumsum(1).mean(0), "sees other sequences"),
+    "block boundaries": (at_boundaries, "position 15 change with tokens from 16 on"),
+    "large batches": (in_large_batches, "sees the future"),
+    "the next row": (the_next_row, "sees other sequences"),
     "small": (lambda m, logits, idx, y: logits + 1e-6 * later(idx, 1), "sees the future"),
 }  # fmt: skip
 
@@ -93,6 +109,13 @@ def test_a_leak_is_refused(name):
     change, named = LEAKS[name]
     with pytest.raises(Refused, match=named):
         examine.look_before(with_logits(change), config(), context_of())
+
+
+def test_a_leak_shows_in_a_single_window():
+    context = context_of()
+    context.x, context.y = context.x[:1], context.y[:1]
+    with pytest.raises(Refused, match="sees the future"):
+        examine.look_before(with_logits(LEAKS["the next token"][0]), config(), context)
 
 
 def only_in_bfloat16(model, logits, idx, targets):
@@ -153,7 +176,12 @@ def convolution_by_fft(model, logits, idx, targets):
     return torch.fft.irfft(wide, n=size, dim=1)[:, : idx.size(1)]
 
 
-@pytest.mark.parametrize("change", [layer_drop, noise_in_training, running_mean, convolution_by_fft])
+def later_switch(model, logits, idx, targets):
+    model.calls = getattr(model, "calls", 0) + model.training
+    return logits if model.calls < 10 else 2 * logits
+
+
+@pytest.mark.parametrize("change", [later_switch, layer_drop, noise_in_training, running_mean, convolution_by_fft])
 def test_an_honest_method_is_not_accused(change):
     examine.look_before(with_logits(change), config(), context_of())
 
@@ -218,6 +246,38 @@ def test_a_part_that_never_learns_is_refused(use, named):
 
 def test_a_part_that_is_left_out_at_random_learns():
     examine.look_before(with_gate(lambda gate: 0 * gate.sum() if torch.rand(()) > 0.6 else 0.0), config(), context_of())
+
+
+class Unusual(GPT):
+    """It has a frozen mask, a frozen number, a parameter that must stay below 1, and three outputs."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.mask = torch.nn.Parameter(torch.ones(T, T).tril(), requires_grad=False)
+        self.number = torch.nn.Parameter(torch.tensor(3), requires_grad=False)
+        self.decay = torch.nn.Parameter(torch.full((1000,), 0.95))
+
+    def forward(self, idx, targets=None):
+        logits = super().forward(idx)[0] + self.mask @ one_hot(idx) / T + (1 - self.decay**2).sqrt().mean()
+        loss = None if targets is None else F.cross_entropy(logits.mT, targets, ignore_index=-1)
+        return logits, loss, self.number
+
+
+def test_an_unusual_model_passes():
+    examine.look_before(Unusual, config(), context_of())
+
+
+class WorksInTraining(GPT):
+    """A head for the token after the next, as it is used in training only."""
+
+    def forward(self, idx, targets=None):
+        logits, loss = super().forward(idx, targets)
+        return logits, loss + 0 * self.head(self.features(idx)).sum() if self.training and targets is not None else loss
+
+
+def test_operations_of_training_are_counted():
+    honest, more = (examine.look_before(kind, config(), context_of()) for kind in (GPT, WorksInTraining))
+    assert more["flops_per_token"] == 2 * honest["flops_per_token"]
 
 
 class ClaimsLess(GPT):

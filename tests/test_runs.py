@@ -129,6 +129,9 @@ def test_code_is_that_of_a_commit_a_folder_a_diff_or_the_work_tree(checkout, tmp
     assert frozen.freeze(["@HEAD", str(one), str(two)], tmp_path) == both != commit
     assert "max_iters = 8 " in (both / "train.py").read_text() and "seed = 7 " in (both / "train.py").read_text()
     assert frozen.differing_files(both, commit) == ["train.py"]
+    table = tmp_path / "table.diff"
+    table.write_text("--- /dev/null\n+++ b/table.txt\n@@ -0,0 +1 @@\n+1.0\n")
+    assert frozen.freeze([str(table)], tmp_path) != commit
     (checkout / "model.py").write_text("edited")  # meanwhile
     assert (commit / "model.py").read_text() != "edited"
     assert frozen.freeze([], tmp_path) != commit == frozen.freeze(["@HEAD"], tmp_path)
@@ -136,6 +139,7 @@ def test_code_is_that_of_a_commit_a_folder_a_diff_or_the_work_tree(checkout, tmp
 
 @pytest.mark.parametrize("code, named", [
     (["@nonsense"], "@nonsense: unknown to git"),
+    (["@--list"], "@--list: has no train.py"),
     (["missing.diff"], "missing.diff: no such file"),
     (["@HEAD", "@HEAD~1"], "a variant takes one source"),
     (["twice.diff", "twice.diff"], "twice.diff does not apply"),
@@ -166,6 +170,7 @@ SMALL = ["--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=150", "--batc
 SMALL += ["--warmup_iters=1", "--eval_tokens=400"]
 MODEL = "class GPT(nn.Module):", "class GPT(nn.Module):  # mine"
 DECAY = "1 + math.cos(math.pi * ratio)", "1 + math.cos(3 * ratio)"
+START = "        self.init_weights()\n"
 BEYOND = """
 
 def cut(self, idx, targets=None, forward=GPT.forward):
@@ -187,6 +192,8 @@ def test_a_fingerprint_is_that_of_what_is_computed(checkout, tmp_path, forked):
 
     nothing = mark("nothing")
     assert mark("comment", str(diff_of(checkout, "comment", ("model.py", *MODEL)))) == nothing
+    scalar = START + "        self.scalar = nn.Parameter(torch.tensor(1.0))\n"
+    assert mark("scalar", str(diff_of(checkout, "scalar", ("model.py", START, scalar)))) != nothing
     assert mark("decay", str(diff_of(checkout, "decay", ("train.py", *DECAY)))) != nothing
     with open(checkout / "model.py", "a") as file:
         file.write(BEYOND)

@@ -130,6 +130,8 @@ def test_an_uncertain_cost_widens_the_interval_of_a_verdict():
     """Of step times that vary by 0.1 between sessions, along the slope of the baseline's loss."""
     rungs = {1.0: tight(2.0), 1.5: tight(1.8)}
     assert judge(tight(1.78), rungs, 1.5).verdict == stats.PAYS
+    assert judge(tight(1.82), rungs, 1.5).verdict == stats.FAILS
+    assert judge(tight(1.82), rungs, 1.5, spread=0.1).verdict == stats.UNDECIDED
     wide = judge(tight(1.78), rungs, 1.5, spread=0.1)
     assert wide.verdict == stats.UNDECIDED and wide.gain.error == pytest.approx(0.2 / math.log(1.5) * 0.1, rel=0.01)
 

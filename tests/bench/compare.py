@@ -91,6 +91,7 @@ def save_windows(data, settings, folder):
 
 
 def main(argv):
+    quiet_pipe()
     began, again = time.time(), shlex.join(["python", sys.argv[0], *argv])
     options, words, common = read_arguments(argv)
     if options["first_seed"] < 1:
@@ -102,7 +103,6 @@ def main(argv):
     out, number = Path(options["out"]).expanduser(), runs_at_a_time(options["workers"], device)
     comparison = make_comparison(options, words, common, device)
     if options["plan"]:
-        quiet_pipe()
         return print_plan(comparison, variables_of_runs(number, device), options["device"])
     workers = Workers(number, device)
     try:

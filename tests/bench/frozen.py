@@ -62,8 +62,10 @@ def copy_commit(commit, scratch, target):
     if done.returncode:
         said = " ".join(done.stderr.decode(errors="replace").split())
         raise UserError(f"@{commit}: unknown to git: {said}")
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+    with suppress(tarfile.ReadError), tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(scratch, filter="data")
+    if not (scratch / "train.py").exists():
+        raise UserError(f"@{commit}: has no train.py")
     copy_product(scratch, target)
 
 
@@ -79,8 +81,9 @@ def apply(diff, copy):
 
 
 def files_of(code):
-    """Return the content of each Python file in a frozen code."""
-    return {path.relative_to(code).as_posix(): path.read_bytes() for path in sorted(code.rglob("*.py"))}
+    """Return the content of each file in a frozen code."""
+    paths = [path for path in sorted(code.rglob("*")) if path.suffix != ".pyc" and not path.is_symlink()]
+    return {path.relative_to(code).as_posix(): path.read_bytes() for path in paths if path.is_file()}
 
 
 @file_errors()

@@ -16,7 +16,7 @@ import torch
 from config.runtime.devices import pick_compile, pick_dtype
 from config.runtime.errors import UserError, file_errors
 from config.runtime.files import sha256
-from runs import EXAMINE, NO_MATTER, read_log
+from runs import EXAMINE, WITH_PARENT, read_log
 
 KNOWN = "fingerprints.jsonl"  # in the folder of the runs
 FACTS = ("parameters", "flops_per_token", "identity", "refused", "crashed")
@@ -33,20 +33,21 @@ def identify(variants, folder, windows, device):
     machine or PyTorch, which may round differently, any change of code changes it.
     """
     rows = read_json_lines(folder / KNOWN)
-    new = [one for one in variants if not find(rows, key=key_of(one), code=one.home.name)]
+    questions = {variant: question_of(variant, device) for variant in variants}
+    new = [one for one in variants if not find(rows, key=key_of(questions[one]), code=one.home.name)]
     if new:
         print(f"examining {', '.join(variant.name for variant in new)}", file=sys.stderr, flush=True)
     with ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
-        for facts in pool.map(lambda variant: look(variant, windows, device), new):
+        for facts in pool.map(lambda variant: look(variant, windows, questions[variant]), new):
             rows.append(facts)
             if not facts["crashed"]:
                 remember(folder, facts)
-    return [with_facts(variant, rows) for variant in variants]
+    return [with_facts(variant, rows, key_of(questions[variant])) for variant in variants]
 
 
-def with_facts(variant, rows):
+def with_facts(variant, rows, key):
     """Return a variant with what is known of it. Its runs go from the first code that computes the same."""
-    row = find(rows, key=key_of(variant), code=variant.home.name)
+    row = find(rows, key=key, code=variant.home.name)
     first = variant.home.with_name(find(rows, key=row["key"], identity=row["identity"])["code"])
     facts = {name: row[name] for name in FACTS}
     return replace(variant, home=first if first.exists() else variant.home, **facts)
@@ -56,9 +57,16 @@ def find(rows, **facts):
     return next((row for row in rows if facts.items() <= row.items()), None)
 
 
-def key_of(variant):
-    settings = {name: value for name, value in variant.settings.items() if name not in NO_MATTER}
-    return sha256(json.dumps(settings, sort_keys=True).encode())[:16]
+def question_of(variant, device):
+    """Return what examine.py is asked about: the settings, with what train.py will choose for "auto"."""
+    dtype = str(pick_dtype(variant.settings["dtype"], device)).removeprefix("torch.")
+    compile = pick_compile(variant.settings["compile"], device)
+    return variant.settings | {"device": device.type, "dtype": dtype, "compile": compile}
+
+
+def key_of(question):
+    """Return the key of an answer, which another examine.py may give in another way."""
+    return sha256(json.dumps(question, sort_keys=True).encode() + EXAMINE.read_bytes())[:16]
 
 
 @file_errors()
@@ -77,17 +85,15 @@ def remember(folder, row):
         file.write(b"\n" + json.dumps(row).encode() + b"\n")  # the last line may be torn
 
 
-def look(variant, windows, device):
+def look(variant, windows, question):
     """Return the facts about a variant, also if its code fails."""
     code, nothing = variant.home.name, {"parameters": 0, "flops_per_token": 0.0, "refused": "", "crashed": ""}
-    facts = {"key": key_of(variant), "code": code, "identity": code, **nothing}
+    facts = {"key": key_of(question), "code": code, "identity": code, **nothing}
     with tempfile.TemporaryDirectory(prefix="examine-") as folder:
-        dtype = str(pick_dtype(variant.settings["dtype"], device)).removeprefix("torch.")
-        choices = {"device": device.type, "dtype": dtype, "compile": pick_compile(variant.settings["compile"], device)}
-        question, answer = Path(folder) / "settings.json", Path(folder) / "answer.json"
-        question.write_text(json.dumps(variant.settings | choices))
+        asked, answer = Path(folder) / "settings.json", Path(folder) / "answer.json"
+        asked.write_text(json.dumps(question))
         try:
-            ask(variant, [EXAMINE, variant.home, windows, answer, question])
+            ask(variant, [EXAMINE, variant.home, windows, answer, asked])
             facts |= json.loads(answer.read_text())
             if not facts["refused"]:
                 facts["identity"] = fingerprint(variant, Path(folder) / "run")[:8]
@@ -114,7 +120,7 @@ def fingerprint(variant, folder) -> str:
     checkpoint = folder / "ckpt.pt"
     if checkpoint.exists():  # none if it has diverged
         weights = torch.load(checkpoint, weights_only=True)["model"].values()
-        content += b"".join(weight.contiguous().view(torch.uint8).numpy().tobytes() for weight in weights)
+        content += b"".join(weight.reshape(-1).view(torch.uint8).numpy().tobytes() for weight in weights)
     return sha256(content)
 
 
@@ -122,9 +128,12 @@ def ask(variant, words, run=None):
     """Run a program of the variant's code. Raise UserError for a mistake in settings, CodeError for a slip in code."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    options = {"env": environment, "stdin": subprocess.DEVNULL, "preexec_fn": WITH_PARENT}
+    done = subprocess.run(command, capture_output=True, text=True, **options)
     lines = done.stderr.strip().splitlines() or ["it ended without any output"]
     diverged = run and any(line["event"] == "diverged" for line in read_log(run))
+    if done.returncode < 0:
+        raise UserError(f"{variant.name}: ended by signal {-done.returncode} while examined: rerun the command")
     if done.returncode == 2 and not diverged:
         raise UserError(f"{variant.name}: {lines[-1]}")
     if done.returncode and not diverged:

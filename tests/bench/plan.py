@@ -93,7 +93,7 @@ class Comparison:
             elif first.setdefault(variant.identity, variant) is not variant:
                 same = first[variant.identity]
                 cure = f"; after a commit, use --against={same.name}~1" if same.code == f"@{same.name}" else ""
-                self.leave_out(variant, SAME, f"identical to {same.name}{cure}")
+                self.leave_out(variant, SAME, f"its first steps are those of {same.name}{cure}")
 
     def leave_out(self, variant, verdict, why):
         """Note why a variant cannot take part. The others go on, unless it is the baseline."""
@@ -163,10 +163,12 @@ class Comparison:
     def times(self, candidate):
         """Return the ratio of a candidate's training time to the baseline's, and its relative uncertainty, or None.
 
-        Both are of the first look's runs, which alternate. They must be of one machine.
+        Both are of the first look's runs. These must be of one machine, and have alternated: another day it is busier.
         """
         pairs = [[self.result(self.run(one, seed)) for one in (candidate, self.baseline)] for seed in self.seeds(0)]
-        if len({result["machine"] for pair in pairs for result in pair}) > 1:
+        periods = [[result["period"] for result in group] for group in zip(*pairs)]
+        together = max(min(group)[0] for group in periods) < min(max(group)[1] for group in periods)
+        if not together or len({result["machine"] for pair in pairs for result in pair}) > 1:
             return None
         ratios = [ours["train_seconds"] / theirs["train_seconds"] for ours, theirs in pairs]
         middle = statistics.median(ratios)
@@ -320,8 +322,9 @@ def numbers(options, name):
 
 def read_looks(options):
     """Return the numbers of seeds after which a verdict is tried."""
-    looks = [int(number) for number in numbers(options, "seeds")]
-    if looks != sorted(looks) or len(looks) not in ERROR_OF_A_LOOK or not 2 <= looks[0] <= looks[-1] < 1000:
+    given = numbers(options, "seeds")
+    looks = sorted(map(int, given))
+    if looks != given or len(looks) not in ERROR_OF_A_LOOK or not 2 <= looks[0] <= looks[-1] < 1000:
         needed = "one number, or up to five ascending ones, such as 3,5,8; all above 1"
         raise UserError(f"seeds = {options['seeds']!r} is invalid: it must be {needed}")
     return looks

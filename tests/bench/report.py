@@ -104,6 +104,8 @@ class Report:
             yield f"{name}, at {one['cost']:.2f} times the {price}: {one['verdict']}: {meaning}."
         if facts["times"] and "time" not in facts["prices"] and self.comparison.options["cost"] == "both":
             yield f"{name}: not judged by time: the difference from operations may be chance."
+        if facts["prices"] and not facts["times"]:
+            yield f"{name}: not judged by time: it did not train alternately with {base}, on one machine."
 
     def what_next(self, facts):
         """Return what it would take to decide about a candidate."""

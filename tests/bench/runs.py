@@ -88,6 +88,8 @@ def result_of(run, tokens) -> dict | None:
     result = {"loss": None, "logged": None, "refused": ""}
     result |= {"machine": lines[0].get("machine"), "notes": lines[0].get("notes", [])}
     result["train_seconds"] = run.variant.tokens_per_step * run.steps / speed
+    ended = (run.folder / "log.jsonl").stat().st_mtime
+    result["period"] = ended - result["train_seconds"], ended
     if diverged:
         return result
     found = json.loads(measured.read_text())
@@ -165,7 +167,7 @@ class Job:
             stderr=self.output,
             env=self.environment,
             start_new_session=True,  # a terminal's Ctrl-C comes to this process, which passes it on once
-            preexec_fn=end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=WITH_PARENT,
         )
 
     def has_ended(self):
@@ -193,6 +195,9 @@ class Job:
 def end_with_parent():
     """Let the kernel end a process, which then saves and leaves, when the comparison has been killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+WITH_PARENT = end_with_parent if sys.platform == "linux" else None
 
 
 class Workers:

@@ -100,17 +100,17 @@ def judge(runs, baseline_at, cost, level, paired, spread=0.0):
     must beat the lowest mean loss that the baseline reaches at its cost or below. So the rungs are climbed from below,
     and the first one that is significantly better decides. `spread` is the relative uncertainty of the cost itself.
     """
-    rungs = {}
+    rungs, gains, off = {}, {}, 0.0
     for rung in needed_rungs(cost):
         rungs[rung] = baseline_at(rung)
+        if rung == cost != 1:  # what a cost that is a little off changes, along the baseline's slope
+            off = spread * (mean(baseline_at(1.0)) - mean(rungs[cost])) / math.log(cost)
         gain = gain_of(runs, rungs[rung], paired and rung == 1)
+        gains[rung] = gain = gain._replace(error=math.hypot(gain.error, off))
         if gain.value + gain.half(level) < 0:
             return Judgement(FAILS, gain, rung, rungs)
     lowest = min(rungs, key=lambda rung: mean(rungs[rung]))
-    gain = gain_of(runs, rungs[lowest], paired and lowest == 1)
-    if spread and cost != 1:  # what a cost that is a little off changes, along the baseline's slope
-        slope = (mean(baseline_at(1.0)) - mean(rungs[cost])) / math.log(cost)
-        gain = gain._replace(error=math.hypot(gain.error, slope * spread))
+    gain = gains[lowest]
     half, rise = gain.half(level), gain_of(rungs[lowest], rungs[cost], False)
     if rise.value > rise.half(0.9):  # a one-sided test (p < 0.05)
         verdict = NO_LONGER

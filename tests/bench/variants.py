@@ -80,7 +80,10 @@ def read_words(words, common):
 def split_name(words):
     """Return the name of an argument, which may be given as "NAME: ...", the words for its code, and the others."""
     name, colon, rest = f"{words} ".partition(": ")
-    arguments = shlex.split(rest if colon else words)
+    try:
+        arguments = shlex.split(rest if colon else words)
+    except ValueError as error:  # a quotation that does not end
+        raise UserError(f"{words}: {error}") from None
     if not colon:
         short = [word.lstrip("-") if word.startswith(("-", "@")) else Path(word).stem for word in arguments]
         name = ", ".join(short) or "defaults"
