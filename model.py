@@ -476,10 +476,10 @@ class GPT(nn.Module):
 
     def param_groups(self, weight_decay):
         """Return three groups: the blocks' matrices, for Muon; embedding and head; and, undecayed, everything else."""
-        matrices = [part.weight for part in self.blocks.modules() if isinstance(part, nn.Linear)]
+        linear = {part.weight for part in self.blocks.modules() if isinstance(part, nn.Linear)}
         weights = {part.weight for part in self.modules() if isinstance(part, (nn.Linear, nn.Embedding))}
-        others = weights.difference(matrices)  # embedding and head, once where they are tied
-        tables = [p for p in self.parameters() if p in others]
+        matrices = [p for p in self.parameters() if p in linear]  # a shared one once, as everywhere here
+        tables = [p for p in self.parameters() if p in weights and p not in linear]
         vectors = [p for p in self.parameters() if p not in weights]
         decays = ((matrices, weight_decay), (tables, weight_decay), (vectors, 0.0))
         return [{"params": params, "weight_decay": decay} for params, decay in decays]

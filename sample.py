@@ -76,7 +76,8 @@ if maps:
     print(f"{maps}: attention weights of {saved['path']}, one row per layer, one column per head")
     raise SystemExit(0)
 
-val_loss = f"validation loss {saved['val_loss']:.4f}" if math.isfinite(saved["val_loss"]) else "not evaluated yet"
+last = "validation loss" if checkpoint == "best" else "latest validation loss"  # of an earlier step, perhaps
+val_loss = f"{last} {saved['val_loss']:.4f}" if math.isfinite(saved["val_loss"]) else "not evaluated yet"
 print(f"{saved['path']}: step {saved['iter_num']}, {val_loss}, {saved['data'].get('source')}")
 idx = torch.tensor([tokens], device=device)
 generator = torch.Generator(device).manual_seed(seed)

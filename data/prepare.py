@@ -46,7 +46,7 @@ def ensure_prepared(name) -> Path:
         raise UserError(f"dataset = {name!r} is invalid: it must be one of {others}")
     folder = DATA / name
     script, text = folder / "prepare.py", folder / "input.txt"
-    if not script.exists():  # prepared by data/text/prepare.py
+    if not script.exists() or name == "text" and (folder / "meta.json").exists():  # prepared by data/text/prepare.py
         return folder
     with open(script, "rb") as file:
         file_lock(file, wait=True)  # of runs that start together one prepares, and the others wait for it
@@ -69,7 +69,8 @@ def text_files(path):
     if not Path(path).is_dir():
         return [Path(path)]
     below = glob(f"{escape(str(path))}/**/*", recursive=True)  # also in linked folders
-    files = sorted({Path(name).resolve() for name in below if name.lower().endswith((".txt", ".md", ".jsonl"))})
+    texts = (Path(name).resolve() for name in below if name.lower().endswith((".txt", ".md", ".jsonl")))
+    files = sorted({file for file in texts if file.is_file()})
     if not files:
         raise UserError(f"{path}: no .txt, .md or .jsonl files below this folder")
     return files
@@ -85,7 +86,7 @@ def read_documents(path, field="text"):
         if line.strip():
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise UserError(f"{path}: line {number} is not JSON") from None
             row = row if isinstance(row, dict) else {}
             check_field(f"{path}: line {number}", field, row)

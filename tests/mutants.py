@@ -169,6 +169,7 @@ MUTANTS = {
     ],
     "config/runtime/distributed.py": [
         ("reduce_dtype=model.embed.weight.dtype", "reduce_dtype=dtype", "test_parallel.py -k gradients"),
+        ("full_state_dict=True, strict=False)", "full_state_dict=True)", "test_resume.py -k without_a_gradient"),
         ("    scaler.load_state_dict(", "    dict(", "test_resume.py -k float16"),
         (" or rank() >= int(size)", "", "test_bad_input.py -k torchrun"),
     ],

@@ -110,6 +110,7 @@ def test_documents_begin_with_their_token_or_after_a_lines_end(tmp_path, field):
     ("a.jsonl", b'{"text": "good"}\n{"text": 3}', "a.jsonl: line 2: no text in field 'text'; --field may be: none"),
     ("a.jsonl", b'{"title": "good"}\n', "line 1: no text in field 'text'; --field may be: title"),
     ("a.jsonl", b'{"text": "good"}\n\n{"text": "cut', "line 3 is not JSON"),
+    ("a.jsonl", b"[" * 10**5, "line 1 is not JSON"),
     ("a.jsonl", b"\xff\xfe\n", "a.jsonl: not UTF-8 text at byte 0"),
     ("a.txt", b"good text and then " + b"more of it " * 20 + b"\xff bad", "a.txt: not UTF-8 text at byte 239"),
 ], ids=count())  # fmt: skip
@@ -216,6 +217,7 @@ def test_linked_folders_are_read_also_if_links_lead_in_a_circle(tmp_path):
     for folder in ("here", "elsewhere"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"{folder}.txt").write_text(folder)
+    (tmp_path / "here" / "folder.txt").mkdir()
     (tmp_path / "here" / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "here")
     here = tmp_path / "here"

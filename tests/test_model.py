@@ -438,6 +438,15 @@ def test_nanogpt_calls():
     GPTConfig()  # every field has a default there
 
 
+def test_a_shared_matrix_is_updated_once():
+    """As an edit may have it: queries and keys of one matrix, and the head that of the embedding."""
+    model = GPT(GPTConfig(16, 50, 2, 2, n_embd=32, tie_weights=True))
+    for block in model.blocks:
+        block.attn.k_proj.weight = block.attn.q_proj.weight
+    updated = [p for group in model.param_groups(0.1) for p in group["params"]]
+    assert len(updated) == len(set(updated)) and set(updated) == set(model.parameters())
+
+
 @pytest.mark.parametrize(
     "field, value",
     [

@@ -139,6 +139,14 @@ def test_text_script_takes_files_and_folders(repo):
     assert text == f"sub/a.txt: {TEXT}\nb.md: {TEXT}\nsub/a.txt: {TEXT}"
 
 
+def test_one_of_several_texts_may_be_named_input(repo, capsys):
+    """In data/text, whose prepare.py needs to be told what to read."""
+    for name in ("data/text/input.txt", "other.txt"):
+        Path(name).write_text(TEXT, encoding="utf-8")
+    repo("data/text/prepare.py data/text/input.txt other.txt")
+    assert ensure_prepared("text") == repo.folder / "data" / "text"
+
+
 @pytest.mark.parametrize("command, named", [
     ("text", "give the files or folders to prepare"),
     ("text good.txt missing.txt", "missing.txt: No such file"),

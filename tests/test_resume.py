@@ -112,6 +112,22 @@ def test_resumes_exactly_after_any_step_and_with_other_intervals(run, optimizer)
         assert all(line in losses(WHOLE) for line in losses(RESUMED))
 
 
+def test_a_parameter_without_a_gradient_does_not_prevent_it(run, monkeypatch):
+    """AdamW keeps nothing of it."""
+    make = model.GPT.__init__
+
+    def make_with_one_more(self, config):
+        make(self, config)
+        self.unused = torch.nn.Parameter(torch.zeros(1))
+
+    monkeypatch.setattr(model.GPT, "__init__", make_with_one_more)
+    run(f"{RUN} --out_dir={WHOLE}")
+    kill_after(3)
+    run(RESUME)
+    whole, resumed = (load(folder / "ckpt.pt")["model"] for folder in (WHOLE, RESUMED))
+    assert all(torch.equal(resumed[name], weight) for name, weight in whole.items())
+
+
 def test_scale_of_float16_is_resumed(run, monkeypatch):
     # so high that gradients overflow at first, whereupon the step is skipped and the scale halved
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**40))
@@ -146,6 +162,9 @@ def test_a_finished_run_says_how_to_go_on(run):
     run(command)
     run(f"{settings} --max_iters=12 --out_dir={WHOLE}")
     assert_same_run()
+    program = run.folder / "train.py"  # also with another default
+    program.write_text(program.read_text().replace('init_from = "scratch"', 'init_from = "auto"'))
+    assert "nothing left to do" in run(f"{settings} --max_iters=12 --out_dir={RESUMED}")
 
 
 # -- the same run --------------------------------------------------------------------------------------------
@@ -420,6 +439,11 @@ def test_a_run_that_could_not_be_saved_ends_in_an_error(run, monkeypatch, capsys
     assert "step 6 could not be saved (No space left on device)" in error and "saved: out/resumed, step 3" in error
     run(error.partition("then python ")[2].partition(";")[0])  # what it says to do
     assert_same_run()
+    with monkeypatch.context() as until_here:  # in a run that is made longer
+        full_disk(until_here, lambda step: step > 6)
+        error = error_of(run, f"train.py --init_from=resume --out_dir={RESUMED} --max_iters=8", capsys)
+    run(error.partition("then python ")[2].partition(";")[0])
+    assert load(RESUMED / "ckpt.pt")["iter_num"] == 8
 
 
 class FullDisk(io.FileIO):

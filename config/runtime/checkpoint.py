@@ -115,7 +115,7 @@ def begin_from_llama(settings, data) -> GPT:
 
 
 def begin_from_run(settings, given, data):
-    """Return a model with the weights of another run (run:FOLDER), and a line that names those that are new.
+    """Return a model with the weights of another run (run:FOLDER), and a line for what is not as it was there.
 
     Inherited settings go into `settings`. A weight is kept if both models have it, in the same shape and meaning.
     """
@@ -135,7 +135,11 @@ def begin_from_run(settings, given, data):
         else:
             kept[name] = found
     model.load_state_dict(kept, strict=False)
-    return model, [f"new weights, not from {settings['init_from']}: {', '.join(sorted(new))}"] if new else []
+    notes = [f"new weights, not from {settings['init_from']}: {', '.join(sorted(new))}"] if new else []
+    for name in ("block_size", "dropout"):
+        if name not in given and settings[name] != getattr(old, name):
+            notes.append(f"{name} = {settings[name]}, not {getattr(old, name)} as in {settings['init_from']}")
+    return model, notes
 
 
 def check_tokens(data, state, owner, tokenizer):
@@ -148,9 +152,9 @@ def check_tokens(data, state, owner, tokenizer):
 def begin(log, defaults, given, world_size):
     """Return the settings of a run and, if it resumes, the checkpoint to resume from, else None."""
     settings = defaults | given
-    checkpoint = None
-    resuming = settings["init_from"] == "resume"
-    if settings["init_from"] == "auto":
+    checkpoint, asked = None, settings["init_from"]
+    resuming = asked == "resume"
+    if asked == "auto":
         resuming = find_checkpoint(log.folder).exists()
         settings["init_from"] = "scratch"
     if resuming:
@@ -161,7 +165,7 @@ def begin(log, defaults, given, world_size):
         check_folder(log, settings)
     elif checkpoint["iter_num"] >= settings["max_iters"] and not settings["eval_only"]:
         reached = f"{checkpoint['path']} is at step {checkpoint['iter_num']}"
-        if given["init_from"] == "auto":
+        if asked == "auto":
             print0(f"{reached} of the run's {settings['max_iters']}: nothing left to do")
             raise SystemExit(0)
         raise UserError(f"max_iters = {settings['max_iters']}, but {reached}: raise it to continue")

@@ -80,7 +80,7 @@ def training_state(model, optimizers, scaler) -> dict:
 
 def restore_optimizers(state, model, optimizers, scaler):
     if state["optimizer"]:
-        options = StateDictOptions(full_state_dict=True)
+        options = StateDictOptions(full_state_dict=True, strict=False)  # a parameter without a gradient has no state
         set_optimizer_state_dict(model, optimizers, state["optimizer"], options=options)
     scaler.load_state_dict(state["scaler"])
 
