@@ -214,7 +214,7 @@ MUTANTS = {
         ("if not model.training and not steady.all():", "if False:", EXAMINE),
         (", y.where(position < starts - 1, y.flip(0, 1))", ", y", EXAMINE),
         ("range(t, min(t + rows, T))", "[t]", EXAMINE),
-        (" {rows - 1: 0},", "", EXAMINE),
+        (", {rows - 1: 0}]", "]", EXAMINE),
         ("max(2, context.batch_size)", "2", EXAMINE),
         ("model.train()(x, y)", "model(x)", EXAMINE),
         ("            if p.requires_grad:\n", "            if True:\n", EXAMINE),

@@ -147,7 +147,9 @@ def look_ahead(model, eager, context, when):
     steady = (call(model, context, x, y) == logits).all(dim=-1)
     if not model.training and not steady.all():
         raise Refused("repeated evaluations differ: it is random or keeps state, so its loss cannot be compared")
-    for places in ({0: 0}, {rows - 1: 0}, *(dict(enumerate(range(t, min(t + rows, T)))) for t in range(1, T, rows))):
+    tries = [{0: 0}, {rows - 1: 0}]  # {row: the place from which on it changes}
+    tries += [dict(enumerate(range(t, min(t + rows, T)))) for t in range(1, T, rows)]
+    for places in tries:
         starts = torch.tensor([places.get(row, T + 1) for row in range(rows)], device=x.device)[:, None]
         changed = x.where(position < starts, x.flip(0, 1)), y.where(position < starts - 1, y.flip(0, 1))
         difference = (call(model, context, *changed) - logits).abs().amax(dim=-1)
