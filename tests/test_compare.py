@@ -379,7 +379,7 @@ def test_step_times_of_another_day_do_not_compare(study):
         os.utime(run.folder / "log.jsonl", (0, 0))
     said = study(BASE, "slow: --dropout=0.1", "--rates=none", "--learning_rate=0.005")
     assert list(study.facts()["candidates"][0]["prices"]) == ["operations"]
-    assert "not judged by time: it did not train alternately with base" in said
+    assert "slow, base: not judged by time: they did not train alternately" in said
 
 
 def test_every_comparison_is_in_the_ledger(study):

@@ -102,10 +102,9 @@ class Report:
             loss = signed(one | {"gain": -one["gain"]})
             meaning = MEANS[one["verdict"]].format(name=name, base=base, gain=signed(one), loss=loss)
             yield f"{name}, at {one['cost']:.2f} times the {price}: {one['verdict']}: {meaning}."
-        if facts["times"] and "time" not in facts["prices"] and self.comparison.options["cost"] == "both":
-            yield f"{name}: not judged by time: the difference from operations may be chance."
-        if facts["prices"] and not facts["times"]:
-            yield f"{name}: not judged by time: it did not train alternately with {base}, on one machine."
+        if facts["prices"] and "time" not in facts["prices"] and self.comparison.options["cost"] == "both":
+            chance, apart = "the difference from operations may be chance", "they did not train alternately"
+            yield f"{name}, {base}: not judged by time: {chance if facts['times'] else apart}."
 
     def what_next(self, facts):
         """Return what it would take to decide about a candidate."""
