@@ -158,6 +158,10 @@ def layer_drop(model, logits, idx, targets):
     return logits if not model.training or torch.rand(()) < 0.5 else logits * 0.9
 
 
+def layer_drop_by_python(model, logits, idx, targets):
+    return logits if not model.training or random.random() < 0.5 else logits * 0.9
+
+
 def noise_in_training(model, logits, idx, targets):
     return logits + torch.randn_like(logits) * random.random() if model.training else logits
 
@@ -181,8 +185,12 @@ def later_switch(model, logits, idx, targets):
     return logits if model.calls < 10 else 2 * logits
 
 
-@pytest.mark.parametrize("change", [later_switch, layer_drop, noise_in_training, running_mean, convolution_by_fft])
+HONEST = [later_switch, layer_drop, layer_drop_by_python, noise_in_training, running_mean, convolution_by_fft]
+
+
+@pytest.mark.parametrize("change", HONEST)
 def test_an_honest_method_is_not_accused(change):
+    random.seed(0)
     examine.look_before(with_logits(change), config(), context_of())
 
 
