@@ -327,8 +327,8 @@ while iter_num < max_iters and not stopped_by:
 # -----------------------------------------------------------------------------
 
 if saved_iter < iter_num:
-    cure = f"fix that, then {f'{resume_command} --max_iters={max_iters}' if saved_iter else 'start over'}"
-    give_up(f"step {iter_num} could not be saved ({log.problem}): {cure}")
+    again = f"{resume_command} --max_iters={max_iters}" if saved_iter else "start over"
+    give_up(f"step {iter_num} could not be saved ({log.problem}): fix that, then {again}")
 if iter_num < max_iters:
     print0(f"stopped after step {iter_num:,}, saved in {latest}; to resume: {resume_command}")
     distributed.exit_together(128 + stopped_by)

@@ -268,7 +268,7 @@ MUTANTS = {
         ("key=lambda rung: mean(rungs[rung]))\n    gain", "key=lambda rung: -rung)\n    gain", VERDICTS),
         ("if rise.value > rise.half(0.9):", "if False:", VERDICTS),
         ("freedom, of_seeds / variance) < 0.02", "freedom, of_seeds / variance) < 2", VERDICTS),
-        ("math.hypot(gain.error, off)", "gain.error", VERDICTS),
+        ("math.hypot(gain.error, of_cost)", "gain.error", VERDICTS),
         ("math.ceil(math.log2(cost))", "math.floor(math.log2(cost))", VERDICTS),
         ("(1 + level) / 2", "level", VERDICTS),
     ],

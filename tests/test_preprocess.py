@@ -139,7 +139,7 @@ def test_text_script_takes_files_and_folders(repo):
     assert text == f"sub/a.txt: {TEXT}\nb.md: {TEXT}\nsub/a.txt: {TEXT}"
 
 
-def test_one_of_several_texts_may_be_named_input(repo, capsys):
+def test_one_of_several_texts_may_be_named_input(repo):
     """In data/text, whose prepare.py needs to be told what to read."""
     for name in ("data/text/input.txt", "other.txt"):
         Path(name).write_text(TEXT, encoding="utf-8")

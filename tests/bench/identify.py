@@ -34,15 +34,16 @@ def identify(variants, folder, windows, device):
     """
     rows = read_json_lines(folder / KNOWN)
     questions = {variant: question_of(variant, device) for variant in variants}
-    new = [one for one in variants if not find(rows, key=key_of(questions[one]), code=one.home.name)]
+    keys = {variant: key_of(question) for variant, question in questions.items()}
+    new = [one for one in variants if not find(rows, key=keys[one], code=one.home.name)]
     if new:
         print(f"examining {', '.join(variant.name for variant in new)}", file=sys.stderr, flush=True)
     with ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
-        for facts in pool.map(lambda variant: look(variant, windows, questions[variant]), new):
+        for facts in pool.map(lambda one: look(one, windows, questions[one], keys[one]), new):
             rows.append(facts)
             if not facts["crashed"]:
                 remember(folder, facts)
-    return [with_facts(variant, rows, key_of(questions[variant])) for variant in variants]
+    return [with_facts(variant, rows, keys[variant]) for variant in variants]
 
 
 def with_facts(variant, rows, key):
@@ -85,10 +86,10 @@ def remember(folder, row):
         file.write(b"\n" + json.dumps(row).encode() + b"\n")  # the last line may be torn
 
 
-def look(variant, windows, question):
+def look(variant, windows, question, key):
     """Return the facts about a variant, also if its code fails."""
     code, nothing = variant.home.name, {"parameters": 0, "flops_per_token": 0.0, "refused": "", "crashed": ""}
-    facts = {"key": key_of(question), "code": code, "identity": code, **nothing}
+    facts = {"key": key, "code": code, "identity": code, **nothing}
     with tempfile.TemporaryDirectory(prefix="examine-") as folder:
         asked, answer = Path(folder) / "settings.json", Path(folder) / "answer.json"
         asked.write_text(json.dumps(question))

@@ -100,13 +100,13 @@ def judge(runs, baseline_at, cost, level, paired, spread=0.0):
     must beat the lowest mean loss that the baseline reaches at its cost or below. So the rungs are climbed from below,
     and the first one that is significantly better decides. `spread` is the relative uncertainty of the cost itself.
     """
-    rungs, gains, off = {}, {}, 0.0
+    rungs, gains, of_cost = {}, {}, 0.0
     for rung in needed_rungs(cost):
         rungs[rung] = baseline_at(rung)
         if rung == cost != 1:  # what a cost that is a little off changes, along the baseline's slope
-            off = spread * (mean(baseline_at(1.0)) - mean(rungs[cost])) / math.log(cost)
+            of_cost = spread * (mean(baseline_at(1.0)) - mean(rungs[cost])) / math.log(cost)
         gain = gain_of(runs, rungs[rung], paired and rung == 1)
-        gains[rung] = gain = gain._replace(error=math.hypot(gain.error, off))
+        gains[rung] = gain = gain._replace(error=math.hypot(gain.error, of_cost))
         if gain.value + gain.half(level) < 0:
             return Judgement(FAILS, gain, rung, rungs)
     lowest = min(rungs, key=lambda rung: mean(rungs[rung]))
