@@ -17,7 +17,8 @@ import pytest
 import torch
 
 import model
-from config.runtime import devices, run as runs
+from config.runtime import devices
+from config.runtime import run as runs
 from conftest import (
     TEXT,
     TINY,

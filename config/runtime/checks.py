@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from config.runtime.errors import UserError, import_optional
-from model import GPTConfig
+from model import ConfigError, GPTConfig
 
 CHOICES = {  # of settings that are not the model's
     "init_from": ("scratch", "resume", "auto", "hf:NAME", "run:FOLDER"),
@@ -33,17 +33,26 @@ def of_model(settings) -> dict:
     return {field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings}
 
 
+def make_config(settings, **others) -> GPTConfig:
+    """Return the shape and the method of the settings' model, and `others` where the settings have no such field."""
+    try:
+        return GPTConfig(**others | of_model(settings))
+    except ConfigError as error:
+        raise UserError(error) from None
+
+
 def run_folder(settings, defaults, argv) -> Path:
     config_files = [Path(argument).stem for argument in argv if not argument.startswith("-")]
     method = [name for name in METHOD if settings[name] != defaults[name]]
     options = [name if settings[name] is True else settings[name] for name in method]
     name = settings["out_dir"] or "out/" + "-".join(config_files or [settings["dataset"], *options])
-    return Path(name).expanduser()
+    return Path(name)
 
 
 def check_settings(settings, world_size):
     """Raise a UserError for a setting that cannot work, before anything is read, written or downloaded."""
     of_another = settings["init_from"].startswith(("hf:", "run:"))
+    settings["compile"] = settings["compile"].lower()  # True and False are typed as for a switch
     for name, choices in CHOICES.items():
         if settings[name] not in choices and not (name == "init_from" and of_another):
             raise UserError(f"{name} = {settings[name]!r} is invalid: it must be one of {', '.join(choices)}")
@@ -59,7 +68,7 @@ def check_settings(settings, world_size):
         if settings[package]:
             import_optional(package)
     if not of_another:
-        GPTConfig(**of_model(settings))  # raises a ConfigError
+        make_config(settings)
 
 
 def check_range(settings, names, low, high=math.inf):
