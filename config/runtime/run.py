@@ -265,9 +265,9 @@ def resume_notes(checkpoint, settings, machine, code):
     for name in sorted(was.keys() ^ settings.keys()):
         change = "added since the checkpoint" if name in settings else "no longer in train.py"
         lines.append(f"{name} = {(was | settings)[name]!r}: {change}")
-    if settings["max_iters"] != was["max_iters"] and settings["lr_decay"] != "none":
-        change = f"max_iters = {settings['max_iters']} (was {was['max_iters']})"
-        lines.append(f"{change}: the learning rate decays differently")
+    steps, steps_were = settings["max_iters"], was.get("max_iters")
+    if steps_were not in (steps, None) and settings["lr_decay"] != "none":
+        lines.append(f"max_iters = {steps} (was {steps_were}): the learning rate decays differently")
     if checkpoint["machine"] != machine:
         lines.append(f"resuming on {machine} instead of {checkpoint['machine']}: results will not match bit for bit")
     return lines
