@@ -78,7 +78,9 @@ generator = torch.Generator(device).manual_seed(seed)
 for _ in range(num_samples):
     print("-" * 80)
     print(printable(start), end="", flush=True)
-    with closing(model.stream(idx, max_new_tokens, temperature, top_k or None, top_p, generator)) as stream:
+    with closing(
+        model.stream(idx, max_new_tokens, temperature, top_k or None, top_p, generator, tokenizer.vocab_size)
+    ) as stream:
         document = takewhile(lambda i: [i] != tokenizer.document_start[:1], (token.item() for token in stream))
         for text in tokenizer.decode_stream(document, tokens):
             print(printable(text), end="", flush=True)

@@ -8,9 +8,9 @@ import torch
 
 import reference
 from conftest import ROOT, TINY, error_of
+from cover import KINDS, perturb
+from cover import TINY as SHAPE
 from model import GPT, GPTConfig
-from reference import KINDS, perturb
-from reference import TINY as SHAPE
 from test_extend import KINDS_OF_OWN, own  # noqa: F401, a fixture
 from test_model import close, tokens
 

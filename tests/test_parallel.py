@@ -18,9 +18,9 @@ from torch.multiprocessing import ProcessExitedException
 import data.prepare
 from config.runtime.processes import exit_program
 from conftest import TINY, differences, load, log_of, refused, run_program
+from cover import GRID, perturb, settings
 from data.dataset import Dataset
 from model import GPT, GPTConfig
-from reference import GRID, perturb, settings
 
 RUN = f"{TINY} --grad_accum_steps=4 --dropout=0.1 --lr_decay=none --seed=5"
 

@@ -43,7 +43,8 @@ MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval", "tensorbo
 # settings that a run does not inherit from the one it starts from
 NOT_INHERITED = {"block_size", "vocab_size", "dropout", "activation_checkpointing"}
 # weights that mean something else under another value of a setting, in spite of the same name and shape
-MEANING = {"attention": r"\.attn\.(?!\w+_proj\.)", "qk_scale": r"\.attn\.(log_a|a|b)$", "residual": r"\.mix$"}
+OWN = r"\.attn\.(?!\w+_proj\.)"  # weights of an attention kind that others do not have
+MEANING = {"attention": OWN, "w2_score": OWN, "qk_scale": r"\.attn\.(log_a|a|b)$", "residual": r"\.mix$"}
 
 
 # -- the folder: one process writes to it, and ends if it cannot
