@@ -24,8 +24,7 @@ from datetime import timedelta
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from config.runtime import checks, processes, run as runs
-from config.runtime.devices import compile_model, count_flops, peak_flops, pick_attention_kernel, pick_dtype
+from config.runtime import checks, devices, processes, run as runs
 from config.runtime.errors import UserError, command
 from config.runtime.muon import MuonAdamW
 from config.runtime.processes import print0
@@ -100,8 +99,9 @@ resuming = ckpt is not None
 globals().update(settings)  # now the names above hold this run's values; but the model's are in `shape`, below
 
 # device and data
-device, rank, machine = processes.init_distributed(device)
-ptdtype = pick_dtype(dtype, device)
+device, rank = processes.init_distributed(device), processes.rank()
+machine = devices.machine_name(device, world_size)
+ptdtype = devices.pick_dtype(dtype, device)
 settings["dtype"] = str(ptdtype).removeprefix("torch.")  # instead of auto: a resumed run must keep it
 ctx = torch.autocast(device.type, ptdtype) if ptdtype != torch.float32 else nullcontext()
 if device.type == "cuda":
@@ -133,7 +133,7 @@ else:
 shape = raw_model.config
 notes = checks.ineffective_settings(settings, given) + notes
 raw_model.to(device)
-pick_attention_kernel(raw_model, device, ptdtype)
+devices.pick_attention_kernel(raw_model, device, ptdtype)
 model = DistributedDataParallel(raw_model, gradient_as_bucket_view=True) if world_size > 1 else raw_model
 
 # optimizer
@@ -185,7 +185,7 @@ def other_units(val_loss):
 
 # -----------------------------------------------------------------------------
 # summary of the run
-parameters, flops_per_token = raw_model.get_num_params(), count_flops(raw_model)
+parameters, flops_per_token = raw_model.get_num_params(), devices.count_flops(raw_model)
 size = f"{shape.n_layer} layers, width {shape.n_embd}, {shape.n_head} heads, {parameters:,} parameters"
 counts = f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens"
 epochs = max_iters * tokens_per_iter / tokens["train"]
@@ -206,7 +206,7 @@ if eval_only:
     )
     processes.exit_together()
 
-settings["compile"] = compile_model(raw_model, compile, device)
+settings["compile"] = devices.compile_model(raw_model, compile, device)
 processes.barrier()  # all processes have read the folder's old state, so the first may now write to it
 run.open(iter_num, settings)
 common = {"settings": settings, "config": asdict(shape), "machine": machine, "code": code}
@@ -231,7 +231,7 @@ began = t0 = time.perf_counter()
 def log_step(loss, grad_norm, lr, iters, seconds):
     """Print and log a step. Its speed and MFU are those of the `iters` steps since the line before, in `seconds`."""
     speed = iters * tokens_per_iter / seconds
-    mfu = flops_per_token * speed / world_size / peak_flops(device)
+    mfu = flops_per_token * speed / world_size / devices.peak_flops(device)
     mfu = "n/a" if math.isnan(mfu) else f"{mfu:.1%}"
     seconds_left = (time.perf_counter() - began) / local_iter_num * (max_iters - iter_num)
     print0(
@@ -318,7 +318,7 @@ while iter_num < max_iters and not stopped_by:
 # -----------------------------------------------------------------------------
 
 if iter_num < max_iters:
-    print0(f"stopped after step {iter_num:,}, saved in {out / 'ckpt.pt'}; to resume: {run.resume_command()}")
+    print0(f"stopped after step {iter_num:,}, saved in {out / 'ckpt.pt'}; to resume: {run.resume_command(max_iters)}")
     processes.exit_together(128 + stopped_by)
 seconds, speed = time.perf_counter() - began, local_iter_num * tokens_per_iter / train_seconds
 run.log("end", iter_num, seconds=seconds, tokens_per_second=speed, best_loss=best_val_loss)

@@ -114,8 +114,8 @@ def world_size() -> int:
 
 
 def init_distributed(device):
-    """Join the other processes. Return this one's device, its rank, and what the run computes on, in words."""
-    from config.runtime.devices import machine_name, pick_device
+    """Return this process's device, for its name or "auto". Under torchrun, join the other processes."""
+    from config.runtime.devices import pick_device
 
     device, size = pick_device(device), world_size()
     if size > 1:
@@ -132,7 +132,7 @@ def init_distributed(device):
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank(), world_size=size)
         install_excepthook()  # again: init_process_group installs one that holds back our message
-    return device, rank(), machine_name(device, size)
+    return device
 
 
 def joined():

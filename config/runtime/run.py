@@ -33,8 +33,12 @@ FIELDS = {  # of a checkpoint, with their types
     "optimizer": dict,
     "scaler": dict,
     "tokenizer": dict,
-    "data": {"source": str, "sha256": dict},
-    "code": {"files": dict, "commit": str | None},
+    "data": dict,
+    "data.source": str,
+    "data.sha256": dict,
+    "code": dict,
+    "code.files": dict,
+    "code.commit": str | None,
 }
 
 # settings that a resumed run may change; with any other it would be a different run
@@ -87,7 +91,7 @@ class Run:
         """Write a line of JSON, which has no inf and nan: they are null."""
         if rank() != 0:
             return
-        numbers = {name: fact for name, fact in facts.items() if isinstance(fact, (int, float))}
+        numbers = {name: fact for name, fact in facts.items() if isinstance(fact, int | float)}
         facts |= {name: None for name, number in numbers.items() if not math.isfinite(number)}
         line = json.dumps({"event": event, "step": step, **facts}).encode() + b"\n"
         with self.write_errors(self.log_path):
@@ -117,10 +121,10 @@ class Run:
                 raise
             raise UserError(f"{path}: {error.strerror}; to go on: {self.resume_command(self.max_iters)}") from error
 
-    def resume_command(self, max_iters=None):
+    def resume_command(self, max_iters):
         """Return the command that resumes this run or, if it has no checkpoint, starts it again."""
-        options = ["--init_from=resume", f"--out_dir={self.folder}"] + [f"--max_iters={max_iters}"] * bool(max_iters)
-        again = command("train.py", *(options if find_checkpoint(self.folder).exists() else sys.argv[1:]))
+        resume = "--init_from=resume", f"--out_dir={self.folder}", f"--max_iters={max_iters}"
+        again = command("train.py", *(resume if find_checkpoint(self.folder).exists() else sys.argv[1:]))
         return again if world_size() == 1 else again.replace("python", "torchrun ...", 1)
 
 
@@ -355,21 +359,16 @@ def load_checkpoint(path) -> dict:
     version = checkpoint["version"]
     if version != CHECKPOINT_VERSION:
         raise UserError(f"{path}: checkpoint version {version!r}; this program reads version {CHECKPOINT_VERSION}")
-    check_fields(path, checkpoint, FIELDS)
+    for field, kind in FIELDS.items():
+        part, _, name = field.rpartition(".")
+        if not isinstance((checkpoint[part] if part else checkpoint).get(name), kind):
+            raise damaged(path, field)
     if checkpoint["iter_num"] < 1:
         raise damaged(path, "iter_num")
     for name, tensor in checkpoint["model"].items():
         if not isinstance(tensor, torch.Tensor) or not tensor.isfinite().all():
             raise damaged(path, f"the weight {name}")
     return checkpoint | {"path": path}
-
-
-def check_fields(path, found, needed, parent=""):
-    for name, kind in needed.items():
-        if not isinstance(found.get(name), dict if isinstance(kind, dict) else kind):
-            raise damaged(path, parent + name)
-        if isinstance(kind, dict):
-            check_fields(path, found[name], kind, f"{name}.")
 
 
 def damaged(path, what) -> UserError:
