@@ -11,6 +11,7 @@ install_excepthook()  # users' mistakes end in one line and exit code 2
 settings = read_settings(__file__)  # those below; --help ends here
 
 import math
+import sys
 from contextlib import closing
 from itertools import takewhile
 from pathlib import Path
@@ -74,14 +75,15 @@ last = "validation loss" if checkpoint == "best" else "latest validation loss"  
 val_loss = f"{last} {saved['val_loss']:.4f}" if math.isfinite(saved["val_loss"]) else "not evaluated yet"
 print(one_line(f"{saved['path']}: step {saved['iter_num']}, {val_loss}, {saved['data']['source']}"))
 idx = torch.tensor([tokens], device=device)
+shown = printable if sys.stdout.isatty() else str  # files and pipes get what the model wrote
 generator = torch.Generator(device).manual_seed(seed)
 for _ in range(num_samples):
     print("-" * 80)
-    print(printable(start), end="", flush=True)
+    print(shown(start), end="", flush=True)
     with closing(
         model.stream(idx, max_new_tokens, temperature, top_k or None, top_p, generator, tokenizer.vocab_size)
     ) as stream:
         document = takewhile(lambda i: [i] != tokenizer.document_start[:1], (token.item() for token in stream))
         for text in tokenizer.decode_stream(document, tokens):
-            print(printable(text), end="", flush=True)
+            print(shown(text), end="", flush=True)
     print()

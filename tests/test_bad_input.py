@@ -264,7 +264,7 @@ def test_any_part_of_a_checkpoint(trained):
     assert said > 100
 
 
-def test_no_control_character_of_a_file_reaches_the_terminal(trained, capsys):
+def test_no_control_character_of_a_file_reaches_the_terminal(trained, capsys, monkeypatch):
     """... where it could move the cursor, or type a command."""
     for name in ("best.pt", "ckpt.pt"):
         parts = torch.load(f"out/run/{name}", weights_only=True)
@@ -278,6 +278,7 @@ def test_no_control_character_of_a_file_reaches_the_terminal(trained, capsys):
     alphabet = parts["tokenizer"]["characters"]
     other = parts["tokenizer"] | {"characters": "\x1b" + alphabet[1:]}
     change_checkpoint("out/run/ckpt.pt", config=parts["config"], tokenizer=other)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     shown += trained(f"{SAMPLE} --start=\x1b")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
 

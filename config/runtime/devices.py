@@ -61,8 +61,7 @@ def compile_model(model, compile, device) -> str:
     try:
         torch.compile(lambda x: x.sin() + x.cos())(torch.ones(64, device=device))
     except Exception as error:  # of PyTorch's compiler, Triton or the system's C++ compiler
-        reason = str(error).splitlines()[0]
-        print0(f"NOTE    compile = false, since PyTorch's compiler does not work here: {reason:.150}")
+        print0(f"NOTE    compile = false, since PyTorch's compiler does not work here: {str(error):.150}")
         return "false"
     torch._dynamo.config.suppress_errors = True  # what cannot be compiled stays eager
     model.compile_blocks()

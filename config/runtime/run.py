@@ -23,23 +23,10 @@ from model import GPT, GPTConfig
 
 CODE = ("model.py", "train.py", "config/__init__.py", "config/runtime/*.py", "data/*.py", "data/huggingface/*.py")
 CHECKPOINT_VERSION = 10  # of the layout of a checkpoint
-FIELDS = {  # of a checkpoint, with their types
-    "iter_num": int,
-    "val_loss": float,
-    "machine": str,
-    "settings": dict,
-    "config": dict,
-    "model": dict,
-    "optimizer": dict,
-    "scaler": dict,
-    "tokenizer": dict,
-    "data": dict,
-    "data.source": str,
-    "data.sha256": dict,
-    "code": dict,
-    "code.files": dict,
-    "code.commit": str | None,
-}
+# of a checkpoint, with their types
+FIELDS = dict.fromkeys(("settings", "config", "model", "optimizer", "scaler", "tokenizer", "data", "code"), dict)
+FIELDS |= {"iter_num": int, "val_loss": float, "machine": str}
+FIELDS |= {"data.source": str, "data.sha256": dict, "code.files": dict, "code.commit": str | None}
 
 # settings that a resumed run may change; with any other it would be a different run
 MAY_CHANGE = {"out_dir", "init_from", "overwrite", "eval_only", "max_iters", "device", "compile"}
