@@ -26,6 +26,7 @@ from config.runtime.devices import compile_model, count_flops, peak_flops, pick_
 from config.runtime.log import Log, code_version
 from config.runtime.muon import make_muon
 from data.dataset import derive_seed, load_dataset
+from data.huggingface import begin_from_llama
 from data.prepare import ensure_prepared
 from model import GPT, GPTConfig
 
@@ -118,7 +119,7 @@ if resuming:
     iter_num, val_loss, best_val_loss = ckpt["iter_num"], ckpt["val_loss"], checkpoint.lowest_loss(out)
     notes = checkpoint.resume_notes(ckpt, settings, machine, code)
 elif init_from.startswith("hf:"):
-    raw_model = checkpoint.begin_from_llama(settings, data)  # puts the Llama's shape into settings
+    raw_model = begin_from_llama(settings, data)  # puts the Llama's shape into settings
 elif init_from.startswith("run:"):
     raw_model, notes = checkpoint.begin_from_run(settings, given, data)  # and this the run's shape and method
 else:

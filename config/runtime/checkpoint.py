@@ -18,8 +18,6 @@ from config.runtime.files import (
     load_weights,
     source_checkpoint,
 )
-from data.huggingface import from_pretrained
-from data.tokenizer import hf_tokenizer
 from model import GPT, GPTConfig
 
 # settings that a resumed run may change; with any other it would be a different run
@@ -104,23 +102,13 @@ def check_folder(log, settings):
             raise UserError(f"{log.folder} holds the log of a finished run but no checkpoint: {ways}")
 
 
-def begin_from_llama(settings, data) -> GPT:
-    """Return a Llama (hf:NAME) with the settings' attention and residual. Put its shape into the settings."""
-    name = settings["init_from"].removeprefix("hf:")
-    check_tokens(data, hf_tokenizer(name).state(), name, settings["init_from"])
-    method = {field: value for field, value in of_model(settings).items() if field not in SHAPE}
-    model = from_pretrained(name, **method)
-    settings |= {field: getattr(model.config, field) for field in SHAPE}
-    return model
-
-
 def begin_from_run(settings, given, data):
     """Return a model with the weights of another run (run:FOLDER), and a line for what is not as it was there.
 
     Inherited settings go into `settings`. A weight is kept if both models have it, in the same shape and meaning.
     """
     source = load_checkpoint(source_checkpoint(settings["init_from"]))
-    check_tokens(data, source["tokenizer"], source["path"], settings["init_from"])
+    data.check_tokens(source["tokenizer"], source["path"], settings["init_from"])
     old = config_of(source)
     inherited = of_model(settings).keys() - NOT_INHERITED - (given.keys() - SHAPE)
     settings |= {name: getattr(old, name) for name in inherited}
@@ -140,13 +128,6 @@ def begin_from_run(settings, given, data):
         if name not in given and settings[name] != getattr(old, name):
             notes.append(f"{name} = {settings[name]}, not {getattr(old, name)} as in {settings['init_from']}")
     return model, notes
-
-
-def check_tokens(data, state, owner, tokenizer):
-    """Raise a UserError if the data are not in the `owner`'s tokens, with a command that prepares a text in them."""
-    if data.tokenizer.state() != state:
-        cure = f"python data/text/prepare.py TEXT --name=NAME --tokenizer={tokenizer}, then --dataset=NAME"
-        raise UserError(f"data/{data.folder.name} does not use the tokenizer of {owner}: prepare its text with {cure}")
 
 
 def begin(log, defaults, given, world_size):
@@ -197,7 +178,7 @@ def resumed_model(checkpoint, settings, data) -> GPT:
     """Return the model of a checkpoint. Raise a UserError for data that it was not trained on, or cannot evaluate."""
     path, trained_on = checkpoint["path"], checkpoint["data"]
     if settings["eval_only"]:
-        check_tokens(data, checkpoint["tokenizer"], path, f"run:{path.parent}")
+        data.check_tokens(checkpoint["tokenizer"], path, f"run:{path.parent}")
     elif data.meta["sha256"] != trained_on["sha256"] or data.tokenizer.state() != checkpoint["tokenizer"]:
         cure = f"prepare {trained_on['source']} again"
         raise UserError(f"{path} was not trained on data/{data.folder.name}: {cure}")

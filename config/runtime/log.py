@@ -12,7 +12,7 @@ from config.runtime.errors import FolderInUse, file_errors, print0, rank
 from config.runtime.files import CHECKPOINTS, file_lock, sha256
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = ("model.py", "train.py", "config/__init__.py", "config/runtime/*.py", "data/*.py")
+CODE = ("model.py", "train.py", "config/__init__.py", "config/runtime/*.py", "data/*.py", "data/huggingface/*.py")
 
 
 class Log:
