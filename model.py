@@ -484,9 +484,9 @@ class GPT(nn.Module):
         decays = ((matrices, weight_decay), (tables, weight_decay), (vectors, 0.0))
         return [{"params": params, "weight_decay": decay} for params, decay in decays]
 
-    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type, kind=torch.optim.AdamW):
         fused = device_type in ("cuda", "cpu", "mps")
-        return torch.optim.AdamW(self.param_groups(weight_decay), learning_rate, betas=betas, fused=fused)
+        return kind(self.param_groups(weight_decay), learning_rate, betas=betas, fused=fused)
 
     def get_num_params(self):
         return sum(p.numel() for p in self.parameters())

@@ -4,8 +4,9 @@ Write text with a trained model: `python sample.py` takes the newest run.
 Every setting below can be given as --name=value, and --help lists them. Only the checkpoint is needed, not the data.
 """
 
-from config import read_settings  # first: importing config decides how PyTorch's threads will wait (waiting.py)
-from config.runtime.errors import UserError, install_excepthook, quiet_pipe
+from config import read_settings
+from config.runtime.errors import UserError
+from config.runtime.processes import install_excepthook, quiet_pipe
 
 install_excepthook()  # users' mistakes end in one line and exit code 2
 
@@ -15,12 +16,11 @@ from pathlib import Path
 
 import torch
 
-from config.runtime.checkpoint import build_model, code_notes, newest_run
 from config.runtime.checks import check_range
 from config.runtime.devices import pick_device
-from config.runtime.files import find_checkpoint, load_checkpoint, read_text
-from config.runtime.log import code_version
+from config.runtime.files import read_text
 from config.runtime.maps import draw_maps
+from config.runtime.run import build_model, code_notes, code_version, find_checkpoint, load_checkpoint, newest_run
 from data.huggingface import save_pretrained
 from data.tokenizer import first_tokens, tokenizer_from_state
 

@@ -15,8 +15,8 @@ from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 
-import config.runtime.waiting  # before PyTorch, which reads what it decides
-from config.runtime.errors import UserError, file_errors, quiet_pipe
+from config.runtime.errors import UserError, file_errors
+from config.runtime.processes import quiet_pipe
 
 BOOLS = {"true": True, "false": False}
 RULE = "# " + "-" * 77 + "\n"

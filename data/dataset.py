@@ -74,13 +74,6 @@ class Dataset:
             problem = f"block_size={block_size} is too long for the {split} split of {tokens} tokens"
             raise UserError(f"{problem}; the maximum is {tokens - 1}")
 
-    def check_tokens(self, state, owner, tokenizer):
-        """Raise a UserError if the data are not in the `owner`'s tokens, with a command that prepares such data."""
-        if self.tokenizer.state() != state:
-            cure = f"python data/text/prepare.py TEXT --name=NAME --tokenizer={tokenizer}, then --dataset=NAME"
-            problem = f"data/{self.folder.name} does not use the tokenizer of {owner}"
-            raise UserError(f"{problem}: prepare its text with {cure}")
-
     def read(self, split, places):
         """Return the tokens there as int64. Damage to a file that is too large to hash shows here."""
         ids = self.splits[split][places].astype(np.int64)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from config.runtime.checkpoint import build_model, load_checkpoint
+from config.runtime.run import build_model, load_checkpoint
 from conftest import TINY, copy_repository, differences
 
 STEPS = 150

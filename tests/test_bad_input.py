@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from config import read_settings
-from config.runtime.checkpoint import load_checkpoint
 from config.runtime.errors import UserError
+from config.runtime.run import load_checkpoint
 from conftest import ROOT, TINY, hear_signals, refused
 from model import GPT, GPTConfig  # noqa: F401, for the damages
 

@@ -15,9 +15,7 @@ from torch.multiprocessing import ProcessExitedException
 
 import data.prepare
 from config.runtime.devices import use_plain_attention
-from config.runtime.distributed import full_tensor, parallelize_model
-from config.runtime.errors import exit_program
-from config.runtime.muon import Float32Muon
+from config.runtime.processes import exit_program
 from conftest import TINY, differences, load, log_of, refused, run_program
 from data.dataset import Dataset
 from model import GPT, GPTConfig

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import model
-from config.runtime import devices, log
+from config.runtime import devices, run as runs
 from conftest import (
     TEXT,
     TINY,
@@ -221,7 +221,7 @@ def test_another_model_py_is_said(killed):
 
 
 def test_the_way_back_to_a_commit_keeps_edits(run, monkeypatch):
-    monkeypatch.setattr(log, "ROOT", run.folder)
+    monkeypatch.setattr(runs, "ROOT", run.folder)
     for role in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{role}_NAME", "name")
         monkeypatch.setenv(f"GIT_{role}_EMAIL", "email")
@@ -241,8 +241,8 @@ def test_the_way_back_to_a_commit_keeps_edits(run, monkeypatch):
 
 def test_code_is_hashed_before_anybody_edits_it(run, monkeypatch):
     """... during the minute in which data are prepared, or blocks compiled."""
-    monkeypatch.setattr(log, "ROOT", run.folder)
-    before = log.code_version()["files"]
+    monkeypatch.setattr(runs, "ROOT", run.folder)
+    before = runs.code_version()["files"]
 
     def edit(*_):
         Path("model.py").write_text("# edited")
@@ -250,7 +250,7 @@ def test_code_is_hashed_before_anybody_edits_it(run, monkeypatch):
 
     monkeypatch.setattr(devices, "compile_model", edit)
     run(f"{RUN} --out_dir={WHOLE}")
-    assert load(WHOLE / "ckpt.pt")["code"]["files"] == before != log.code_version()["files"]
+    assert load(WHOLE / "ckpt.pt")["code"]["files"] == before != runs.code_version()["files"]
 
 
 def test_other_data_are_refused(killed, capsys):

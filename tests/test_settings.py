@@ -8,7 +8,8 @@ import torch
 
 import config
 from config import convert, read_settings, split_settings
-from config.runtime.errors import FolderInUse, UserError, report_error
+from config.runtime.errors import FolderInUse, UserError
+from config.runtime.processes import report_error
 from model import ConfigError
 
 PROGRAM = '''"""A program."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from config.runtime import log
+from config.runtime import run
 from conftest import ROOT, TINY, error_of, log_of, refused
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there
@@ -130,15 +130,15 @@ def test_runs_in_one_picture(repo, capsys):
 
 
 def test_the_version_is_that_of_all_code(repo, monkeypatch):
-    monkeypatch.setattr(log, "ROOT", repo.folder)
-    versions = [log.code_version()]
+    monkeypatch.setattr(run, "ROOT", repo.folder)
+    versions = [run.code_version()]
     names = ["model.py", "train.py", "config/__init__.py", "config/runtime/checks.py", "data/dataset.py"]
     for name in names:
         with open(name, "a") as file:
             print("# a comment", file=file)
-        versions.append(log.code_version())
+        versions.append(run.code_version())
     Path("config/mine.py").write_text("n_layer = 4")  # is in the settings of a run
-    assert log.code_version() == versions[-1]
+    assert run.code_version() == versions[-1]
     assert len({version["sha256"] for version in versions}) == 6
     for before, after, name in zip(versions, versions[1:], names):
         assert [file for file in after["files"] if after["files"][file] != before["files"][file]] == [name]

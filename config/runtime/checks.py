@@ -13,7 +13,6 @@ CHOICES = {  # of settings that are not the model's
     "lr_decay": ("cosine", "linear", "none"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "compile": ("auto", "true", "false"),
-    "parallel": ("ddp", "fsdp"),
 }
 
 # what comes from the model that a run starts from, with --init_from=hf:NAME and --init_from=run:FOLDER

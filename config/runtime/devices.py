@@ -5,7 +5,8 @@ from contextlib import suppress
 
 import torch
 
-from config.runtime.errors import UserError, print0
+from config.runtime.errors import UserError
+from config.runtime.processes import print0
 
 
 def pick_device(device) -> torch.device:

@@ -2,7 +2,7 @@
 
 from config.runtime.checks import SHAPE, of_model
 from config.runtime.errors import UserError
-from config.runtime.files import load_weights
+from config.runtime.run import check_tokens, load_weights
 from data.tokenizer import hf_tokenizer, import_transformers, reason
 from model import GPT, GPTConfig
 
@@ -100,7 +100,7 @@ def from_pretrained(name_or_path, **override) -> GPT:
 def begin_from_llama(settings, data) -> GPT:
     """Return a Llama (hf:NAME) with the settings' attention and residual. Put its shape into the settings."""
     name = settings["init_from"].removeprefix("hf:")
-    data.check_tokens(hf_tokenizer(name).state(), name, settings["init_from"])
+    check_tokens(data, hf_tokenizer(name).state(), name, settings["init_from"])
     method = {field: value for field, value in of_model(settings).items() if field not in SHAPE}
     model = from_pretrained(name, **method)
     settings |= {field: getattr(model.config, field) for field in SHAPE}

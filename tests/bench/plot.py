@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from config import read_settings
-from config.runtime.errors import UserError, file_errors, install_excepthook
+from config.runtime.errors import UserError, file_errors
+from config.runtime.processes import install_excepthook
 from runs import read_log
 
 # -----------------------------------------------------------------------------

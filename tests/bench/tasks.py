@@ -23,8 +23,9 @@ import torch
 
 from config import read_settings
 from config.runtime.devices import machine_name, pick_attention_kernel, pick_device, pick_dtype
-from config.runtime.errors import UserError, install_excepthook
+from config.runtime.errors import UserError
 from config.runtime.files import atomic_write
+from config.runtime.processes import install_excepthook
 from model import GPT, GPTConfig
 from report import as_table
 from stats import differences, next_rate
