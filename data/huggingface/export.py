@@ -24,7 +24,7 @@ def save_pretrained(model, folder, tokenizer=None):
     folder = Path(folder).absolute()
     if folder.exists():
         raise UserError(f"{folder} already exists: name a new folder")
-    import_transformers()
+    transformers = import_transformers()
     from safetensors import SafetensorError
 
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
@@ -35,9 +35,11 @@ def save_pretrained(model, folder, tokenizer=None):
         if llama:
             llama.save_pretrained(unfinished)
         else:
-            write_with_code(model, unfinished, ends)
+            write_with_code(model, unfinished)
         if theirs:
             theirs.save_pretrained(unfinished)
+            ends["suppress_tokens"] = list(range(tokenizer.vocab_size, model.config.vocab_size)) or None  # spare rows
+        transformers.GenerationConfig(**ends).save_pretrained(unfinished)
         unfinished.rename(folder)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder}: could not be written: {reason(error)}") from None
@@ -67,10 +69,9 @@ def as_llama(model, ends):
     return llama.to(model.head.weight.dtype) if difference < 1e-4 * ours.abs().max() else None
 
 
-def write_with_code(model, folder, ends):
+def write_with_code(model, folder):
     """Write the weights of a model of any kind, the file that defines it, and modeling_gpt.py, which wraps it."""
     from safetensors.torch import save_file
-    from transformers import GenerationConfig
 
     weights = model.state_dict()
     lost = sorted(name for name, _ in model.named_buffers() if name not in weights)
@@ -88,7 +89,6 @@ def write_with_code(model, folder, ends):
         **asdict(model.config),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    GenerationConfig(**ends).save_pretrained(folder)
     tensors = {f"gpt.{name}": tensor.contiguous() for name, tensor in weights.items()}
     if model.config.tie_weights:
         del tensors["gpt.head.weight"]
@@ -105,7 +105,6 @@ def to_transformers(tokenizer):
         theirs = tokenizer.tokenizer
     else:
         theirs = {CharTokenizer: of_characters, BPETokenizer: of_byte_pairs}[type(tokenizer)](tokenizer)
-        options["split_special_tokens"] = True  # text that looks like one stays plain text, as it does here
     if tokenizer.document_start:
         options["bos_token"] = theirs.id_to_token(tokenizer.document_start[0])
         if options["bos_token"] == END:
