@@ -36,7 +36,7 @@ TABLES = (".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".bz2", ".xz", "
 
 def dataset_folder(name) -> Path:
     """Return the folder of a dataset: data/NAME or, if the name has a slash, the folder of that path."""
-    return Path(name).expanduser() if "/" in name or os.sep in name else DATA / name
+    return Path(name) if "/" in name or os.sep in name else DATA / name
 
 
 @file_errors()

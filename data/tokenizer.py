@@ -5,7 +5,6 @@ A tokenizer's `state` is plain data, so that a checkpoint can carry it. This fil
 
 import base64
 import heapq
-import os
 import re
 from collections import Counter, defaultdict
 
@@ -166,8 +165,7 @@ def hf_tokenizer(name) -> HFTokenizer:
     """Return the tokenizer of a Hugging Face model, given its folder or its name on the hub."""
     transformers = import_transformers()
     try:
-        theirs = transformers.AutoTokenizer.from_pretrained(os.path.expanduser(name))
-        return HFTokenizer(theirs.backend_tokenizer.to_str())
+        return HFTokenizer(transformers.AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str())
     except Exception as error:  # transformers and the hub raise many types
         raise TokenizerError(f"{name} has no readable tokenizer: {reason(error)}") from None
 

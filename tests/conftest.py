@@ -110,6 +110,7 @@ def repo(original, tmp_path, monkeypatch, capsys):
     shutil.copytree(original, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setattr("data.prepare.DATA", folder / "data")
+    monkeypatch.setattr("config.runtime.errors.ROOT", folder)
 
     def run(command):
         run_program(*(command.split(" ") if isinstance(command, str) else command))

@@ -16,11 +16,11 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import TINY, refused
+from cover import TINY as SHAPE
+from cover import columns, each, perturb, settings
 from data.huggingface import from_pretrained, save_pretrained
 from data.tokenizer import END, SPLIT, BPETokenizer, CharTokenizer
 from model import GPT, GPTConfig
-from reference import TINY as SHAPE
-from reference import columns, each, perturb, settings
 
 STANDARD = {"attention": "standard"}
 BYTES = BPETokenizer({bytes([i]): i for i in range(256)}, SPLIT, {END: 256})

@@ -252,6 +252,8 @@ def test_bad_starts(repo, llama, monkeypatch, capsys):
         "hf:empty": "empty has no readable tokenizer: ",
     }.items():
         assert words in refused(repo, f"train.py {RUN} --init_from={name}", capsys)
+    error = refused(repo, f"train.py {RUN} --init_from=hf:{llama} --residual=m9", capsys)
+    assert "residual = 'm9' is invalid: it must be one of standard, m1" in error
     monkeypatch.setitem(sys.modules, "transformers", None)
     error = refused(repo, f"train.py {RUN} --init_from=hf:{llama}", capsys)
     assert "Hugging Face models need transformers: pip install 'transformers>=5.17'" in error

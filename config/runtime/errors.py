@@ -1,6 +1,7 @@
 """What users are told: mistakes in one line, and commands to copy."""
 
 import importlib
+import re
 import shlex
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +25,8 @@ def file_errors():
     try:
         yield
     except OSError as error:
-        named = error.filename is not None and error.strerror
-        raise UserError(f"{error.filename}: {error.strerror}" if named else error) from error
+        name = error.filename2 or error.filename  # the one that it was to be renamed to
+        raise UserError(f"{name}: {error.strerror}" if name is not None and error.strerror else error) from error
 
 
 def import_optional(package):
@@ -40,3 +41,12 @@ def command(program, *arguments):
     """Return a shell command that runs a program of this repository from the current folder."""
     path = program if Path.cwd() == ROOT else ROOT / program
     return shlex.join(["python", str(path), *map(str, arguments)])
+
+
+def printable(text):
+    """Return text with its control characters escaped, since a terminal would obey them, whoever wrote them."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], text)
+
+
+def one_line(text):
+    return printable(" ".join(str(text).splitlines()))

@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from config.runtime.errors import UserError
+from config.runtime.errors import UserError, one_line
 
 
 def rank() -> int:
@@ -23,7 +23,7 @@ def print0(line):
     """Print a line on the first process. A full disk or a closed terminal is no reason to lose a run."""
     if rank() == 0:
         with suppress(OSError):
-            print(line, flush=True)
+            print(one_line(line), flush=True)
 
 
 # -- the end of a program
@@ -44,7 +44,7 @@ def report_error(kind, error, traceback):
         code = 128 + signal.SIGINT
     elif getattr(error, "for_user", False):
         code = getattr(error, "exit_code", 2)
-        line = " ".join(str(error).splitlines())
+        line = error
     elif issubclass(kind, OSError) and error.errno == errno.ENOSPC:
         code = 2
         line = f"{error.filename or 'the output'}: {error.strerror}"
@@ -55,7 +55,7 @@ def report_error(kind, error, traceback):
         sys.__excepthook__(kind, error, traceback)
     if line:
         process = f" (process {rank()})" if rank() else ""
-        print(f"{Path(sys.argv[0]).name}: error{process}: {line}", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: error{process}: {one_line(line)}", file=sys.stderr)
     exit_program(code)
 
 
@@ -114,8 +114,8 @@ def world_size() -> int:
 
 
 def init_distributed(device):
-    """Join the other processes. Return this one's device, its rank, and what the run computes on, in words."""
-    from config.runtime.devices import machine_name, pick_device
+    """Return this process's device, for its name or "auto". Under torchrun, join the other processes."""
+    from config.runtime.devices import pick_device
 
     device, size = pick_device(device), world_size()
     if size > 1:
@@ -132,7 +132,7 @@ def init_distributed(device):
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank(), world_size=size)
         install_excepthook()  # again: init_process_group installs one that holds back our message
-    return device, rank(), machine_name(device, size)
+    return device
 
 
 def joined():

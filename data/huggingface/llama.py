@@ -1,6 +1,6 @@
 """A Llama of Hugging Face, from a folder, the hub or a state dict -> GPT, of any attention and residual."""
 
-from config.runtime.checks import SHAPE, of_model
+from config.runtime.checks import SHAPE, make_config, of_model
 from config.runtime.errors import UserError
 from config.runtime.run import check_tokens, load_weights
 from data.tokenizer import hf_tokenizer, import_transformers, reason
@@ -100,8 +100,9 @@ def from_pretrained(name_or_path, **override) -> GPT:
 def begin_from_llama(settings, data) -> GPT:
     """Return a Llama (hf:NAME) with the settings' attention and residual. Put its shape into the settings."""
     name = settings["init_from"].removeprefix("hf:")
-    check_tokens(data, hf_tokenizer(name).state(), name, settings["init_from"])
     method = {field: value for field, value in of_model(settings).items() if field not in SHAPE}
+    make_config(method)  # a UserError, if its values cannot work
+    check_tokens(data, hf_tokenizer(name).state(), name, settings["init_from"])
     model = from_pretrained(name, **method)
     settings |= {field: getattr(model.config, field) for field in SHAPE}
     return model

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any fol
 from config import read_settings
 from config.runtime.errors import UserError, command
 from config.runtime.processes import install_excepthook, print0
-from data.prepare import dataset_folder, prepare, read_documents, text_files
+from data.prepare import DATA, dataset_folder, prepare, read_documents, text_files
 
 # -----------------------------------------------------------------------------
 name = "text"  # for train.py's --dataset: a folder in data/ or, with a slash, the path of any folder
@@ -33,7 +33,7 @@ if __name__ == "__main__":
     folder = dataset_folder(name)
     if not paths:
         raise UserError("give the files or folders to prepare: python data/text/prepare.py my.txt")
-    if not re.fullmatch(r"\w[\w.-]{0,99}", folder.name):
+    if folder.parent == DATA and not re.fullmatch(r"\w[\w.-]{0,99}", name):
         raise UserError(f"name = {name!r:.99} is invalid: use up to 100 letters, digits, '_', '-' and '.'")
     if name != "text" and (folder / "prepare.py").exists():
         raise UserError(f"name = {name!r} is invalid: {folder} has its own prepare.py; choose another name")
