@@ -191,7 +191,7 @@ counts = f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tok
 epochs = max_iters * tokens_per_iter / tokens["train"]
 origin = f"step {iter_num:,} of {out}" if resuming else init_from
 print0(f"model   {shape.attention} attention, {shape.residual} residual: {size}, from {origin}")
-print0(f"data    {data.meta['source']} (data/{dataset}): {counts}")
+print0(f"data    {data.meta['source']} ({dataset}): {counts}")
 print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs")
 print0(f"device  {machine}, {settings['dtype']}; run in {out}")
 for note in notes:

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from config.runtime.errors import UserError, file_errors
-from config.runtime.files import sha256
+from config import read_settings
+from config.runtime.errors import UserError, command, file_errors
+from config.runtime.files import read_text, sha256
 from data.tokenizer import Tokenizer, tokenizer_from_state
 
 VERSION = 2  # of the layout of a data folder
@@ -19,9 +20,10 @@ HASHED = 64 * 2**20  # bytes of the largest file that is hashed when it is loade
 
 @file_errors()
 def load_dataset(folder) -> "Dataset":
-    """Return the data that `prepare` wrote to `folder`. Raise a UserError if they are incomplete or damaged."""
+    """Return the data that `prepare` wrote to `folder`. Raise a UserError if they are incomplete, damaged or old."""
     folder = Path(folder)
     meta = read_meta(folder)
+    check_input(folder, meta)
     tokenizer = tokenizer_from_state(meta["tokenizer"])
     meta["tokenizer"] = {"kind": meta["tokenizer"]["kind"]}  # all of it may be megabytes, and runs log `meta`
     splits = {}
@@ -50,8 +52,19 @@ def read_meta(folder) -> dict:
     return meta
 
 
+def check_input(folder, meta):
+    """Raise a UserError if the input.txt from which a prepare.py makes `folder` has changed since."""
+    text, script = folder / "input.txt", folder / "prepare.py"
+    if not text.exists() or not script.exists() or folder.name == "text":  # data/text/prepare.py is told what to read
+        return
+    if sha256(read_text(text).encode()) != meta["text_sha256"]:
+        settings = meta["settings"]
+        options = [f"--{name}={settings[name]}" for name in read_settings(script, []) if name in settings]
+        raise UserError(f"{text} has changed since it was prepared: run {command(script, *options)}")
+
+
 def damaged(path, problem) -> UserError:
-    return UserError(f"{path}: {problem}; prepare data/{path.parent.name} again")
+    return UserError(f"{path}: {problem}; prepare the text again")
 
 
 def token_dtype(vocab_size) -> np.dtype:

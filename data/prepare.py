@@ -6,11 +6,14 @@ A text is a str or, for several documents, anything that yields a str for each, 
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import timedelta
 from functools import partial
 from glob import escape, glob
 from itertools import chain, islice
@@ -18,42 +21,41 @@ from pathlib import Path
 
 import numpy as np
 
-from config import read_settings
-from config.runtime.errors import UserError, file_errors, import_optional
-from config.runtime.files import atomic_write, file_lock, folder_lock, read_text, sha256
+from config.runtime.errors import UserError, command, file_errors, import_optional
+from config.runtime.files import atomic_write, file_lock, folder_lock, read_text
 from config.runtime.processes import print0
 from config.runtime.run import load_checkpoint, source_checkpoint
-from data.dataset import SPLITS, VERSION, read_meta, token_dtype
+from data.dataset import SPLITS, VERSION, token_dtype
 from data.tokenizer import CharTokenizer, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state, train_bpe
 
 DATA = Path(__file__).resolve().parent  # has a folder for each dataset
 REVISIONS = {"Skylion007/openwebtext": "79d93d786212f7344586290adb811d4ae6a1762c"}  # the same text for everyone
 SAMPLE = 16 * 2**20  # characters to learn byte pairs from, at most
+TABLES = (".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".zip")  # not plain text
+
+
+def dataset_folder(name) -> Path:
+    """Return the folder of a dataset: data/NAME or, if the name has a slash, the folder of that path."""
+    return Path(name) if "/" in name or os.sep in name else DATA / name
 
 
 @file_errors()
 def ensure_prepared(name) -> Path:
-    """Return the folder of a dataset. Run its prepare.py first if it is not prepared or its input.txt has changed."""
-    names = sorted({path.parent.name for path in [*DATA.glob("*/prepare.py"), *DATA.glob("*/meta.json")]})
-    if name not in names:
+    """Return the folder of a dataset. Run its prepare.py first if it is in data/ and not prepared yet."""
+    folder = dataset_folder(name)
+    script, meta = folder / "prepare.py", folder / "meta.json"
+    if meta.exists():
+        return folder
+    if folder.parent != DATA or not script.exists():
+        names = sorted({path.parent.name for path in [*DATA.glob("*/prepare.py"), *DATA.glob("*/meta.json")]})
         others = f"{', '.join(names)}, or your own text, prepared by data/text/prepare.py"
         raise UserError(f"dataset = {name!r} is invalid: it must be one of {others}")
-    folder = DATA / name
-    script, text = folder / "prepare.py", folder / "input.txt"
-    if not script.exists() or name == "text" and (folder / "meta.json").exists():  # prepared by data/text/prepare.py
-        return folder
     with open(script, "rb") as file:
         file_lock(file, wait=True)  # of runs that start together one prepares, and the others wait for it
-        why, settings = "not prepared yet", {}
-        if (folder / "meta.json").is_file():
-            meta = read_meta(folder)
-            if not text.exists() or sha256(read_text(text).encode()) == meta["text_sha256"]:
-                return folder
-            why, settings = "its input.txt has changed", meta.get("settings", {})
-        options = [f"--{key}={settings[key]}" for key in read_settings(script, []) if key in settings]
-        print0(" ".join([f"data/{name}: {why}, running data/{name}/prepare.py", *options]))
-        if subprocess.run([sys.executable, script, *options], stdout=2).returncode:  # the program's own output is apart
-            raise SystemExit(2)  # prepare.py has printed the reason
+        if not meta.exists():
+            print0(f"data/{name}: not prepared yet, running data/{name}/prepare.py")
+            if subprocess.run([sys.executable, script], stdout=2).returncode:  # the program's own output is apart
+                raise SystemExit(2)  # prepare.py has printed the reason
     return folder
 
 
@@ -70,11 +72,20 @@ def text_files(path):
     return files
 
 
-def read_documents(path, field="text"):
-    """Return the documents of a file: the `field` of each line of a .jsonl file, or the whole text of any other."""
+def read_documents(path, field="text", separator=""):
+    """Return the documents of a file: the `field` of each line if it is a .jsonl file, else what is between separators.
+
+    A separator that is alone on its line takes the line's end with it. Without one, a file is one document.
+    """
+    kind = Path(path).suffix.lower()
+    if kind in TABLES:
+        reader = command("data/openwebtext/prepare.py", f"--dataset={Path(path).parent}")
+        raise UserError(f"{path}: {kind} files are read by {reader}")
     text = read_text(path)
-    if Path(path).suffix.lower() != ".jsonl":
-        return [text] if text else []
+    if kind != ".jsonl":
+        mark = re.escape(separator)
+        documents = re.split(rf"(?m:^{mark}\r?\n)|{mark}", text) if separator else [text]
+        return [document for document in documents if document]
     documents = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
@@ -143,7 +154,7 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
         coder = CharTokenizer(chain.from_iterable(part for _, _, part in parts(cut)))
     if tokenizer == "bpe":
         coder = train_bpe(sample(parts(cut), cut), vocab_size or 1024)
-    write_dataset(Path(folder), coder, encode_all(coder, parts(cut)), source, settings)
+    write_dataset(Path(folder), coder, encode_all(coder, parts(cut)), length, source, settings)
 
 
 def find_tokenizer(name):
@@ -195,9 +206,11 @@ def encode_all(coder, parts):
             yield from pool.map(encode, some)
 
 
-def write_dataset(folder, coder, encoded, source, settings):
-    """Write what `encode_all` yields. The new files take their places together or not."""
-    tokens, sizes = Counter(), Counter()
+def write_dataset(folder, coder, encoded, length, source, settings):
+    """Write what `encode_all` yields, of `length` characters. meta.json comes last: with it the folder is whole."""
+    tokens, sizes, characters = Counter(), Counter(), 0
+    mark, marked = coder.decode(coder.document_start), False
+    began, shown = time.monotonic(), 0.0
     hashes, text_hash = {split: hashlib.sha256() for split in SPLITS}, hashlib.sha256()
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:  # at its end the files take their places, the last opened first
@@ -213,6 +226,14 @@ def write_dataset(folder, coder, encoded, source, settings):
             text_hash.update(content)
             tokens[split] += len(ids)
             sizes[split] += len(content)
+            characters += len(text)
+            marked |= bool(mark) and mark in text
+            seconds = time.monotonic() - began
+            if seconds > shown + 5:
+                shown, megabytes = seconds, sizes.total() / 1e6
+                left = timedelta(seconds=round(seconds * (length - characters) / max(characters, 1)))
+                done = f"{characters / length:.1%}   {megabytes:,.0f} MB   {tokens.total():,} tokens"
+                print0(f"{done}   {megabytes / seconds:.1f} MB/s   {left} left")
         for split in SPLITS:
             if tokens[split] < 2:
                 problem = f"the text is too short: its {split} part has fewer than two tokens"
@@ -230,12 +251,11 @@ def write_dataset(folder, coder, encoded, source, settings):
             "tokenizer": coder.state(),
         }
         files["meta.json"].write(json.dumps(meta, indent=1).encode())
-        for file in files.values():  # which takes long for large ones, and shows a full disk
-            file.flush()
-            os.fsync(file.fileno())
-        # from here on the folder is incomplete, until it has a meta.json again
         (folder / "meta.json").unlink(missing_ok=True)
 
     print0(f"{folder}: {source}, {sum(sizes.values()):,} bytes")
     print0(f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens, {meta['dtype']}")
+    if marked:
+        cure = f"--separator='{mark}' of data/text/prepare.py splits plain files into documents there"
+        print0(f"NOTE    {mark} in the text is encoded as plain text; {cure}")
     print0(f"vocabulary: {coder.vocab_size:,} tokens ({meta['tokenizer']['kind']})")

@@ -26,6 +26,7 @@ class Tokenizer:
     document_start = []  # the tokens that tell a document from the one before it
 
     def encode(self, text) -> list[int]:
+        """Return the tokens of a prompt. Unlike in a text (`encode_array`), special tokens may be written out."""
         return self.encode_array(text).tolist()
 
     def decode_stream(self, ids, prompt=()):
@@ -36,7 +37,7 @@ class Tokenizer:
         """
         last, new = list(prompt[-1:]), []
         for i in ids:
-            new += [i] if i < self.vocab_size else []  # a model may have spare rows in its embedding
+            new.append(i)
             text = self.decode(last + new)[len(self.decode(last)) :]
             if text.endswith("\ufffd"):  # an unfinished character
                 yield ""
@@ -83,7 +84,7 @@ def code_points(text):
 
 
 class BPETokenizer(Tokenizer):
-    """Byte-pair encoding, run by tiktoken. Text that looks like a special token is encoded as plain text."""
+    """Byte-pair encoding, run by tiktoken."""
 
     def __init__(self, ranks: dict[bytes, int], pattern: str, special_tokens: dict[str, int]):
         self.ranks, self.pattern, self.special_tokens = ranks, pattern, special_tokens
@@ -92,6 +93,9 @@ class BPETokenizer(Tokenizer):
         # without any special token tiktoken takes twice the time, so it gets one that no text is encoded to
         special = special_tokens or {END: len(ranks)}
         self.encoding = tiktoken.Encoding("bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+
+    def encode(self, text) -> list[int]:
+        return self.encoding.encode(text, allowed_special={*self.special_tokens}, disallowed_special=())
 
     def encode_array(self, text) -> np.ndarray:
         return self.encoding.encode_to_numpy(text, disallowed_special=())
@@ -106,7 +110,7 @@ class BPETokenizer(Tokenizer):
 
 
 class HFTokenizer(Tokenizer):
-    """A Hugging Face tokenizer, given its tokenizer.json. Text that looks like a special token becomes that token."""
+    """A Hugging Face tokenizer, given its tokenizer.json."""
 
     def __init__(self, json_text):
         try:
@@ -116,6 +120,7 @@ class HFTokenizer(Tokenizer):
         self.tokenizer = tokenizers.Tokenizer.from_str(json_text)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
+        self.tokenizer.encode_special_tokens = True  # as the text that they are
         vocabulary = self.tokenizer.get_vocab()
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         plain, marked = self.run("a", add_special_tokens=False), self.run("a", add_special_tokens=True)
@@ -130,8 +135,11 @@ class HFTokenizer(Tokenizer):
             raise TokenizerError(f"the tokenizer cannot encode this text: {error}") from None
 
     def encode(self, text) -> list[int]:
-        """Return the tokens of a text to continue, after those that the model expects first."""
-        return self.prompt_start + self.run(text, add_special_tokens=False)
+        """Return the tokens of a prompt, after those that the model expects first."""
+        self.tokenizer.encode_special_tokens = False
+        tokens = self.prompt_start + self.run(text, add_special_tokens=False)
+        self.tokenizer.encode_special_tokens = True
+        return tokens
 
     def encode_array(self, text) -> np.ndarray:
         return np.array(self.run(text, add_special_tokens=False), np.uint32)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from config.runtime.errors import UserError
 from config.runtime.files import folder_lock
-from conftest import contents, hear_signals
+from conftest import ROOT, contents, hear_signals
 from data import prepare as preparing
 from data.dataset import load_dataset
 from data.prepare import encode_all, in_parts, prepare, read_dataset, read_documents, text_files
@@ -106,6 +106,28 @@ def test_documents_begin_with_their_token_or_after_a_lines_end(tmp_path, field):
     assert ids.count(GPT2.document_start[0]) == len(DOCUMENTS)
 
 
+def test_a_separator_ends_documents_and_its_line(tmp_path, capsys):
+    (tmp_path / "a.txt").write_bytes(b"<|endoftext|>\none\n<|endoftext|>\r\ntwo<|endoftext|>\n three\n<|endoftext|>")
+    assert read_documents(tmp_path / "a.txt", separator=END) == ["one\n", "two", "\n three\n"]
+    (text,) = read_documents(tmp_path / "a.txt")
+    for separator, documents in (("", 1), (END, 3)):
+        ids, _ = prepared(tmp_path / "data", read_documents(tmp_path / "a.txt", separator=separator) * 5, "gpt2")
+        assert ids.count(GPT2.document_start[0]) == 5 * documents
+        note = f"NOTE    {END} in the text is encoded as plain text; --separator='{END}' of data/text/prepare.py"
+        assert (note in capsys.readouterr().out) == (not separator)
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "parquet", "txt.gz"])
+def test_tables_and_compressed_files_name_the_program_that_reads_them(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(ROOT)
+    path = tmp_path / f"a.{kind}"
+    path.write_bytes(b"[1, 2]")
+    with pytest.raises(UserError) as error:
+        read_documents(path)
+    reader = f"python data/openwebtext/prepare.py --dataset={tmp_path}"
+    assert str(error.value) == f"{path}: {path.suffix} files are read by {reader}"
+
+
 @pytest.mark.parametrize("name, content, named", [
     ("a.jsonl", b'{"text": "good"}\n{"text": 3}', "a.jsonl: line 2: no text in field 'text'; --field may be: none"),
     ("a.jsonl", b'{"title": "good"}\n', "line 1: no text in field 'text'; --field may be: title"),
@@ -173,6 +195,19 @@ def test_bad_datasets(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match="a package that is not installed: pip install datasets"):
         read_dataset("some/where")
+
+
+# -- progress ------------------------------------------------------------------------------------------------
+
+
+def test_a_long_preparation_shows_how_far_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("time.monotonic", count(0, 2).__next__)
+    prepare(tmp_path / "data", ["x" * 999_999] * 7, "test", "gpt2", 0, 0.5)
+    lines = [line.split("   ") for line in capsys.readouterr().out.splitlines() if " left" in line]
+    assert lines == [
+        ["42.9%", "3 MB", "3,000,000 tokens", "0.5 MB/s", "0:00:08 left"],
+        ["71.4%", "5 MB", "5,000,000 tokens", "0.4 MB/s", "0:00:05 left"],
+    ]
 
 
 # -- threads -------------------------------------------------------------------------------------------------

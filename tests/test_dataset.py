@@ -73,7 +73,7 @@ def test_damaged_data_is_refused_with_file_and_cure(whole, tmp_path, harm, named
         load_dataset(folder)
     message = str(error.value)
     assert f"{folder}/{named}" in message and "\n" not in message
-    assert message.endswith("; prepare data/words again") or "No such file" in named
+    assert message.endswith("; prepare the text again") or "No such file" in named
 
 
 def test_token_ids_outside_the_vocabulary_are_named_also_in_a_file_too_large_to_hash(whole, tmp_path, monkeypatch):
@@ -82,7 +82,7 @@ def test_token_ids_outside_the_vocabulary_are_named_also_in_a_file_too_large_to_
     size = (folder / "train.bin").stat().st_size
     (folder / "train.bin").write_bytes(b"\x2c\x01" * (size // 2))
     words = load_dataset(folder)
-    with pytest.raises(UserError, match="train.bin: token 300 is outside the vocabulary; prepare data/words again"):
+    with pytest.raises(UserError, match="train.bin: token 300 is outside the vocabulary; prepare the text again"):
         words.batch(0, 0, 0, 2, 16)
 
 

@@ -12,16 +12,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import TINY, refused
 from cover import TINY as SHAPE
 from cover import columns, each, perturb, settings
 from data.huggingface import from_pretrained, save_pretrained
-from data.tokenizer import CharTokenizer
+from data.tokenizer import END, SPLIT, BPETokenizer, CharTokenizer
 from model import GPT, GPTConfig
 
 STANDARD = {"attention": "standard"}
+BYTES = BPETokenizer({bytes([i]): i for i in range(256)}, SPLIT, {END: 256})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -114,6 +116,80 @@ def test_it_generates_past_the_end_of_the_context(tmp_path):
     written = theirs.generate(ids(1, 10), do_sample=False, max_new_tokens=20)
     for t in (16, 29):
         assert written[0, t] == theirs(written[:, t - 16 : t]).logits[0, -1].argmax()
+
+
+@pytest.mark.parametrize("row", [STANDARD, {"attention": "w2", "residual": "m1"}])
+def test_no_token_is_generated_that_the_tokenizer_lacks(row, tmp_path):
+    """A large vocabulary is rounded up, so the embedding has more rows than there are tokens."""
+    model = perturb(GPT(GPTConfig(**SHAPE | {"vocab_size": 300} | row)))
+    save_pretrained(model, tmp_path / "exported", BYTES)
+    theirs = opened(tmp_path / "exported")
+    torch.manual_seed(0)
+    written = theirs.generate(ids(20, 8), do_sample=True, temperature=9.0, top_k=0, max_new_tokens=20)
+    assert written.max() < BYTES.vocab_size <= theirs(ids(20, 8)).logits[:, -1].argmax(-1).max()
+
+
+# -- in other people's programs ------------------------------------------------------------------------------
+
+ROWS = [{"input_ids": row, "labels": row} for row in ids(2, 16).tolist()]
+
+
+def losses(model, folder, **options):
+    """Return the loss of each step of transformers' Trainer, on two rows of tokens."""
+    pytest.importorskip("accelerate")
+    options |= dict(output_dir=folder, use_cpu=True, report_to=[], logging_steps=1, max_steps=12, learning_rate=0.02)
+    options |= dict(per_device_train_batch_size=1, gradient_accumulation_steps=2)
+    trainer = transformers.Trainer(model, transformers.TrainingArguments(**options), train_dataset=ROWS)
+    trainer.train()
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+def test_trainer_with_and_without_gradient_checkpointing(tmp_path):
+    save_pretrained(a_model(), tmp_path / "exported")
+    found = [losses(opened(tmp_path / "exported"), tmp_path, gradient_checkpointing=on) for on in (False, True)]
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    assert found[0][-1] < 0.7 * found[0][0]
+
+
+def test_gradient_checkpointing_is_the_models_own(tmp_path):
+    theirs = exported(a_model(), tmp_path / "exported")
+    theirs.gradient_checkpointing_enable()
+    assert theirs.is_gradient_checkpointing and theirs.gpt.config.activation_checkpointing
+    theirs.gradient_checkpointing_disable()
+    assert not theirs.gpt.config.activation_checkpointing
+
+
+def test_options_that_are_not_supported_are_named(tmp_path):
+    theirs = exported(a_model(), tmp_path / "exported")
+    theirs(ids(1, 4), inputs_embeds=None, use_cache=False)
+    with pytest.raises(ValueError, match="position_ids is not supported: leave it out"):
+        theirs(ids(1, 4), position_ids=torch.arange(4))
+
+
+def test_low_rank_adapters_train_and_merge(tmp_path):
+    peft = pytest.importorskip("peft")
+    adapters = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], r=4)
+    adapted = peft.get_peft_model(exported(a_model(), tmp_path / "exported"), adapters)
+    found = losses(adapted, tmp_path, gradient_checkpointing=True)
+    assert found[-1] < 0.7 * found[0]
+    with torch.no_grad():
+        loss = adapted.eval()(ids(2, 16), labels=ids(2, 16)).loss
+        agree(adapted.merge_and_unload()(ids(2, 16), labels=ids(2, 16)).loss, loss)
+
+
+def test_supervised_fine_tuning_by_trl(tmp_path):
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    save_pretrained(a_model(vocab_size=BYTES.vocab_size, block_size=64), tmp_path / "exported", BYTES)
+    options = dict(output_dir=tmp_path, use_cpu=True, report_to=[], logging_steps=1, max_steps=6, learning_rate=0.02)
+    trainer = trl.SFTTrainer(
+        opened(tmp_path / "exported"),
+        trl.SFTConfig(**options, max_length=64),
+        train_dataset=datasets.Dataset.from_dict({"text": ["the quick brown fox", "the dog"] * 4}),
+        processing_class=AutoTokenizer.from_pretrained(tmp_path / "exported"),
+    )
+    trainer.train()
+    found = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert found[-1] < 0.7 * found[0]
 
 
 OWN = '''

@@ -1,6 +1,6 @@
 """
 model.py's GPT and Hugging Face's LlamaForCausalLM are one model: weights pass both ways, and the
-logits agree; data/huggingface.py reads and writes its folders. Needs transformers; nothing is downloaded.
+logits agree; data/huggingface reads and writes its folders. Needs transformers; nothing is downloaded.
 """
 
 import os

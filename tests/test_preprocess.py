@@ -11,7 +11,7 @@ import data.prepare
 import data.shakespeare
 from config.runtime.errors import UserError
 from config.runtime.files import atomic_write, read_text, sha256
-from conftest import contents, refused
+from conftest import ROOT, TINY, contents, refused
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared, prepare
 from data.shakespeare import tiny_shakespeare
@@ -69,14 +69,6 @@ def test_on_a_full_disk_what_was_there_stays(folder, monkeypatch, name):
     assert contents(folder) == before
 
 
-def test_new_files_are_on_the_disk_before_the_old_ones_go(folder, monkeypatch):
-    """A large file takes long to reach the disk, so a kill is most likely to come then."""
-    complete = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: complete.append((folder / "meta.json").exists()))
-    prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
-    assert complete[:3] == [True, True, True]
-
-
 def test_half_replaced_folder_is_not_taken_for_whole(folder, monkeypatch):
     def killed(old, new):
         if new.name == "train.bin":
@@ -131,7 +123,7 @@ def test_text_script_takes_files_and_folders(repo):
         Path("texts", name).parent.mkdir(parents=True, exist_ok=True)
         Path("texts", name).write_text(f"{name}: {TEXT}", encoding="utf-8")
     command = "data/text/prepare.py texts/sub/a.txt texts --name=plays --tokenizer=bpe --vocab_size=280"
-    assert "to train on it: python train.py --dataset=plays" in repo(command)
+    assert f"to train on it: python {ROOT / 'train.py'} --dataset=plays\n" in repo(command)
     loaded = load_dataset("data/plays")
     assert loaded.meta["source"] == "a.txt and 2 more" and loaded.meta["vocab_size"] == 280
     ids = np.concatenate([loaded.splits["train"], loaded.splits["val"]])
@@ -172,18 +164,38 @@ def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, na
 # -- ensure_prepared -----------------------------------------------------------------------------------------
 
 
-def test_a_dataset_is_prepared_with_its_settings_when_its_text_is_new(repo, capsys):
-    """Times of files say nothing: a text that is moved there keeps its own, and copying a folder gives new ones."""
+def test_a_dataset_is_prepared_once(repo, capsys):
+    for name in ("meta.json", "train.bin", "val.bin"):
+        Path("data/shakespeare_char", name).unlink()
+    assert load_dataset(ensure_prepared("shakespeare_char")).meta["source"] == "your own shakespeare_char/input.txt"
+    assert "not prepared yet, running data/shakespeare_char/prepare.py" in capsys.readouterr().out
+    ensure_prepared("shakespeare_char")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_changed_input_is_an_error_that_gives_the_command(repo, capsys):
     repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
     text = Path("data/shakespeare_bpe/input.txt")
-    os.utime(text, (2**32, 2**32))
-    ensure_prepared("shakespeare_bpe")
-    assert capsys.readouterr().out == ""
+    os.utime(text, (2**32, 2**32))  # its time says nothing
+    load_dataset("data/shakespeare_bpe")
     text.write_text(TEXT, encoding="utf-8")
-    os.utime(text, (1, 1))
-    ensure_prepared("shakespeare_bpe")
-    shown = capsys.readouterr().out
-    assert shown.startswith("data/shakespeare_bpe: its input.txt has changed, ")
-    assert shown.endswith("running data/shakespeare_bpe/prepare.py --tokenizer=bpe --vocab_size=300\n")
-    meta = load_dataset("data/shakespeare_bpe").meta
-    assert meta["text_sha256"] == sha256(TEXT.encode()) and meta["vocab_size"] == 300
+    error = refused(repo, f"train.py {TINY} --dataset=shakespeare_bpe", capsys)
+    program, options = repo.folder / "data/shakespeare_bpe/prepare.py", "--tokenizer=bpe --vocab_size=300"
+    assert error.endswith(f"input.txt has changed since it was prepared: run python {program} {options}\n")
+    repo(f"data/shakespeare_bpe/prepare.py {options}")
+    assert load_dataset("data/shakespeare_bpe").meta["vocab_size"] == 300
+
+
+@pytest.mark.parametrize("where", ["elsewhere/plays", "./plays"])
+def test_data_may_be_anywhere(repo, where):
+    Path("my.txt").write_text(TEXT, encoding="utf-8")
+    assert f"--dataset={where}" in repo(f"data/text/prepare.py my.txt --name={where}")
+    assert sorted(path.name for path in Path(where).iterdir()) == ["meta.json", "train.bin", "val.bin"]
+    repo(f"train.py {TINY} --dataset={where}")
+    assert Path("out/plays/ckpt.pt").exists()
+
+
+@pytest.mark.parametrize("name", ["", ".", "huggingface", "tokenizer.py", "./data", "elsewhere/plays"])
+def test_what_is_no_dataset_is_refused(repo, name):
+    with pytest.raises(UserError, match=f"dataset = '{name}' is invalid: it must be one of openwebtext, .*, or your"):
+        ensure_prepared(name)

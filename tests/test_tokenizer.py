@@ -45,6 +45,13 @@ def test_bpe_round_trip(text):
     assert again(BPE).encode(text) == ids
 
 
+def test_a_special_token_is_text_in_a_text_and_itself_in_a_prompt():
+    assert BYTES.decode(BYTES.encode_array("a<|endoftext|>b").tolist()) == "a<|endoftext|>b"
+    assert BYTES.encode_array("a<|endoftext|>b").max() < 256
+    assert BYTES.encode("a<|endoftext|>b") == [97, 256, 98]
+    assert BPE.encode("<|endoftext|>") == BPE.encode_array("<|endoftext|>").tolist()  # it has none
+
+
 @given(st.text())
 def test_python_and_tiktoken_split_alike(text):
     assert BPE.encode(text) == [i for piece in re.findall(SPLIT, text) for i in BPE.encode(piece)]

@@ -53,7 +53,7 @@ def run_folder(settings, defaults, argv) -> Path:
     config_files = [Path(argument).stem for argument in argv if not argument.startswith("-")]
     method = [name for name in METHOD if settings[name] != defaults[name]]
     options = [name if settings[name] is True else settings[name] for name in method]
-    name = settings["out_dir"] or "out/" + "-".join(config_files or [settings["dataset"], *options])
+    name = settings["out_dir"] or "out/" + "-".join(config_files or [Path(settings["dataset"]).name, *options])
     return Path(name)
 
 

@@ -237,7 +237,7 @@ def resumed_model(checkpoint, settings, data) -> GPT:
         check_tokens(data, checkpoint["tokenizer"], path, f"run:{path.parent}")
     elif data.meta["sha256"] != trained_on["sha256"] or data.tokenizer.state() != checkpoint["tokenizer"]:
         cure = f"prepare {trained_on['source']} again"
-        raise UserError(f"{path} was not trained on data/{data.folder.name}: {cure}")
+        raise UserError(f"{path} was not trained on {data.folder}: {cure}")
     return build_model(checkpoint)
 
 
@@ -297,7 +297,7 @@ def check_tokens(data, state, owner, tokenizer):
     """Raise a UserError if the data are not in the `owner`'s tokens, with a command that prepares a text in them."""
     if data.tokenizer.state() != state:
         cure = command("data/text/prepare.py", "TEXT", "--name=NAME", f"--tokenizer={tokenizer}")
-        problem = f"data/{data.folder.name} does not use the tokenizer of {owner}"
+        problem = f"{data.folder} does not use the tokenizer of {owner}"
         raise UserError(f"{problem}: prepare its text with {cure}, then --dataset=NAME")
 
 

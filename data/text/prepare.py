@@ -13,13 +13,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
 from config import read_settings
-from config.runtime.errors import UserError
+from config.runtime.errors import UserError, command
 from config.runtime.processes import install_excepthook, print0
-from data.prepare import prepare, read_documents, text_files
+from data.prepare import DATA, dataset_folder, prepare, read_documents, text_files
 
 # -----------------------------------------------------------------------------
-name = "text"  # folder in data/ to write to, for train.py's --dataset
+name = "text"  # for train.py's --dataset: a folder in data/ or, with a slash, the path of any folder
 field = "text"  # field of a .jsonl file with the text
+separator = ""  # text that separates the documents of a plain file, such as <|endoftext|>
 tokenizer = "char"  # char, bpe, gpt2, hf:NAME or run:FOLDER
 vocab_size = 0  # number of bpe tokens to learn; 0: 1024
 val_fraction = 0.1  # share of the text kept for validation: its end
@@ -29,15 +30,15 @@ if __name__ == "__main__":
     install_excepthook()
     paths = [argument for argument in sys.argv[1:] if not argument.startswith("-")]  # the others are settings
     globals().update(read_settings(__file__, [argument for argument in sys.argv[1:] if argument.startswith("-")]))
-    folder = Path(__file__).resolve().parents[1] / name
+    folder = dataset_folder(name)
     if not paths:
         raise UserError("give the files or folders to prepare: python data/text/prepare.py my.txt")
-    if not re.fullmatch(r"\w[\w.-]{0,99}", name):
+    if folder.parent == DATA and not re.fullmatch(r"\w[\w.-]{0,99}", name):
         raise UserError(f"name = {name!r:.99} is invalid: use up to 100 letters, digits, '_', '-' and '.'")
     if name != "text" and (folder / "prepare.py").exists():
-        raise UserError(f"name = {name!r} is invalid: data/{name} has its own prepare.py; choose another name")
+        raise UserError(f"name = {name!r} is invalid: {folder} has its own prepare.py; choose another name")
     files = [file for path in paths for file in text_files(path)]
     source = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
-    documents = [document for file in files for document in read_documents(file, field)]
+    documents = [document for file in files for document in read_documents(file, field, separator)]
     prepare(folder, documents, source, tokenizer, vocab_size, val_fraction)
-    print0(f"to train on it: python train.py --dataset={name}")
+    print0(f"to train on it: {command('train.py', f'--dataset={name}')}")

@@ -1,7 +1,4 @@
-"""Models of Hugging Face: a Llama, from a folder or the hub -> GPT; a GPT of any kind, and its tokenizer -> a folder.
-
-Needs transformers, which is imported at first use.
-"""
+"""A GPT of any kind, and its tokenizer -> a folder that transformers reads."""
 
 import copy
 import inspect
@@ -14,111 +11,9 @@ from pathlib import Path
 
 import torch
 
-from config.runtime.checks import SHAPE, of_model
 from config.runtime.errors import UserError
-from config.runtime.run import check_tokens, load_weights
-from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer, hf_tokenizer, import_transformers, reason
-from model import GPT, GPTConfig
-
-# our module names -> Llama's, for the whole model and for each layer
-LLAMA_MODEL = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
-LLAMA_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn.q_proj": "self_attn.q_proj",
-    "attn.k_proj": "self_attn.k_proj",
-    "attn.v_proj": "self_attn.v_proj",
-    "attn.o_proj": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.gate_proj": "mlp.gate_proj",
-    "mlp.up_proj": "mlp.up_proj",
-    "mlp.down_proj": "mlp.down_proj",
-}
-# the fields of a Hugging Face LlamaConfig, by those of GPTConfig
-LLAMA_CONFIG = {
-    "block_size": "max_position_embeddings",
-    "vocab_size": "vocab_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_kv_head": "num_key_value_heads",
-    "n_embd": "hidden_size",
-    "n_inner": "intermediate_size",
-    "bias": "attention_bias",
-    "norm_eps": "rms_norm_eps",
-    "tie_weights": "tie_word_embeddings",
-}
-
-
-def llama_names(model):
-    """Return {name in a Hugging Face Llama checkpoint: name here} of all that a Llama has, and nothing else."""
-    modules = {theirs: ours for ours, theirs in LLAMA_MODEL.items()}
-    for l in range(model.config.n_layer):
-        modules |= {f"model.layers.{l}.{theirs}": f"blocks.{l}.{ours}" for ours, theirs in LLAMA_LAYER.items()}
-    names = {f"{llama}.{kind}": f"{ours}.{kind}" for llama, ours in modules.items() for kind in ("weight", "bias")}
-    here = model.state_dict()
-    return {llama: ours for llama, ours in names.items() if ours in here}
-
-
-def to_llama(model):
-    """Return the tensors of a Hugging Face Llama checkpoint, copied. What Llama lacks is left out."""
-    tensors = model.state_dict()
-    return {llama: tensors[name].clone() for llama, name in llama_names(model).items()}
-
-
-def from_llama(state_dict, config) -> GPT:
-    """Return a model with the tensors of a Hugging Face Llama checkpoint, under any method.
-
-    What Llama lacks has its initial value. With tied weights `lm_head.weight` may be missing.
-    """
-    model = GPT(config)
-    ours, names = model.state_dict(), llama_names(model)
-    weights = {names.get(name, name): tensor for name, tensor in state_dict.items()}
-    weights |= {name: ours[name] for name in ours.keys() - names.values()}
-    if config.tie_weights:
-        weights.setdefault("head.weight", weights.get("embed.weight"))
-    load_weights(model, weights, "the Llama checkpoint")
-    return model
-
-
-def from_pretrained(name_or_path, **override) -> GPT:
-    """Return the Llama of a folder or of the Hugging Face hub.
-
-    `override` may set any field of the config that keeps the tensors' shapes, such as dropout, attention or residual.
-    """
-    transformers = import_transformers()
-
-    def read(load):
-        try:
-            return load(name_or_path)
-        except Exception as error:  # transformers, safetensors and the hub raise many types
-            raise UserError(f"{name_or_path}: not a model that transformers can read: {reason(error)}") from error
-
-    kind = read(transformers.PreTrainedConfig.get_config_dict)[0].get("model_type")
-    if kind != "llama":
-        raise UserError(f"{name_or_path} is a {kind!r} model; only 'llama' is supported")
-    theirs = read(transformers.LlamaConfig.from_pretrained)
-    rope = theirs.rope_parameters
-    plain = {
-        "rope_type": (rope["rope_type"], "default"),
-        "head_dim": (theirs.head_dim, theirs.hidden_size // theirs.num_attention_heads),
-        "hidden_act": (theirs.hidden_act, "silu"),
-        "mlp_bias": (theirs.mlp_bias, theirs.attention_bias),
-    }
-    for field, (value, needed) in plain.items():
-        if value != needed:
-            raise UserError(f"{name_or_path} has {field} = {value!r}; only {needed!r} is supported")
-    fields = {ours: getattr(theirs, name) for ours, name in LLAMA_CONFIG.items()}
-    config = GPTConfig(**{**fields, "rope_theta": float(rope["rope_theta"]), **override})
-    return from_llama(read(transformers.LlamaForCausalLM.from_pretrained).state_dict(), config)
-
-
-def begin_from_llama(settings, data) -> GPT:
-    """Return a Llama (hf:NAME) with the settings' attention and residual. Put its shape into the settings."""
-    name = settings["init_from"].removeprefix("hf:")
-    check_tokens(data, hf_tokenizer(name).state(), name, settings["init_from"])
-    method = {field: value for field, value in of_model(settings).items() if field not in SHAPE}
-    model = from_pretrained(name, **method)
-    settings |= {field: getattr(model.config, field) for field in SHAPE}
-    return model
+from data.huggingface.llama import LLAMA_CONFIG, to_llama
+from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer, import_transformers, reason
 
 
 def save_pretrained(model, folder, tokenizer=None):
@@ -129,7 +24,7 @@ def save_pretrained(model, folder, tokenizer=None):
     folder = Path(folder).absolute()
     if folder.exists():
         raise UserError(f"{folder} already exists: name a new folder")
-    import_transformers()
+    transformers = import_transformers()
     from safetensors import SafetensorError
 
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
@@ -140,9 +35,11 @@ def save_pretrained(model, folder, tokenizer=None):
         if llama:
             llama.save_pretrained(unfinished)
         else:
-            write_with_code(model, unfinished, ends)
+            write_with_code(model, unfinished)
         if theirs:
             theirs.save_pretrained(unfinished)
+            ends["suppress_tokens"] = list(range(tokenizer.vocab_size, model.config.vocab_size)) or None  # spare rows
+        transformers.GenerationConfig(**ends).save_pretrained(unfinished)
         unfinished.rename(folder)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder}: could not be written: {reason(error)}") from None
@@ -172,10 +69,9 @@ def as_llama(model, ends):
     return llama.to(model.head.weight.dtype) if difference < 1e-4 * ours.abs().max() else None
 
 
-def write_with_code(model, folder, ends):
+def write_with_code(model, folder):
     """Write the weights of a model of any kind, the file that defines it, and modeling_gpt.py, which wraps it."""
     from safetensors.torch import save_file
-    from transformers import GenerationConfig
 
     weights = model.state_dict()
     lost = sorted(name for name, _ in model.named_buffers() if name not in weights)
@@ -193,7 +89,6 @@ def write_with_code(model, folder, ends):
         **asdict(model.config),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    GenerationConfig(**ends).save_pretrained(folder)
     tensors = {f"gpt.{name}": tensor.contiguous() for name, tensor in weights.items()}
     if model.config.tie_weights:
         del tensors["gpt.head.weight"]
@@ -210,7 +105,6 @@ def to_transformers(tokenizer):
         theirs = tokenizer.tokenizer
     else:
         theirs = {CharTokenizer: of_characters, BPETokenizer: of_byte_pairs}[type(tokenizer)](tokenizer)
-        options["split_special_tokens"] = True  # text that looks like one stays plain text, as it does here
     if tokenizer.document_start:
         options["bos_token"] = theirs.id_to_token(tokenizer.document_start[0])
         if options["bos_token"] == END:

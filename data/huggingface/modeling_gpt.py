@@ -8,7 +8,7 @@ transformers imports this file from the exported folder, next to model.py. Nothi
 from dataclasses import fields
 
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from .model import GPT, GPTConfig
 
@@ -44,6 +44,7 @@ class GPTVariantForCausalLM(PreTrainedModel, GenerationMixin):
     base_model_prefix = "gpt"
     _tied_weights_keys = {"gpt.head.weight": "gpt.embed.weight"}  # if config.tie_weights
     _no_split_modules = ["GPT"]  # layers recompute one another, so they are on one device
+    supports_gradient_checkpointing = True
 
     def __init__(self, config):
         super().__init__(config)
@@ -56,27 +57,56 @@ class GPTVariantForCausalLM(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self):
         return self.gpt.head
 
-    def forward(self, input_ids, attention_mask=None, labels=None, return_dict=True):
+    @property
+    def gradient_checkpointing(self):
+        """The switch that transformers sets."""
+        return self.gpt.config.activation_checkpointing
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, on):
+        self.gpt.config.activation_checkpointing = on
+
+    @property
+    def base_model(self):
+        """The model without its head, for trl, which applies the head itself."""
+        return self.hidden_states
+
+    def hidden_states(self, input_ids, attention_mask=None, **options):
+        check_inputs(attention_mask, options)
+        return BaseModelOutput(self.gpt.features(input_ids))
+
+    def forward(
+        self, input_ids, attention_mask=None, labels=None, return_dict=None, num_items_in_batch=None, **options
+    ):
         """Return logits (B, T, V) for input_ids (B, T) and, with labels (B, T), their mean cross-entropy in nats.
 
         The labels are the input_ids: each is compared with the logits of the token before it. -100 is ignored. A mask
         may have zeros at the end of a row only: no earlier token sees what is there, so they change nothing.
-        Raises ValueError for any other mask, and for a T that is longer than block_size.
+        Raises ValueError for any other mask, a T that is longer than block_size, and any other option that is given.
         """
-        if attention_mask is not None and (attention_mask[:, 1:] > attention_mask[:, :-1]).any():
-            raise ValueError("attention_mask has a 0 before a 1: set tokenizer.padding_side = 'right'")
+        check_inputs(attention_mask, options)
         logits, _ = self.gpt(input_ids)
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
+            sizes = {"vocab_size": self.config.vocab_size, "num_items_in_batch": num_items_in_batch}
+            loss = self.loss_function(logits=logits, labels=labels, **sizes)
         output = CausalLMOutput(loss=loss, logits=logits)
-        return output if return_dict else output.to_tuple()
+        return output.to_tuple() if return_dict is False else output
 
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **options):
         """Return what `forward` needs for the next token: the last block_size tokens."""
         if attention_mask is not None and not attention_mask.all():
             raise ValueError("to generate, give texts of one length, without padding, or one text at a time")
         return {"input_ids": input_ids[:, -self.config.block_size :]}
+
+
+def check_inputs(attention_mask, options):
+    """Raise a ValueError for what the model would otherwise ignore."""
+    if attention_mask is not None and (attention_mask[:, 1:] > attention_mask[:, :-1]).any():
+        raise ValueError("attention_mask has a 0 before a 1: set tokenizer.padding_side = 'right'")
+    given = [name for name, value in options.items() if value is not None and value is not False]
+    if given:
+        raise ValueError(f"{given[0]} is not supported: leave it out")
 
 
 GPTVariantConfig.register_for_auto_class()  # so that save_pretrained copies this file and model.py
