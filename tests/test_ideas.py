@@ -13,6 +13,7 @@ IDEAS = sorted(path.stem for path in (ROOT / "tests" / "bench" / "ideas").glob("
 ROWS = [
     dict(attention="standard", n_kv_head=2, activation_checkpointing=True),
     dict(attention="w2", sigma="diagonal", residual="m2", tie_weights=True),
+    dict(attention="w2", w2_score="overlap", residual="m1"),
     dict(attention="summed_qk", qk_scale="5.5", residual="m3.2", keep_input=True, bias=True),
 ]
 
