@@ -108,6 +108,18 @@ def w2_scores(mu_q, mu_k, sigma_q, sigma_k, log_tau):
     return torch.stack(rows)
 
 
+def overlap_scores(mu_q, mu_k, sigma_q, sigma_k):
+    """
+    "−½ ( ‖Rμ_q − Rμ_k‖² / (σ_q + σ_k) + D · log(σ_q + σ_k) )", with one σ per head and token, (T,)
+    """
+    T, D = mu_q.shape
+    rows = []
+    for m in range(T):
+        spread = sigma_q[m] + sigma_k
+        rows.append(-(((mu_q[m] - mu_k) ** 2).sum(dim=-1) / spread + D * torch.log(spread)) / 2)
+    return torch.stack(rows)
+
+
 def summed_scores(qk, d, scale, learned):
     """Σ_i QK_iᵀ / d_s over the layers i < m. In 5.5 "d_s is a learned vector √d_k · a⃗"; a_i = exp(log_a_i)."""
     m, total = len(qk), 0
@@ -142,9 +154,13 @@ def weights_standard(q, k, **_):
 
 
 def weights_w2(q, k, h, kv, normed, extras, config, **_):
-    n = {"scalar": 1, "diagonal": q.shape[-1], "none": 0}[config.sigma]
+    overlap = config.w2_score == "overlap"
+    n = q.shape[-1] if overlap else {"scalar": 1, "diagonal": q.shape[-1], "none": 0}[config.sigma]
     spread = torch.nn.functional.softplus(normed @ extras["sigma.weight"].T) if n else torch.zeros(len(normed), 0)
     own, other = h * n, (config.n_head + kv) * n  # the query heads come first
+    if overlap:  # "σ = mean over D of softplus(...) + 1e-4"
+        sigma_q, sigma_k = (spread[:, first : first + n].mean(dim=-1) + 1e-4 for first in (own, other))
+        return causal_softmax(overlap_scores(q, k, sigma_q, sigma_k))
     log_tau = math.log(2 * q.shape[-1] ** 0.5) + 0.1 * extras["tau_shift"][h]  # q·k starts with 1/√d
     return causal_softmax(w2_scores(q, k, spread[:, own : own + n], spread[:, other : other + n], log_tau))
 
@@ -158,7 +174,7 @@ WEIGHTS = {"standard": weights_standard, "w2": weights_w2, "summed_qk": weights_
 # Functions of a layer's mixed heads y (T, C) before W_O, by kind. Kinds not listed leave y unchanged.
 OUTPUTS = {}
 
-T_BY_T = set()  # kinds that hold T x T tensors, which the tests then allow
+T_BY_T = [{"attention": "w2", "w2_score": "overlap"}]  # settings under which T x T tensors are made: a test allows them
 
 
 def extras_of(state, layer):
@@ -365,6 +381,7 @@ for kind in CHOICES["attention"]:
     for value in CHOICES.get(option, [None]):
         name = f"{kind.removesuffix('_qk')}-{value}" if option else kind
         KINDS[name] = {"attention": kind} | ({option: value} if option else {})
+KINDS["w2-overlap"] = {"attention": "w2", "w2_score": "overlap"}  # sigma has no effect there
 
 METHODS = {}
 for residual in CHOICES["residual"]:
@@ -381,7 +398,7 @@ SHAPES = {"block_size", "vocab_size", "n_layer", "n_head", "n_embd", "n_inner", 
 
 def columns(config=GPTConfig):
     """What the tests vary: {name: [settings]} of kinds, and of every other bool, choice and number of the config."""
-    options = set(OPTIONS.values())
+    options = {*OPTIONS.values(), "w2_score"}
     found = {"attention": list(KINDS.values())}
     for field in fields(config):
         if isinstance(field.default, bool):

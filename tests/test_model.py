@@ -97,7 +97,7 @@ def test_no_tensor_of_T_by_T(row):
     with Outputs() as outputs:
         model(idx, idx)[1].backward()
     found = [shape for shape in outputs.shapes if shape.count(T) >= 2]
-    assert bool(found) == (row["attention"] in reference.T_BY_T), found
+    assert bool(found) == any(kind.items() <= row.items() for kind in reference.T_BY_T), found
 
 
 # ----------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def attention_error(kind, seed):
 
     def output(attn, x):
         q, k, v = attn.project(x, rope_table(0, T, config.head_dim, config.rope_theta, x))
-        return attn(x, *attn.score_vectors(q, k, x, ()), v).double()
+        return attn(*attn.score_vectors(q, k, x, ()), v).double()
 
     x = torch.randn(2, T, C).sign()
     exact = output(copy.deepcopy(attn).double(), x.double())

@@ -73,7 +73,7 @@ def attention_forward():
         block, x, rope = one_layer(kind)
         normed = block.attn_norm(x)
         q, k, v = block.attn.project(normed, rope)
-        out = block.attn(normed, *block.attn.score_vectors(q, k, normed, ()), v)
+        out = block.attn(*block.attn.score_vectors(q, k, normed, ()), v)
         assert out.shape == x.shape and out.isfinite().all(), f"{kind}: {tuple(out.shape)}, or not finite"
 
 
