@@ -113,6 +113,11 @@ class GPTConfig:
     def head_dim(self):
         return self.n_embd // self.n_head
 
+    @property
+    def method(self):
+        """Return the settings under which weights of the same names and shapes compute something else."""
+        return {field: getattr(self, field) for field in (*CHOICES, "keep_input")}
+
 
 class ConfigError(ValueError):
     """The message names the field, the value, and what would work."""
@@ -453,8 +458,10 @@ class GPT(nn.Module):
 
     def init_weights(self):
         """Give every parameter its initial value again: the constructor has done so, unless on the meta device."""
-        for part in (*self.blocks, self.norm, self):
-            part.init_weights() if isinstance(part, Block) else part.reset_parameters()
+        for block in self.blocks:
+            block.init_weights()
+        self.norm.reset_parameters()
+        self.reset_parameters()
 
     def features(self, idx, cache=None):
         """Return the final hidden states (B, T, C) of idx (B, T): a whole context, or the one token after `cache`'s."""
@@ -490,6 +497,19 @@ class GPT(nn.Module):
     def loss(self, logits, targets):
         # compiled on its own: compiled code that also returned the logits would compute a gradient for them, all zeros
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten().long().clamp_min(-1), ignore_index=-1)
+
+    # A state dict carries the method in its metadata, so that other programs, too, cannot load it under another one.
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata[prefix[:-1]]["method"] = self.config.method
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        for field, value in local_metadata.get("method", {}).items():
+            if value != self.config.method.get(field):
+                errors.append(f"these weights were trained with {field} = {value!r}: put that into the GPTConfig")
 
     # -- generation
 
@@ -542,11 +562,12 @@ class GPT(nn.Module):
 
     def param_groups(self, weight_decay):
         """Return three groups: the blocks' matrices, for Muon; embedding and head; and, undecayed, everything else."""
-        # by .parameters(), not .weight, which is no parameter where a matrix is pruned or parametrized
-        linear = [part for part in self.blocks.modules() if isinstance(part, nn.Linear)]
-        linear = {p for part in linear for p in part.parameters() if p.dim() == 2}
-        weights = [part for part in self.modules() if isinstance(part, (nn.Linear, nn.Embedding))]
-        weights = {p for part in weights for p in part.parameters() if p.dim() == 2}
+
+        def weights_of(parent, kinds):  # by .parameters(): where it is pruned or parametrized, .weight is none
+            parts = [part for part in parent.modules() if isinstance(part, kinds)]
+            return {p for part in parts for p in part.parameters() if p.dim() == 2}
+
+        linear, weights = weights_of(self.blocks, nn.Linear), weights_of(self, (nn.Linear, nn.Embedding))
         matrices = [p for p in self.parameters() if p in linear]  # a shared one once, as everywhere here
         tables = [p for p in self.parameters() if p in weights and p not in linear]
         vectors = [p for p in self.parameters() if p not in weights]
@@ -602,11 +623,9 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
         k_hat, v = (heads.repeat_interleave(q_hat.size(1) // heads.size(1), dim=1) for heads in (k_hat, v))
     elif S > D and (fused or device == "mps"):  # mps without fused: up to PyTorch 2.11
         v = F.pad(v, (0, S - D))  # all other fused kernels need v as wide as q̂ and k̂
-    # in torch.export, lengths are symbols, and only `if` makes a bool of their comparison
-    is_causal, enable_gqa = (True if unequal else False for unequal in (T != 1, q_hat.size(1) != k_hat.size(1)))  # noqa: SIM210
-    y = F.scaled_dot_product_attention(
-        q_hat, k_hat, v, dropout_p=dropout, is_causal=is_causal, scale=1.0, enable_gqa=enable_gqa
-    )
+    # where lengths vary (torch.export), T > 1 is a symbol, but PyTorch's function takes only bools
+    options = {"is_causal": True if T > 1 else False, "enable_gqa": True if q_hat.size(1) > k_hat.size(1) else False}
+    y = F.scaled_dot_product_attention(q_hat, k_hat, v, dropout_p=dropout, scale=1.0, **options)
     return y[..., :D]
 
 

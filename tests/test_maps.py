@@ -9,9 +9,9 @@ import torch
 import reference
 from config.runtime.maps import look_inside
 from conftest import TINY, refused
+from cover import KINDS, perturb
+from cover import TINY as SHAPE
 from model import GPT, GPTConfig
-from reference import KINDS, perturb
-from reference import TINY as SHAPE
 from test_extend import KINDS_OF_OWN, own  # noqa: F401, a fixture
 from test_model import close, tokens
 

@@ -19,9 +19,9 @@ from config.runtime.distributed import full_tensor, parallelize_model
 from config.runtime.errors import exit_program
 from config.runtime.muon import Float32Muon
 from conftest import TINY, differences, load, log_of, refused, run_program
+from cover import GRID, perturb, settings
 from data.dataset import Dataset
 from model import GPT, GPTConfig
-from reference import GRID, perturb, settings
 
 RUN = f"{TINY} --grad_accum_steps=4 --dropout=0.1 --lr_decay=none --seed=5"
 

@@ -16,8 +16,9 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import torch
 
 import reference
+from cover import COVER, KINDS, perturb, settings
 from model import GPT, GPTConfig, apply_rope, rope_table
-from reference import COVER, KINDS, perturb, settings, uncached_greedy
+from reference import uncached_greedy
 
 B, T, HIDDEN, HEADS, INNER = 2, 64, 512, 8, 2048
 
