@@ -31,7 +31,7 @@ def restored():
 @pytest.fixture
 def tables_of(tmp_path, monkeypatch, capsys):
     """A function that runs an experiment in small, and returns the lines of its tables."""
-    for name, block_size, vocab_size in (("copy", 7, 16), ("mqar", 16, 64), ("entailment", 2, 64)):
+    for name, block_size, vocab_size in (("copy", 7, 16), ("micro", 7, 16), ("mqar", 16, 64), ("entailment", 2, 64)):
         monkeypatch.setitem(tasks.TASKS, name, tasks.TASKS[name] | {"batch_size": 4, "steps": 2})
         small = tasks.SHAPES[name] | {"block_size": block_size, "vocab_size": vocab_size}
         monkeypatch.setitem(tasks.SHAPES, name, small)
@@ -40,7 +40,7 @@ def tables_of(tmp_path, monkeypatch, capsys):
 
     def once(run, device):
         """Other seeds and rates are taken to end as the first run of a model has."""
-        model = json.dumps([run["task"], run["model"], run.get("candidates")])
+        model = json.dumps([run["task"], run["recipe"], run["model"], run.get("candidates")])
         known[model] = known.get(model) or trial(run, device)
         return known[model]
 
@@ -53,7 +53,7 @@ def tables_of(tmp_path, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("name, tables", [("recall", 3), ("entailment", 4)])
+@pytest.mark.parametrize("name, tables", [("recall", 3), ("entailment", 4), ("micro", 8)])
 def test_an_interrupted_experiment_resumes(tables_of, tmp_path, name, tables):
     first, file = tables_of(name), tmp_path / f"{name}.json"
     assert sum("---" in row for row in first) == tables
@@ -63,7 +63,7 @@ def test_an_interrupted_experiment_resumes(tables_of, tmp_path, name, tables):
 
 
 @pytest.mark.parametrize("arguments, named", [
-    ([], "recall, entailment"),
+    ([], "recall, entailment, micro"),
     (["recal"], "'recal' is invalid"),
     (["recall", "--quik"], "--quik"),
     (["recall", "--device=cuda:9"], "cuda:9"),
@@ -125,13 +125,34 @@ def test_equal_parameters():
     like = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 10}
     cells = tasks.fair_cells("copy", like)
     counts = [GPT(GPTConfig(**cell["model"])).get_num_params() for cell in cells.values()]
-    assert len(counts) == 3 and max(counts) - min(counts) <= 2 * 3 * 32 * 2 // 2 + 2  # half a column of the MLPs each
+    assert len(counts) == 4 and max(counts) - min(counts) <= 2 * 3 * 32 * 2 // 2 + 2  # half a column of the MLPs each
 
 
-@pytest.mark.parametrize("name, parameters", [("standard", 492_000), ("W2, diagonal σ", 278_856)])
+@pytest.mark.parametrize(
+    "name, parameters", [("standard", 492_000), ("W2, distance", 278_856), ("W2, overlap", 278_848)]
+)
 def test_published_models_have_the_published_size(name, parameters):
-    model = tasks.published_cells("copy")[name]["model"]
+    model = tasks.published_cells("recall")[name]["model"]
     assert GPT(GPTConfig(**model)).get_num_params() == parameters
+
+
+def test_published_models_start_as_in_the_document():
+    """Orthogonal; or with PyTorch's initial values, a uniform distribution, but 0.02 in W2's attention."""
+    model = GPT(GPTConfig(**tasks.published_cells("base")["W2, overlap"]["model"]))
+    tasks.initialize(model, "orthogonal")
+    weight = model.blocks[0].attn.q_proj.weight
+    torch.testing.assert_close(weight @ weight.T, torch.eye(64), rtol=0, atol=1e-5)
+    tasks.initialize(model, "pytorch")
+    block = model.blocks[0]
+    assert block.attn.q_proj.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert block.mlp.up_proj.weight.abs().max().item() == pytest.approx(64**-0.5, rel=0.01)
+
+
+def test_a_run_that_learns_to_copy_leaves_the_plateau():
+    shape = {"block_size": 15, "vocab_size": 8, "n_layer": 2, "n_embd": 32, "n_head": 2}
+    run = {"task": "micro", "recipe": "published", "model": shape, "batch_size": 16, "steps": 3, "learning_rate": 1e-3}
+    found = tasks.trial(run | {"seed": 0}, torch.device("cpu"))
+    assert found["left"] == 1 and found["last 100 steps"] == pytest.approx(math.log(8), abs=0.8)  # below 6.5 at once
 
 
 # -- data ----------------------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import torch
 
-from config.runtime.errors import FolderInUse, StopSignal, UserError, file_errors
+from config.runtime.errors import FolderInUse, UserError, file_errors
 from config.runtime.files import sha256
-from config.runtime.log import whole_line
+from config.runtime.processes import StopSignal
+from config.runtime.run import whole_line
 from variants import Variant
 
 EXAMINE = Path(__file__).with_name("examine.py")

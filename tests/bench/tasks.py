@@ -25,8 +25,9 @@ import torch
 
 from config import read_settings
 from config.runtime.devices import machine_name, pick_attention_kernel, pick_device, pick_dtype
-from config.runtime.errors import UserError, install_excepthook
+from config.runtime.errors import UserError
 from config.runtime.files import atomic_write
+from config.runtime.processes import install_excepthook
 from model import GPT, GPTConfig
 from report import as_table
 from stats import differences, next_rate
@@ -52,24 +53,16 @@ SHAPES = {  # of their models
     "entailment": {"block_size": 2, "vocab_size": 1024, "n_layer": 2},
     "micro": {"block_size": 127, "vocab_size": 1024, "n_layer": 2},
 }
-# The document's runs: widths and heads of the standard model and of W2, the MLP's width as a multiple, and the rates.
-# Its parameter counts are those of a diagonal σ. "init" is what its code does: PyTorch's own initial values (and 0.02
-# in W2's attention), or orthogonal ones everywhere.
+# The document's runs, of the standard model and of W2 (with a diagonal σ, by its parameters): width and heads;
+# the MLP's width, as a multiple; learning rates; losses that it reports. Its code starts from orthogonal matrices in
+# recall, and elsewhere from PyTorch's initial values, but 0.02 in W2's attention.
 PUBLISHED = {
-    "recall": {"task": "copy", "widths": ((96, 6), (64, 4)), "inner": 4, "rates": (1e-3, 5e-3), "init": "orthogonal"},
-    "entailment": {"task": "entailment", "widths": ((96, 6), (88, 4)), "inner": 2.68, "rates": (1e-3, 5e-4)},
-    "base": {"task": "micro", "widths": ((96, 6), (64, 4)), "inner": 4},
-    "long": {"task": "micro", "widths": ((96, 6), (64, 4)), "inner": 4, "batch_size": 4, "block_size": 511},
-    "large": {"task": "micro", "widths": ((192, 12), (128, 8)), "inner": 4, "batch_size": 16},
-    "deep": {"task": "micro", "widths": ((96, 6), (64, 4)), "inner": 4, "n_layer": 4},
-}
-FIGURES = {  # losses that the document reports, of the standard model and of W2
-    "recall": (3.68, 3.45),
-    "entailment": (0.0078, 0.0067),
-    "base": (6.94, 6.80),
-    "long": (6.96, 6.94),
-    "large": (6.95, 5.94),
-    "deep": (6.49, 5.84),
+    "recall": ("copy", ((96, 6), (64, 4)), 4, (1e-3, 5e-3), (3.68, 3.45), {"init": "orthogonal"}),
+    "entailment": ("entailment", ((96, 6), (88, 4)), 2.68, (1e-3, 5e-4), (0.0078, 0.0067), {}),
+    "base": ("micro", ((96, 6), (64, 4)), 4, (1e-3, 1e-3), (6.94, 6.80), {}),
+    "long": ("micro", ((96, 6), (64, 4)), 4, (1e-3, 1e-3), (6.96, 6.94), {"batch_size": 4, "block_size": 511}),
+    "large": ("micro", ((192, 12), (128, 8)), 4, (1e-3, 1e-3), (6.95, 5.94), {"batch_size": 16}),
+    "deep": ("micro", ((96, 6), (64, 4)), 4, (1e-3, 1e-3), (6.49, 5.84), {"n_layer": 4}),
 }
 PLATEAU = 6.5  # a copying model whose loss is lower has begun to copy: guessing has ln 1024 = 6.93
 
@@ -257,7 +250,7 @@ class Sweep:
             self.finished[key(run)] = result
             with atomic_write(self.path) as file:  # a line for each run
                 file.write(("[\n" + ",\n".join(map(json.dumps, self.finished.values())) + "\n]\n").encode())
-            print(f"{key(run)}: loss {result.get('loss', result['last 100 steps'])}", flush=True)
+            print(f"{key(run)}: loss {result.get('loss', result.get('last 100 steps'))}", flush=True)
         return self.finished[key(run)]
 
     def repeated(self, cells, seeds):
@@ -304,14 +297,15 @@ def fair_cells(task, model, **more):
 
 def published_cells(name, **more):
     """Return the document's runs of a benchmark, without a seed: standard, W2 by distance, and W2 by overlap."""
-    given = {"rates": (1e-3, 1e-3), "init": "pytorch"} | PUBLISHED[name]
-    cells = {}
+    task, widths, inner, rates, _, changes = PUBLISHED[name]
+    run = {"init": "pytorch"} | TASKS[task] | {"task": task, "recipe": "published"} | more
+    shape, cells = dict(SHAPES[task]), {}
+    for field, value in changes.items():
+        (shape if field in shape else run)[field] = value
     for kind, settings in {"standard": {}, "W2, distance": DIAGONAL, "W2, overlap": OVERLAP}.items():
-        (width, heads), rate = (given[pair][bool(settings)] for pair in ("widths", "rates"))
-        model = SHAPES[given["task"]] | {field: given[field] for field in ("block_size", "n_layer") if field in given}
-        model |= {"n_embd": width, "n_head": heads, "n_inner": int(given["inner"] * width)} | settings
-        run = TASKS[given["task"]] | {field: given[field] for field in ("batch_size", "task", "init") if field in given}
-        cells[kind] = run | more | {"recipe": "published", "model": model, "learning_rate": rate}
+        (width, heads), rate = widths[bool(settings)], rates[bool(settings)]
+        model = shape | {"n_embd": width, "n_head": heads, "n_inner": int(inner * width)} | settings
+        cells[kind] = run | {"model": model, "learning_rate": rate}
     return cells
 
 
@@ -345,7 +339,7 @@ def print_table(title, results, *columns, figures=()):
 def recall(sweep):
     seeds = [1, 2, 3]
     results = sweep.repeated(published_cells("recall"), seeds)
-    print_table("Copy, as published", results, "last 100 steps", "accuracy", figures=FIGURES["recall"])
+    print_table("Copy, as published", results, "last 100 steps", "accuracy", figures=PUBLISHED["recall"][4])
     cells = fair_cells("copy", {"n_embd": 64, "n_head": 4, "n_inner": 256})
     results = sweep.tuned(cells, [1e-3, 2e-3, 5e-3], seeds)
     print_table("Copy, width 64, equal parameters", results, "loss", "accuracy")
@@ -369,10 +363,10 @@ def micro(sweep):
     seeds, column = [1, 2, 3], "last 100 steps"
     for name in ("deep", "base", "large", "long"):
         results = sweep.repeated(published_cells(name), seeds)
-        print_table(f"{name}, as published", results, column, figures=FIGURES[name])
+        print_table(f"{name}, as published", results, column, figures=PUBLISHED[name][4])
     for name in ("deep", "base", "large", "long"):
         results = sweep.tuned(equal_cells(name), [1e-3, 2e-3, 4e-3], seeds, column)
-        print_table(f"{name}, equal widths", results, column, figures=FIGURES[name])
+        print_table(f"{name}, equal widths", results, column, figures=PUBLISHED[name][4])
 
 
 EXPERIMENTS = {"recall": recall, "entailment": entailment, "micro": micro}
