@@ -17,9 +17,10 @@ from forking import Forked, run_forked
 BENCH = ROOT / "tests" / "bench"
 sys.path.insert(0, str(BENCH))
 
-import compare
 import frozen
 import identify
+
+import compare
 import runs
 import variants
 from config.runtime.devices import pick_device
