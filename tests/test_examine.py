@@ -298,14 +298,14 @@ def test_a_model_whose_operations_cannot_be_counted_is_no_crash(look):
     assert facts["trouble"] == ("undecided", "its operations cannot be counted: RuntimeError: no modes")
 
 
-def test_the_loss_of_the_weights_is_measured(tmp_path):
+def test_the_loss_of_the_weights_is_measured(tmp_path, monkeypatch):
     """On all targets, whatever the model says of its loss."""
     torch.manual_seed(0)
     gpt, windows = GPT(config()), WINDOWS | {"y": WINDOWS["y"].clone()}
     windows["y"][3, 30:] = -1
     saved = {"model": gpt.state_dict(), "config": vars(config()), "iter_num": 4}
     torch.save(saved | {"settings": {"device": "cpu", "batch_size": 8}}, tmp_path / "ckpt.pt")
-    (tmp_path / "read").write_text(json.dumps(examine.read_prefixes(gpt, windows, 50)))
-    facts = examine.look_after(windows, tmp_path, tmp_path / "read")
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    facts = examine.look_after(str(ROOT), windows, tmp_path)
     assert facts["step"] == 4
     assert facts["loss"] == pytest.approx(gpt(windows["x"].long(), windows["y"].long())[1].item(), rel=1e-5)

@@ -73,7 +73,7 @@ def make_comparison(options, words, common, device):
         link_data(home, data.folder)
     windows = save_windows(data, settings, folder)
     with ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
-        variants = list(pool.map(lambda variant: examine(variant, folder, windows, device), variants))
+        variants = list(pool.map(lambda one: examine(one, folder, windows, device), variants))
     earlier = earlier_looks(out.parent / LEDGER, variants[0], tokens, options["first_seed"])
     return Comparison(variants, options, folder, windows, tokens, earlier)
 
@@ -86,7 +86,7 @@ def save_windows(data, settings, folder):
         x, y = (torch.cat(part).int() for part in zip(*pairs))
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
-            torch.save({"x": x, "y": y, "vocab_size": data.meta["vocab_size"]}, file)
+            torch.save({"x": x, "y": y}, file)
     return path
 
 
@@ -101,11 +101,11 @@ def main(argv):
         raise UserError(f"device = {options['device']!r} is invalid: runs use all GPUs; {cure}")
     deadline, device = began + seconds_of(options["budget"]), pick_device(options["device"])
     out, number = Path(options["out"]).expanduser(), runs_at_a_time(options["workers"], device)
+    comparison = make_comparison(options, words, common, device)
+    if options["plan"]:
+        return print_plan(comparison, variables_of_runs(number, device), options["device"])
     workers = Workers(number, device)
     try:
-        comparison = make_comparison(options, words, common, device)
-        if options["plan"]:
-            return print_plan(comparison, variables_of_runs(number, device), options["device"])
         do_runs(comparison, workers, deadline)
     except Stopped as stopped:
         print(f"\nstopped after {timedelta(seconds=round(time.time() - began))}; to resume: {again}", flush=True)

@@ -9,11 +9,12 @@ likely after the tokens up to there alone as in the whole window. Nothing that t
 """
 
 import json
+import multiprocessing
 import os
 import secrets
-import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -134,34 +135,32 @@ def look_before(home, windows, options):
     return facts
 
 
-def look_after(windows, run, prefixes):
-    """Return the loss of the weights, where another process has left in a file what it read of `prefixes`."""
-    model, saved = load(run / "ckpt.pt")
-    whole = read_windows(model, windows, saved["settings"]["batch_size"])
-    found, seed = json.loads(prefixes.read_text())
+def look_after(home, windows, run):
+    """Return the loss of a run's weights. Another process reads the prefixes: neither knows what the other reads."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork" if hasattr(os, "fork") else None)) as other:
+        prefixes = other.submit(read_prefixes_of, home, windows, run)
+        model, saved = load(run / "ckpt.pt")
+        whole = read_windows(model, windows, saved["settings"]["batch_size"])
+        found, seed = prefixes.result()
     check_future(model, windows, whole, found)
-    return {"step": saved["iter_num"], "loss": -whole[windows["y"] >= 0].double().mean().item(), "seed": seed}
+    loss = -whole[windows["y"] >= 0].double().mean().item()
+    return {"step": saved["iter_num"], "loss": loss, "seed": seed, "refused": ""}
 
 
-def main(home, path, answer, *source):
-    """Answer. After training another process reads the prefixes, so that neither knows what the other reads."""
-    windows, answer, run = torch.load(path, weights_only=True), Path(answer), Path(source[0])
-    prefixes = answer.with_suffix(".prefixes")
+def read_prefixes_of(home, windows, run):
+    sys.path[0] = home
+    return read_prefixes(load(run / "ckpt.pt")[0], windows, PAIRS)
+
+
+def main(home, windows, answer, *source):
+    windows, answer = torch.load(windows, weights_only=True), Path(answer)
     sys.path[0] = home
     del sys.modules["operations"]  # the variant may have one
-    if answer == prefixes:
-        facts = read_prefixes(load(run / "ckpt.pt")[0], windows, PAIRS)
-    elif source[0].startswith("--"):
-        try:
-            facts = look_before(home, windows, source)
-        except Refused as why:
-            facts = {"trouble": ("refused", str(why))}
-    else:
-        subprocess.run([sys.executable, __file__, home, path, prefixes, run], check=True)
-        try:
-            facts = look_after(windows, run, prefixes) | {"refused": ""}
-        except Refused as why:
-            facts = {"refused": str(why)}
+    before = source[0].startswith("--")
+    try:
+        facts = look_before(home, windows, source) if before else look_after(home, windows, Path(source[0]))
+    except Refused as why:
+        facts = {"trouble": ("refused", str(why))} if before else {"refused": str(why)}
     temporary = answer.with_name(f"{answer.name}.tmp")
     temporary.write_text(json.dumps(facts))
     os.replace(temporary, answer)
