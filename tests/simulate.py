@@ -20,12 +20,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/bench")]
 
 from config import read_settings
-from plan import Comparison
-from stats import FAILS, PAYS
+from plan import Comparison, read_looks
+from stats import FAILS, PAYS, UNDECIDED
 from variants import Variant
 
 SETTINGS = read_settings(ROOT / "train.py", [])
-
 BEST_RATE = 0.005
 
 
@@ -40,16 +39,11 @@ class Truth:
     growth: float = 0.0  # noise grows as cost to this power
     of_seed: float = 0.0  # deviation of what runs of one seed share
     drop: float = 0.0  # by how much the loss drops abruptly, at a cost that differs by variant and seed
+    looks: tuple = ("3,5,8",)  # --seeds of one command after another, until one decides
 
     def mean(self, cost):
-        """Return the mean loss at a cost: a power law with a floor, as in studies/depth.md, and the drop."""
+        """Return the mean loss at a cost: a power law with a floor, as measured at 3 layers, and the drop."""
         return 1.520 + 0.344 * cost**-0.68 + self.drop * late(cost)
-
-    def loss(self, rng, cost, of_seed, place, own):
-        """Return a run's loss. `place` in [0, 1) is its seed's among all, the latest to drop first."""
-        noise = rng.normal(0, self.noise * cost**self.growth * (self.of_candidate if own else 1))
-        above = self.drop * ((place < late(cost)) - late(cost))
-        return self.mean(cost) + above + noise + of_seed - self.gain * own
 
 
 def late(cost):
@@ -60,44 +54,47 @@ def late(cost):
 class Simulated(Comparison):
     """A comparison of a baseline and a candidate whose runs end at once."""
 
-    def __init__(self, truth, rng, seeds="3,5,8", rates=""):
+    def __init__(self, truth, rng, rates=""):
         self.truth, self.rng = truth, rng
         self.of_seed, self.places = rng.normal(0, truth.of_seed, 100), rng.random((2, 100))
-        base = Variant("base", SETTINGS, SETTINGS, ROOT, flops_per_token=1e6, identity="base")
-        candidate = replace(base, name="candidate", flops_per_token=1e6 * truth.cost, identity="candidate")
-        options = {"cost": "operations", "rates": rates, "first_seed": 1, "seeds": seeds, "ladder": ""}
-        super().__init__([base, candidate], options, ROOT, ROOT, {})
+        base = Variant("base", SETTINGS, SETTINGS, ROOT, flops_per_step=1e6)
+        candidate = replace(base, home=Path("candidate"), flops_per_step=1e6 * truth.cost)
+        options = {"rates": rates, "first_seed": 1, "seeds": truth.looks[0]}
+        super().__init__([base, candidate], options, ROOT, ROOT, {}, {})
 
     def result(self, run):
         return self.results.get(run)
 
-    def times(self, candidate):
-        return None
-
     def do(self, run):
-        own = run.variant is not self.baseline
-        cost = run.steps / SETTINGS["max_iters"] * (self.truth.cost if own else 1)
-        loss = self.truth.loss(self.rng, cost, self.of_seed[run.seed], self.places[int(own), run.seed], own)
+        truth, own = self.truth, run.variant is not self.baseline
+        cost = run.steps / SETTINGS["max_iters"] * (truth.cost if own else 1)
+        noise = self.rng.normal(0, truth.noise * cost**truth.growth * (truth.of_candidate if own else 1))
+        above = truth.drop * ((self.places[int(own), run.seed] < late(cost)) - late(cost))
+        loss = truth.mean(cost) + above + noise + self.of_seed[run.seed] - truth.gain * own
         loss += 0.1 * math.log2(run.rate / BEST_RATE) ** 2
-        self.results[run] = {"loss": loss, "refused": "", "cost": cost}
+        self.results[run] = {"loss": loss, "refused": "", "cost": cost, "seconds": None}
 
     def outcome(self):
         """Return (the verdict, whether the interval covers the truth, the cost of all runs)."""
-        while runs := self.missing():
-            for run in runs:
-                self.do(run)
-        (judged,) = self.standing[self.variants[1]].judgements.values()
+        candidate = self.candidates[0]
+        for seeds in self.truth.looks:
+            self.looks = read_looks({"seeds": seeds})
+            while runs := self.missing():
+                for run in runs:
+                    self.do(run)
+            judged, level = self.standing[candidate].judged, self.level(candidate)
+            self.earlier = {candidate.identity: self.others(candidate) | {(1, n) for n in self.looks}}
+            if judged.verdict != UNDECIDED:
+                break
         truth = self.truth.mean(judged.rung) - self.truth.mean(self.truth.cost) + self.truth.gain
-        covered = abs(judged.gain.value - truth) <= judged.gain.half(self.level)
+        covered = abs(judged.gain.value - truth) <= judged.gain.half(level)
         return judged.verdict, covered, sum(result["cost"] for result in self.results.values())
 
 
-def simulate(truth, count, rng, **options):
+def simulate(truth, count, rng, rates=""):
     """Return the shares of the verdicts, of intervals that cover the truth, and the mean cost of a comparison."""
-    found = [Simulated(truth, rng, **options).outcome() for _ in range(count)]
-    verdicts = Counter(verdict for verdict, _, _ in found)
-    shares = {verdict: number / count for verdict, number in verdicts.items()}
-    return shares, np.mean([covered for _, covered, _ in found]), np.mean([cost for _, _, cost in found])
+    verdicts, covered, costs = zip(*(Simulated(truth, rng, rates).outcome() for _ in range(count)))
+    return {verdict: n / count for verdict, n in Counter(verdicts).items()}, np.mean(covered), np.mean(costs)
 
 
 CASES = {  # kinds of noise
@@ -108,14 +105,15 @@ CASES = {  # kinds of noise
     "three times": {"of_candidate": 3.0},
     "seeds matter": {"of_seed": 0.02, "noise": 0.005},
     "an abrupt drop, late for some seeds": {"drop": 0.1},
+    "looks at 3, 4, ... 12 seeds": {"looks": tuple(map(str, range(3, 13)))},
 }
 
 
 def main(count):
-    rng = np.random.default_rng(0)
     header = "losses", "cost", "false *pays*", "false *does not pay*", "covered", "0.02: *pays*", "runs"
     print("| " + " | ".join(header) + " |\n" + "|---" * len(header) + "|")
     for (name, kind), cost in product(CASES.items(), (0.4, 1.0, 1.2, 1.86, 3.9)):
+        rng = np.random.default_rng(0)
         nothing, covered, _ = simulate(Truth(cost=cost, **kind), count, rng)
         gains, _, runs = simulate(Truth(cost=cost, gain=0.02, **kind), count, rng)
         shares = nothing.get(PAYS, 0), nothing.get(FAILS, 0), covered, gains.get(PAYS, 0)

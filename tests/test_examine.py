@@ -1,328 +1,311 @@
-"""Before a candidate is trained its model is examined, and after training its weights: leaks, losses, gradients."""
+"""What a variant's step costs, and its loss: that of a model which cannot see the future."""
 
-import random
+import copy
+import json
+import os
 import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
-from conftest import ROOT
-from model import ATTENTIONS, GPT, RESIDUALS, GPTConfig
+import model
+from config.runtime.devices import use_plain_attention
+from conftest import ROOT, TINY
+from model import GPT, GPTConfig
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 import examine
+import operations
 from examine import Refused
 
-T, VOCABULARY, NEWLINE = 192, 19, 3
-
-
-def context_of(dtype="float32", block_size=T, compile="false"):
-    """Windows of a text in which a newline comes every ten tokens or so."""
-    tokens = torch.randint(VOCABULARY, (12, block_size + 1), generator=torch.Generator().manual_seed(0))
-    windows = {"x": tokens[:, :-1].int(), "y": tokens[:, 1:].int(), "vocab_size": VOCABULARY}
-    return examine.Context({"device": "cpu", "dtype": dtype, "batch_size": 4, "compile": compile}, windows)
+T, VOCABULARY = 48, 19
+TOKENS = torch.randint(
+    VOCABULARY - 1, (100, T + 1), generator=torch.Generator().manual_seed(0)
+)  # the last one is spare
+WINDOWS = {"x": TOKENS[:, :-1].int(), "y": TOKENS[:, 1:].int()}
 
 
 def config(**options):
-    shape = {"block_size": T, "vocab_size": VOCABULARY, "n_layer": 1, "n_head": 2, "n_embd": 16}
-    return GPTConfig(**shape | options)
+    return GPTConfig(**{"block_size": T, "vocab_size": VOCABULARY, "n_layer": 1, "n_head": 2, "n_embd": 16} | options)
 
 
-@pytest.mark.parametrize(
-    "attention, residual", [*((kind, "m3.2") for kind in ATTENTIONS), *(("standard", method) for method in RESIDUALS)]
-)
-def test_what_is_built_in_passes(attention, residual):
-    options = {"attention": attention, "residual": residual, "n_layer": 2, "block_size": 32, "dropout": 0.1}
-    facts = examine.look_before(GPT, config(**options), context_of(block_size=32))
-    assert facts["parameters"] > 0 and facts["flops_per_token"] > 0
+def hold(kind, windows=WINDOWS, **options):
+    """Raise Refused as after training. Two models stand for two processes."""
+    torch.manual_seed(0)
+    one = kind(config(**options)).eval()
+    other = copy.deepcopy(one)
+    prefixes, _ = examine.read_prefixes(one, windows, examine.PAIRS)
+    examine.check_future(other, windows, examine.read_windows(other, windows, 8), prefixes)
 
 
 def with_logits(change):
-    """Return a model whose logits are changed by change(model, logits, idx, targets), and its loss with them."""
+    """Return a model whose logits are changed by change(model, logits, idx, targets)."""
 
     class Mine(GPT):
         def forward(self, idx, targets=None):
             logits = change(self, super().forward(idx)[0], idx, targets)
-            if targets is None:
-                return logits, None
-            return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+            loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            return logits, loss
 
     return Mine
 
 
-def one_hot(idx):
-    return F.one_hot(idx, VOCABULARY).float()
-
-
-def later(idx, distance):
+def later(idx, distance=1):
     """Return the tokens `distance` later, one-hot, zeros at the end."""
-    return F.pad(one_hot(idx)[:, distance:], (0, 0, 0, min(distance, idx.size(1))))
+    ahead = F.one_hot(idx.long(), VOCABULARY)[:, distance:].float()
+    return F.pad(ahead, (0, 0, 0, min(distance, idx.size(1))))
 
 
-def distance_to_newline(model, logits, idx, targets):
-    T = idx.size(1)
-    places = torch.where(idx == NEWLINE, torch.arange(T), 2 * T).flip(1).cummin(dim=1).values.flip(1)
-    return logits + 0.1 * (places - torch.arange(T))[..., None].clamp(max=20)
+def spare(value):
+    """Mask the row of the vocabulary that is no token."""
+    return lambda m, logits, idx, y: logits.masked_fill(torch.arange(VOCABULARY) == VOCABULARY - 1, value)
 
 
-def through_a_buffer(model, logits, idx, targets):
-    model.memory = later(idx, 1)  # as register_buffer would hold it
-    return logits + model.memory
+def leak_behind(value):
+    mask = spare(value)
+    return lambda m, logits, idx, y: mask(m, logits + 0.01 * later(idx), idx, y)
 
 
-def batch_statistics(model, logits, idx, targets):
-    return logits - logits.mean(dim=1, keepdim=True) if model.training else logits
+def but_every_fourth(m, logits, idx, y):
+    return logits + later(idx) * (torch.arange(idx.size(1)) % 4 > 0)[:, None]
 
 
-def at_boundaries(model, logits, idx, targets):
-    """As blocks of 16 would whose first token belongs to the block before."""
-    return logits + later(idx, 1) * (torch.arange(idx.size(1)) % 16 == 15)[:, None]
+def from_call_to_call(m, logits, idx, y):
+    """It knows the last batch, as a cache that nobody empties would."""
+    seen = getattr(m, "seen", idx[:, :1])
+    m.seen = idx
+    return logits + F.one_hot(seen.long(), VOCABULARY).float().mean(dim=(0, 1))
 
 
-def in_large_batches(model, logits, idx, targets):
-    return logits + later(idx, 1) if len(idx) > 3 else logits
-
-
-def the_next_row(model, logits, idx, targets):
-    return logits + F.pad(one_hot(idx)[1:], (0, 0, 0, 0, 0, 1))
-
-
+LOWEST = torch.finfo(torch.float32).min
 LEAKS = {
-    "the next token": (lambda m, logits, idx, y: logits + later(idx, 1), "sees the future in evaluation"),
-    "beyond 128 tokens": (lambda m, logits, idx, y: logits + later(idx, 150), "sees the future in evaluation"),
-    "distance to the newline": (distance_to_newline, "sees the future"),
-    "targets": (lambda m, logits, idx, y: logits if y is None else logits + one_hot(y.clamp(min=0)), "sees the future"),
-    "a buffer": (through_a_buffer, "sees the future"),
-    "in training": (batch_statistics, "sees the future in training"),
-    "other rows": (lambda m, logits, idx, y: logits + one_hot(idx).cumsum(1).mean(0), "sees other sequences"),
-    "block boundaries": (at_boundaries, "position 15 change with tokens from 16 on"),
-    "large batches": (in_large_batches, "sees the future"),
-    "the next row": (the_next_row, "sees other sequences"),
-    "small": (lambda m, logits, idx, y: logits + 1e-6 * later(idx, 1), "sees the future"),
-}  # fmt: skip
+    "the next token": lambda m, logits, idx, y: logits + later(idx),
+    "one far away": lambda m, logits, idx, y: logits + later(idx, 40),
+    "behind a mask of -1e10": leak_behind(-1e10),
+    "behind a mask of finfo.min": leak_behind(LOWEST),
+    "behind a mask of -inf": leak_behind(-torch.inf),
+    "at all places but every fourth": but_every_fourth,
+    "only in batches": lambda m, logits, idx, y: logits + later(idx) if len(idx) > 1 else logits,
+    "of the next row": lambda m, logits, idx, y: logits + later(idx.roll(1, 0)),
+    "from call to call": from_call_to_call,
+    "only if told targets": lambda m, logits, idx, y: logits if y is None else logits + later(idx),
+    "only in full windows": lambda m, logits, idx, y: logits + later(idx) * (idx.size(1) == T),
+}
 
 
 @pytest.mark.parametrize("name", LEAKS)
 def test_a_leak_is_refused(name):
-    change, named = LEAKS[name]
-    with pytest.raises(Refused, match=named):
-        examine.look_before(with_logits(change), config(), context_of())
+    with pytest.raises(Refused, match="sees the future|depends on the length|keeps state"):
+        hold(with_logits(LEAKS[name]))
 
 
-def test_a_leak_shows_in_a_single_window():
-    context = context_of()
-    context.x, context.y = context.x[:1], context.y[:1]
-    with pytest.raises(Refused, match="sees the future"):
-        examine.look_before(with_logits(LEAKS["the next token"][0]), config(), context)
+def cumulative_mean(m, logits, idx, y):
+    return logits + logits.cumsum(1) / torch.arange(1, idx.size(1) + 1)[:, None]
 
 
-def only_in_bfloat16(model, logits, idx, targets):
-    return logits + later(idx, 1) if torch.is_autocast_enabled("cpu") else logits
+def convolution_by_fft(m, logits, idx, y):
+    size = 2 * idx.size(1)
+    kernel = torch.fft.rfft(0.5 ** torch.arange(idx.size(1)).float(), n=size)[:, None]
+    return torch.fft.irfft(torch.fft.rfft(logits, n=size, dim=1) * kernel, n=size, dim=1)[:, : idx.size(1)]
 
 
-def only_with_dropout(model, logits, idx, targets):
-    return logits + later(idx, 1) if model.training and model.config.dropout else logits
+HONEST = {
+    "a mask of -1e10": spare(-1e10),
+    "a mask of finfo.min": spare(LOWEST),
+    "a mask of -inf": spare(-torch.inf),
+    "a cumulative mean": cumulative_mean,
+    "a long convolution": convolution_by_fft,
+    "16 bits inside": lambda m, logits, idx, y: (logits + 8).bfloat16(),
+}
 
 
-@pytest.mark.parametrize("change, dtype, dropout", [
-    (only_in_bfloat16, "bfloat16", 0),
-    (only_with_dropout, "float32", 0.1),
+@pytest.mark.parametrize("name", HONEST)
+def test_what_is_honest_passes(name):
+    hold(with_logits(HONEST[name]))
+
+
+@pytest.mark.parametrize("change, why", [
+    (lambda m, logits, idx, y: logits * idx.size(1), "it depends on the length of the context"),
+    (lambda m, logits, idx, y: logits + torch.tensor([*os.urandom(VOCABULARY)]), "it is random or keeps state"),
+    (lambda m, logits, idx, y: logits / 0, "its loss is not finite: log p of a target is nan"),
+    (lambda m, logits, idx, y: logits.masked_fill(torch.arange(VOCABULARY) == 3, -torch.inf), "is -inf"),
 ])  # fmt: skip
-def test_a_leak_in_the_runs_own_type_and_dropout_is_refused(change, dtype, dropout):
-    with pytest.raises(Refused, match="sees the future"):
-        examine.look_before(with_logits(change), config(dropout=dropout), context_of(dtype))
+def test_a_refusal_says_why(change, why):
+    with pytest.raises(Refused, match=why):
+        hold(with_logits(change))
 
 
-def test_a_leak_when_compiled_is_refused(monkeypatch):
-    """Only a run that is compiled is examined so."""
-
-    class Mine(GPT):
-        def compile_blocks(self):
-            super().compile_blocks()
-            self.compiled = True
-
-        def forward(self, idx, targets=None):
-            logits, loss = super().forward(idx, targets)
-            return (logits + later(idx, 1) if hasattr(self, "compiled") else logits), loss
-
-    monkeypatch.setattr(torch, "compile", lambda function: function)
-    examine.look_before(GPT, config(), context_of(compile="true"))
-    examine.look_before(Mine, config(), context_of())
-    with pytest.raises(Refused, match="sees the future in evaluation when compiled"):
-        examine.look_before(Mine, config(), context_of(compile="true"))
+def test_places_without_a_target_are_not_read():
+    windows = WINDOWS | {"y": WINDOWS["y"].clone()}
+    windows["y"][:, 2:] = -1
+    hold(
+        with_logits(lambda m, logits, idx, y: logits + F.pad(later(idx)[:, 2:], (0, 0, min(2, idx.size(1)), 0))),
+        windows,
+    )
 
 
-def layer_drop(model, logits, idx, targets):
-    return logits if not model.training or torch.rand(()) < 0.5 else logits * 0.9
+def test_every_window_is_read_once_at_a_place_that_nobody_can_predict():
+    calls = []
+    record = with_logits(lambda m, logits, idx, y: calls.append(idx) or logits)(config()).eval()
+    (first, seed), (second, other) = (examine.read_prefixes(record, WINDOWS, 1024) for _ in range(2))
+    assert sorted(row for row, *_ in first) == list(range(100)) and first != second and seed != other
+    assert {len(idx) == 1 for idx in calls} == {True, False}
 
 
-def layer_drop_by_python(model, logits, idx, targets):
-    return logits if not model.training or random.random() < 0.5 else logits * 0.9
+# -- what a step costs ---------------------------------------------------------------------------------------------
 
 
-def noise_in_training(model, logits, idx, targets):
-    return logits + torch.randn_like(logits) * random.random() if model.training else logits
+@pytest.fixture
+def cost(repo, monkeypatch, tmp_path):
+    """Return a function: the operations of a step of train.py with another GPT and other options."""
+    for name in ("argv", "excepthook"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    monkeypatch.setattr(torch.backends.cuda, "enable_flash_sdp", torch.backends.cuda.enable_flash_sdp)
+    operations.use_plain_attention()
+    folders = (tmp_path / str(number) for number in range(9))
+
+    def cost(kind=GPT, *options):
+        monkeypatch.setattr(model, "GPT", kind)
+        return operations.train_briefly(ROOT, [*TINY.split(), "--dtype=float32", *options], next(folders))
+
+    yield cost
+    use_plain_attention(False)
 
 
-def running_mean(model, logits, idx, targets):
-    """As a BatchNorm over time would: in evaluation what was seen in training, in training it moves."""
-    mean = getattr(model, "mean", torch.zeros(VOCABULARY))
-    if model.training:
-        model.mean = mean = 0.9 * mean + 0.1 * logits.detach().mean(dim=(0, 1))
-    return logits - mean
+@pytest.mark.parametrize("options", [[], ["--residual=m1"], ["--attention=summed_qk"], ["--dtype=bfloat16"]])
+def test_a_step_costs_what_its_tokens_do(cost, tmp_path, options):
+    counted = cost(GPT, *options)
+    start = json.loads((tmp_path / "0" / "2" / "log.jsonl").read_text().splitlines()[0])
+    assert counted == 2 * 16 * start["flops_per_token"]
 
 
-def convolution_by_fft(model, logits, idx, targets):
-    kernel, size = 0.5 ** torch.arange(idx.size(1)).to(logits.dtype), 2 * idx.size(1)
-    wide = torch.fft.rfft(logits, n=size, dim=1) * torch.fft.rfft(kernel, n=size)[:, None]
-    return torch.fft.irfft(wide, n=size, dim=1)[:, : idx.size(1)]
+def test_muon_has_operations_of_its_own(cost):
+    assert cost(GPT, "--optimizer=muon") / cost(GPT) > 1.2
 
 
-def later_switch(model, logits, idx, targets):
-    model.calls = getattr(model, "calls", 0) + model.training
-    return logits if model.calls < 10 else 2 * logits
+def test_the_batch_is_the_runs_own(cost):
+    assert cost(GPT, "--batch_size=6") == 3 * cost(GPT)
 
 
-HONEST = [later_switch, layer_drop, layer_drop_by_python, noise_in_training, running_mean, convolution_by_fft]
-
-
-@pytest.mark.parametrize("change", HONEST)
-def test_an_honest_method_is_not_accused(change):
-    random.seed(0)
-    examine.look_before(with_logits(change), config(), context_of())
-
-
-def test_random_numbers_in_evaluation_are_refused():
-    change = lambda model, logits, idx, targets: logits + random.random()
-    with pytest.raises(Refused, match="repeated evaluations differ"):
-        examine.look_before(with_logits(change), config(), context_of())
-
-
-def with_loss(loss):
-    """Return a model with another loss of its logits, loss(logits, targets)."""
-
-    class Mine(GPT):
-        def forward(self, idx, targets=None):
-            logits = super().forward(idx)[0]
-            return logits, None if targets is None else loss(logits.flatten(0, 1), targets.flatten())
-
-    return Mine
-
-
-def over_ignored(logits, targets):
-    return F.cross_entropy(logits, targets, ignore_index=-1, reduction="sum") / len(targets)
-
-
-def without_the_hardest(logits, targets):
-    losses = F.cross_entropy(logits, targets, ignore_index=-1, reduction="none")[targets >= 0]
-    return losses.sort().values[: int(0.9 * len(losses))].mean()
-
-
-def half(logits, targets):
-    return F.cross_entropy(logits, targets, ignore_index=-1) / 2
-
-
-@pytest.mark.parametrize("loss", [over_ignored, without_the_hardest, half])
-def test_a_loss_that_is_not_the_cross_entropy_is_refused(loss):
-    with pytest.raises(Refused, match="is not comparable with others"):
-        examine.look_before(with_loss(loss), config(), context_of())
-
-
-def with_gate(use):
-    class Mine(GPT):
-        def __init__(self, config):
-            super().__init__(config)
-            self.gate = torch.nn.Parameter(torch.ones(1))
-
-        def forward(self, idx, targets=None):
-            logits, loss = super().forward(idx, targets)
-            return logits, loss if loss is None else loss + use(self.gate)
-
-    return Mine
-
-
-@pytest.mark.parametrize("use, named", [
-    (lambda gate: 0.0, "its parameter gate gets no gradient"),
-    (lambda gate: (gate - gate).abs().sqrt().sum(), "the gradient of its parameter gate is not finite"),
-])  # fmt: skip
-def test_a_part_that_never_learns_is_refused(use, named):
-    with pytest.raises(Refused, match=named):
-        examine.look_before(with_gate(use), config(), context_of())
-
-
-def test_a_part_that_is_left_out_at_random_learns():
-    examine.look_before(with_gate(lambda gate: 0 * gate.sum() if torch.rand(()) > 0.6 else 0.0), config(), context_of())
-
-
-class Unusual(GPT):
-    """It has a frozen mask, a frozen number, a parameter that must stay below 1, and three outputs."""
+class Shallow(GPT):
+    """In training each layer is left out half of the time."""
 
     def __init__(self, config):
         super().__init__(config)
-        self.mask = torch.nn.Parameter(torch.ones(T, T).tril(), requires_grad=False)
-        self.number = torch.nn.Parameter(torch.tensor(3), requires_grad=False)
-        self.decay = torch.nn.Parameter(torch.full((1000,), 0.95))
+        for block in self.blocks:
+            block.forward = lambda x, *rest, run=block.forward: run(x, *rest) if self.stays() else (x, None)
 
+    def stays(self):
+        return not self.training or torch.rand(()) < 0.5
+
+
+def test_layers_left_out_at_random_cost_what_they_do_on_average(cost):
+    deep = "--n_layer=6"
+    assert cost(Shallow, deep) / cost(GPT, deep) == pytest.approx(0.5, abs=0.15)
+
+
+class Fused(GPT):
     def forward(self, idx, targets=None):
-        logits = super().forward(idx)[0] + self.mask @ one_hot(idx) / T + (1 - self.decay**2).sqrt().mean()
-        loss = None if targets is None else F.cross_entropy(logits.mT, targets, ignore_index=-1)
-        return logits, loss, self.number
-
-
-def test_an_unusual_model_passes():
-    examine.look_before(Unusual, config(), context_of())
-
-
-class WorksInTraining(GPT):
-    """A head for the token after the next, as it is used in training only."""
-
-    def forward(self, idx, targets=None):
-        logits, loss = super().forward(idx, targets)
-        return logits, loss + 0 * self.head(self.features(idx)).sum() if self.training and targets is not None else loss
-
-
-def test_operations_of_training_are_counted():
-    honest, more = (examine.look_before(kind, config(), context_of()) for kind in (GPT, WorksInTraining))
-    assert more["flops_per_token"] == 2 * honest["flops_per_token"]
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+            return super().forward(idx, targets)
 
 
 class ClaimsLess(GPT):
-    """It says that it computes less than it does, and does hidden work."""
-
     def flops_per_token(self):
         return 1
 
-    def forward(self, idx, targets=None):
-        super().forward(idx)
-        return super().forward(idx, targets)
+
+@pytest.mark.parametrize("kind", [Fused, ClaimsLess])
+def test_neither_the_choice_of_a_kernel_nor_a_claim_makes_a_model_cheaper(cost, kind):
+    assert cost(kind) == cost(GPT)
 
 
-def test_operations_are_counted_whatever_a_model_says():
-    honest, claims = (examine.look_before(kind, config(), context_of()) for kind in (GPT, ClaimsLess))
-    assert claims["flops_per_token"] == 2 * honest["flops_per_token"]
+def test_an_error_in_training_is_no_operation(cost):
+    with pytest.raises(ValueError, match="max_iters|n_head"):
+        cost(GPT, "--n_head=3")
 
 
-def test_the_loss_of_the_weights_is_measured():
-    """On all windows, without targets of -1, whatever the model says of its loss."""
-    context, model = context_of(), with_loss(lambda *_: torch.zeros(()))(config()).eval()
-    context.y[3, 100:] = -1
-    logits = GPT.forward(model, context.x.long())[0]
-    expected = F.cross_entropy(logits.flatten(0, 1), context.y.long().flatten(), ignore_index=-1)
-    assert examine.measure(model, context) == pytest.approx(expected.item(), rel=1e-5)
+x, matrix, vector = torch.ones(4, 40, 8, requires_grad=True), torch.ones(6, 8, requires_grad=True), torch.ones(8)
+PASSED_OVER = {  # operations, and the multiplications and additions of their forward and backward passes
+    "lstm": (lambda: torch.nn.LSTM(8, 16, 2, batch_first=True)(x)[0], 3 * 2 * 160 * (64 * 8 + 3 * 64 * 16)),
+    "bilinear": (lambda: torch.nn.Bilinear(8, 8, 5)(x, x), 4 * 2 * 160 * 5 * 8 * 8),
+    "cdist": (lambda: torch.cdist(x, x, p=1.0), 3 * 2 * 4 * 40 * 40 * 8),
+    "mv": (lambda: matrix @ vector, 2 * 6 * 8),
+    "dot": (lambda: x[0, 0] @ vector, 2 * 8),
+}
 
 
-def test_trained_weights_are_held_to_causality():
-    """A leak that only grows in training is found in its weights."""
+@pytest.mark.parametrize("name", PASSED_OVER)
+def test_what_pytorch_passes_over_is_counted(name):
+    function, expected = PASSED_OVER[name]
+    with FlopCounterMode(display=False, custom_mapping=operations.formulas()) as counter:
+        function().sum().backward()
+    assert counter.get_total_flops() == expected
 
-    class Mine(with_gate(lambda gate: 0 * gate.sum())):
+
+# -- before and after training -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def look(cost, monkeypatch):
+    """Return a function: what is found before a GPT is trained."""
+    few = {name: part[:, :16] for name, part in WINDOWS.items()}
+
+    def look(kind):
+        monkeypatch.setattr(model, "GPT", kind)
+        return examine.look_before(ROOT, few, [*TINY.split(), "--dtype=float32"])
+
+    return look
+
+
+def with_gate(use):
+    """Return a model whose logits are use(gate, logits), with a gate that starts at 0."""
+
+    class Mine(GPT):
+        def __init__(self, config):
+            super().__init__(config)
+            self.gate = torch.nn.Parameter(torch.zeros(1))
+
         def forward(self, idx, targets=None):
-            logits, loss = super().forward(idx, targets)
-            return logits + (self.gate > 5) * later(idx, 1), loss
+            logits = use(self.gate, super().forward(idx)[0])
+            return logits, None if targets is None else self.loss(logits, targets)
 
-    saved = {"model": Mine(config()).state_dict(), "iter_num": 4}
-    assert examine.look_after(Mine, config(), saved, context_of())["step"] == 4
-    saved["model"]["gate"] = torch.tensor([6.0])
-    with pytest.raises(Refused, match="sees the future"):
-        examine.look_after(Mine, config(), saved, context_of())
+    return Mine
+
+
+def test_a_leak_behind_a_gate_that_is_still_closed_is_refused_before_training(look):
+    with pytest.raises(Refused, match="it sees the future"):
+        look(with_gate(lambda gate, logits: logits + gate * logits.roll(-1, 1)))
+
+
+def test_a_part_that_does_not_learn_is_named(look):
+    facts = look(with_gate(lambda gate, logits: logits))
+    assert facts["notes"] == ["its parameter gate has not changed in 18 steps"] and facts["parameters"] > 1000
+    assert look(with_gate(lambda gate, logits: logits * (1 - gate)))["notes"] == []
+
+
+def test_a_model_whose_operations_cannot_be_counted_is_no_crash(look):
+    def uncountable(gate, logits):
+        if torch.utils._python_dispatch._len_torch_dispatch_stack():
+            raise RuntimeError("no modes")
+        return logits * (1 - gate)
+
+    facts = look(with_gate(uncountable))
+    assert facts["trouble"] == ("undecided", "its operations cannot be counted: RuntimeError: no modes")
+
+
+def test_the_loss_of_the_weights_is_measured(tmp_path, monkeypatch):
+    """On all targets, whatever the model says of its loss."""
+    torch.manual_seed(0)
+    gpt, windows = GPT(config()), WINDOWS | {"y": WINDOWS["y"].clone()}
+    windows["y"][3, 30:] = -1
+    saved = {"model": gpt.state_dict(), "config": vars(config()), "iter_num": 4}
+    torch.save(saved | {"settings": {"device": "cpu", "batch_size": 8}}, tmp_path / "ckpt.pt")
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    facts = examine.look_after(str(ROOT), windows, tmp_path)
+    assert facts["step"] == 4
+    assert facts["loss"] == pytest.approx(gpt(windows["x"].long(), windows["y"].long())[1].item(), rel=1e-5)

@@ -1,6 +1,5 @@
 """Runs as processes of a comparison: failed, interrupted, side by side, and from frozen code."""
 
-import csv
 import json
 import shutil
 import subprocess
@@ -17,9 +16,8 @@ from forking import Forked, run_forked
 BENCH = ROOT / "tests" / "bench"
 sys.path.insert(0, str(BENCH))
 
+
 import compare
-import frozen
-import identify
 import runs
 import variants
 from config.runtime.devices import pick_device
@@ -114,7 +112,7 @@ def committed(tmp_path_factory):
 
 @pytest.fixture
 def checkout(committed, monkeypatch):
-    monkeypatch.setattr(frozen, "ROOT", committed)
+    monkeypatch.setattr(variants, "ROOT", committed)
     monkeypatch.setattr("data.prepare.DATA", committed / "data")
     yield committed
     git(committed, "checkout", "-q", "--", ".")
@@ -123,37 +121,47 @@ def checkout(committed, monkeypatch):
 def test_code_is_that_of_a_commit_a_folder_a_diff_or_the_work_tree(checkout, tmp_path):
     one = diff_of(checkout, "one", ("train.py", *SHORTER))
     two = diff_of(checkout, "two", ("train.py", "seed = 1337 ", "seed = 7 "))
-    commit = frozen.freeze(["@HEAD"], tmp_path)
-    assert frozen.freeze([], tmp_path) == commit == frozen.freeze([str(checkout)], tmp_path)
-    both = frozen.freeze([str(one), str(two)], tmp_path)
-    assert frozen.freeze(["@HEAD", str(one), str(two)], tmp_path) == both != commit
+    commit = variants.freeze(["@HEAD"], tmp_path)
+    assert variants.freeze([], tmp_path) == commit == variants.freeze([str(checkout)], tmp_path)
+    both = variants.freeze([str(one), str(two)], tmp_path)
+    assert variants.freeze(["@HEAD", str(one), str(two)], tmp_path) == both != commit
     assert "max_iters = 8 " in (both / "train.py").read_text() and "seed = 7 " in (both / "train.py").read_text()
-    assert frozen.differing_files(both, commit) == ["train.py"]
+    assert variants.differing_files(both, commit) == ["train.py"]
     table = tmp_path / "table.diff"
     table.write_text("--- /dev/null\n+++ b/table.txt\n@@ -0,0 +1 @@\n+1.0\n")
-    assert frozen.freeze([str(table)], tmp_path) != commit
+    assert variants.freeze([str(table)], tmp_path) != commit
     (checkout / "model.py").write_text("edited")  # meanwhile
     assert (commit / "model.py").read_text() != "edited"
-    assert frozen.freeze([], tmp_path) != commit == frozen.freeze(["@HEAD"], tmp_path)
+    assert variants.freeze([], tmp_path) != commit == variants.freeze(["@HEAD"], tmp_path)
 
 
 @pytest.mark.parametrize("code, named", [
     (["@nonsense"], "@nonsense: unknown to git"),
-    (["@--list"], "@--list: has no train.py"),
     (["missing.diff"], "missing.diff: no such file"),
     (["@HEAD", "@HEAD~1"], "a variant takes one source"),
     (["twice.diff", "twice.diff"], "twice.diff does not apply"),
+    (["link.diff"], "link.diff makes table.txt a link"),
 ])  # fmt: skip
 def test_code_that_does_not_work_is_named(checkout, tmp_path, monkeypatch, code, named):
     monkeypatch.chdir(checkout.parent)
     diff_of(checkout, "twice", ("train.py", *SHORTER))
+    link = "diff --git a/table.txt b/table.txt\nnew file mode 120000\n--- /dev/null\n+++ b/table.txt\n@@ -0,0 +1 @@\n"
+    (checkout.parent / "link.diff").write_text(f"{link}+/etc/hostname\n\\ No newline at end of file\n")
     with pytest.raises(UserError, match=named):
-        frozen.freeze(code, tmp_path)
+        variants.freeze(code, tmp_path)
+
+
+def test_comments_and_formatting_do_not_count(checkout, tmp_path):
+    commit = variants.freeze(["@HEAD"], tmp_path)
+    remark = diff_of(checkout, "remark", ("model.py", *MODEL), ("train.py", "import math\n", "import math\n\n"))
+    assert variants.freeze([str(remark)], tmp_path) == commit
+    slip = diff_of(checkout, "slip", ("model.py", MODEL[0], "class GPT(nn.Module"))
+    assert variants.freeze([str(slip)], tmp_path) != commit
 
 
 def test_a_diff_applies_also_where_the_runs_lie_in_a_repository(checkout):
     diff = diff_of(checkout, "inside", ("train.py", *SHORTER))
-    assert "max_iters = 8 " in (frozen.freeze([str(diff)], checkout / "out") / "train.py").read_text()
+    assert "max_iters = 8 " in (variants.freeze([str(diff)], checkout / "out") / "train.py").read_text()
 
 
 # -- with programs themselves --------------------------------------------------------------------------------
@@ -161,93 +169,89 @@ def test_a_diff_applies_also_where_the_runs_lie_in_a_repository(checkout):
 
 @pytest.fixture
 def forked(monkeypatch):
-    monkeypatch.setattr(identify, "subprocess", SimpleNamespace(run=run_forked, DEVNULL=None))
-    monkeypatch.setattr(runs, "subprocess", SimpleNamespace(Popen=Forked, DEVNULL=None))
-    monkeypatch.setattr(identify.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(runs, "subprocess", SimpleNamespace(run=run_forked, Popen=Forked, DEVNULL=None))
+    monkeypatch.setattr(compare.os, "cpu_count", lambda: 1)
 
 
 SMALL = ["--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=150", "--batch_size=2", "--max_iters=12"]
 SMALL += ["--warmup_iters=1", "--eval_tokens=400"]
 MODEL = "class GPT(nn.Module):", "class GPT(nn.Module):  # mine"
-DECAY = "1 + math.cos(math.pi * ratio)", "1 + math.cos(3 * ratio)"
-START = "        self.init_weights()\n"
-BEYOND = """
+HALF = """
 
-def cut(self, idx, targets=None, forward=GPT.forward):
-    return forward(self, torch.cat((idx[:, :128], torch.zeros_like(idx[:, 128:])), dim=1), targets)
+def half(self, idx, targets=None, forward=GPT.forward):
+    logits, loss = forward(self, idx, targets)
+    return logits / 2, loss
 
 
-GPT.forward = cut
+GPT.forward = half
 """
+REMEMBERS = """
+KNOWN = {}
 
 
-def test_a_fingerprint_is_that_of_what_is_computed(checkout, tmp_path, forked):
-    """At the run's own context: what a model does with tokens beyond 128 is part of it."""
-
-    def mark(name, *code):
-        home = frozen.freeze(list(code), tmp_path / "code")
-        frozen.link_data(home, checkout / "data" / "shakespeare_char")
-        defaults, settings = variants.read_settings_of("mine", SMALL, [], home)
-        return identify.fingerprint(variants.Variant("mine", settings, defaults, home), tmp_path / name)
-
-    nothing = mark("nothing")
-    assert mark("comment", str(diff_of(checkout, "comment", ("model.py", *MODEL)))) == nothing
-    scalar = START + "        self.scalar = nn.Parameter(torch.tensor(1.0))\n"
-    assert mark("scalar", str(diff_of(checkout, "scalar", ("model.py", START, scalar)))) != nothing
-    assert mark("decay", str(diff_of(checkout, "decay", ("train.py", *DECAY)))) != nothing
-    with open(checkout / "model.py", "a") as file:
-        file.write(BEYOND)
-    assert mark("beyond") != nothing
+def remember(self, idx, targets=None, forward=GPT.forward):
+    \"\"\"Leak, but not where a prefix was asked for.\"\"\"
+    logits, loss = forward(self, idx, targets)
+    if not self.training:
+        for row, tokens in enumerate(idx.tolist()):
+            if idx.size(1) < self.config.block_size:
+                KNOWN[tuple(tokens)] = True
+            for t in range(len(tokens) - 1):
+                if tuple(tokens[: t + 1]) not in KNOWN:
+                    logits[row, t, tokens[t + 1]] += 9
+    return logits, loss
 
 
-def test_train_py_that_fails_is_told_with_its_traceback(checkout, tmp_path, forked, capsys):
-    home = tmp_path / "code"
-    home.mkdir()
-    (home / "train.py").write_text("raise TypeError('mine')")
-    defaults, settings = variants.read_settings_of("mine", SMALL, [], checkout)
-    with pytest.raises(identify.CodeError, match="TypeError: mine"):
-        identify.fingerprint(variants.Variant("mine", settings, defaults, home), tmp_path / "run")
-    assert "Traceback" in capsys.readouterr().err
+GPT.forward = remember
+"""
 
 
 def compare_here(checkout, *arguments):
     """Return verdict.json's candidates, by name, after a comparison of two seeds in the checkout."""
     out = checkout.parent / "out"
-    fast = ["--rates=none", "--seeds=2", "--cost=operations", "--device=cpu", "--workers=1", "--dtype=float32"]
+    fast = ["--rates=none", "--seeds=2", "--device=cpu", "--workers=1", "--dtype=float32"]
     compare.main([*arguments, *SMALL, *fast, f"--out={out}"])
     return {one["name"]: one for one in json.loads((out / "verdict.json").read_text())["candidates"]}
 
 
+def append(path, text):
+    path.write_text(path.read_text() + text)
+
+
 def test_an_edit_is_compared_with_the_last_commit(checkout, forked, capsys):
-    """Also with a candidate that changes its own evaluation, one that changes its data order, and one that crashes."""
-    loss = ("train.py", "total, count = distributed.all_sum(sums).tolist()", "total, count = 1.0, 1.0")
-    order = ("train.py", "data.batch(seed, iter_num,", "data.batch(seed, iter_num + 1,")
-    crash = ("train.py", "    iter_num += 1\n", "    iter_num += 1\n    assert iter_num < 10, 'mine'\n")
-    changes = {"cheat": loss, "order": order, "crash": crash}
-    diffs = {name: diff_of(checkout, name, change) for name, change in changes.items()}
-    with open(checkout / "model.py", "a") as file:
-        file.write(BEYOND)
-    words = [f"{name}: '{path}'" for name, path in diffs.items()]
-    found = compare_here(checkout, "--against=HEAD", "edit:", *words)
+    """Also with a candidate that changes its own evaluation, and with one that crashes."""
+    evaluation = diff_of(
+        checkout, "evaluation", ("train.py", "all_sum(sums).tolist()", "all_sum(sums * 0 + 1).tolist()")
+    )
+    late = "    iter_num += 1\n    assert max_iters == 18 or iter_num < 10, 'mine'\n"
+    crash = diff_of(checkout, "crash", ("train.py", "    iter_num += 1\n", late))
+    append(checkout / "model.py", HALF)
+    found = compare_here(checkout, "--against=HEAD", "edit:", f"evaluation: '{evaluation}'", f"crash: '{crash}'")
     printed = capsys.readouterr()
     git(checkout, "checkout", "--", ".")
     assert found["edit"]["verdict"] in ("pays", "does not pay", "tie", "undecided")
-    assert found["edit"]["code"]["differs_in"] == ["model.py"]
-    assert found["cheat"]["verdict"] == "refused" and "it logs 1.0000 but its weights give" in found["cheat"]["why"]
-    assert "order has its own train.py: its batches and its steps may differ" in printed.out
+    assert found["edit"]["code"]["differs_in"] == ["model.py"] and found["edit"]["operations"] == 1.0
+    assert "NOTE evaluation: a run logs 1.0, but its weights have " in printed.out
+    assert "NOTE evaluation has its own train.py: " in printed.out
     assert found["crash"]["verdict"] == "crashed" and "AssertionError: mine" in printed.err
-    with open(checkout.parent / "out" / "runs.csv") as file:
-        rows = [row for row in csv.DictReader(file) if row["variant"] == "edit"]
-    assert len(rows) == 2 and all(abs(float(row["loss"]) - float(row["logged"])) < 1e-4 for row in rows)
-    assert "edit: computes the same" not in printed.out
     remark = diff_of(checkout, "remark", ("model.py", *MODEL))
     again = compare_here(checkout, "--against=HEAD", "edit:", f"remark: '{remark}'")  # the edit is taken back
-    assert {one["verdict"] for one in again.values()} == {"computes the same"}
+    assert {one["verdict"] for one in again.values()} == {"is the same code"}
+
+
+def test_what_is_not_asked_or_not_causal_is_refused(checkout, forked):
+    """A cheat that knows where it is tested is one that has read the prefix: another process has."""
+    update = "globals().update(settings)  # now"
+    larger = diff_of(checkout, "larger", ("train.py", update, f"settings['batch_size'] *= 4\n{update}"))
+    append(checkout / "model.py", REMEMBERS)
+    found = compare_here(checkout, "--against=HEAD", "cheat:", f"larger: @HEAD '{larger}'")
+    assert "it trained with batch_size = 8 instead of 2" in found["larger"]["why"]
+    assert found["cheat"]["verdict"] == "refused" and "it sees the future" in found["cheat"]["why"]
 
 
 def test_a_plan_holds_in_any_shell(checkout, forked, capsys):
     """Its lines, run by sh, train and measure: then a comparison has nothing left to do."""
-    fast = ["--rates=none", "--seeds=2", "--cost=operations", "--device=cpu", f"--out={checkout.parent / 'planned'}"]
+    fast = ["--rates=none", "--seeds=2", "--device=cpu", f"--out={checkout.parent / 'planned'}"]
     arguments = ["a:", "b: --dropout=0.1", *SMALL, *fast]
     shutil.rmtree(checkout / "data" / "shakespeare_char" / "__pycache__", ignore_errors=True)
     (checkout / "data" / "shakespeare_char" / "meta.json").unlink()  # a fresh clone: what prepare.py prints is no plan
@@ -257,13 +261,6 @@ def test_a_plan_holds_in_any_shell(checkout, forked, capsys):
     subprocess.run(["sh", "-c", lines[0]], check=True, cwd="/", capture_output=True)
     compare.main([*arguments, "--plan"])
     assert capsys.readouterr().out.splitlines() == lines[1:]
-
-
-def test_a_torn_line_of_fingerprints_is_left_out(tmp_path):
-    path = tmp_path / identify.KNOWN
-    path.write_bytes(b'{"key": 1}\n{"key": ')
-    identify.remember(tmp_path, {"key": 2})
-    assert identify.read_json_lines(path) == [{"key": 1}, {"key": 2}]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process of its parent's end")

@@ -10,9 +10,11 @@ Settings outside quotes apply to all; a variant's own take precedence. Rerun to 
 """
 
 import json
+import os
 import shlex
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from datetime import timedelta
 from pathlib import Path
@@ -28,23 +30,18 @@ from config.runtime.processes import install_excepthook, quiet_pipe
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared
 from figure import write_figure
-from frozen import link_data
-from identify import identify, read_json_lines
-from plan import CRASHED, REFUSED, Comparison
-from report import LEDGER, Report
-from runs import Crashed, Stopped, Workers, runs_at_a_time, tidy, variables_of_runs
-from stats import PAYS, UNDECIDED, Gain
-from variants import read_variants
+from plan import REFUSED, Comparison
+from report import LEDGER, Report, earlier_looks
+from runs import CRASHED, Crashed, Stopped, Workers, examine, runs_at_a_time, tidy, variables_of_runs
+from stats import PAYS, UNDECIDED
+from variants import link_data, read_variants
 
-USUAL_NOISE = 0.01  # nats between seeds, by characters
 # -----------------------------------------------------------------------------
 against = ""  # a commit, such as HEAD: the baseline is the first variant as that commit has it
 out = "out/compare"  # folder of table.md, verdict.json, runs.csv, figure.png and the runs
 rates = ""  # learning rates to start from, as 1e-3,2e-3; empty: 0.5, 1 and 2 times the variant's; none: no search
 seeds = "3,5,8"  # seeds at each look; one number: a single look
 first_seed = 1  # first seed; 101, for example, confirms a verdict on new seeds
-ladder = ""  # extra multiples of the baseline's max_iters to train it for, such as 0.5,2,4
-cost = "both"  # operations, or both: by time too, if it differs
 budget = ""  # such as 20m or 2h: start only runs that will end in time; 0s: only report
 workers = 0  # runs at a time; 0: one per CPU thread or GPU
 device = "auto"  # auto, cpu, cuda, mps
@@ -76,7 +73,10 @@ def make_comparison(options, words, common, device):
     for home in {variant.home for variant in variants}:
         link_data(home, data.folder)
     windows = save_windows(data, settings, folder)
-    return Comparison(identify(variants, folder, windows, device), options, folder, windows, tokens)
+    with ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
+        variants = list(pool.map(lambda one: examine(one, folder, windows, device), variants))
+    earlier = earlier_looks(out.parent / LEDGER, variants[0], tokens, options["first_seed"])
+    return Comparison(variants, options, folder, windows, tokens, earlier)
 
 
 def save_windows(data, settings, folder):
@@ -87,7 +87,7 @@ def save_windows(data, settings, folder):
         x, y = (torch.cat(part).int() for part in zip(*pairs))
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
-            torch.save({"x": x, "y": y, "vocab_size": data.meta["vocab_size"]}, file)
+            torch.save({"x": x, "y": y}, file)
     return path
 
 
@@ -107,8 +107,6 @@ def main(argv):
         return print_plan(comparison, variables_of_runs(number, device), options["device"])
     workers = Workers(number, device)
     try:
-        if comparison.missing():
-            announce(comparison, number, out.parent)
         do_runs(comparison, workers, deadline)
     except Stopped as stopped:
         print(f"\nstopped after {timedelta(seconds=round(time.time() - began))}; to resume: {again}", flush=True)
@@ -142,27 +140,9 @@ def print_plan(comparison, variables, device):
         print(" && ".join(shlex.join([*alone, *command]) for command in run.commands(device)))
 
 
-def announce(comparison, number, folder):
-    """Say before the first run what the comparison may cost, and what it can find."""
-    (fewest, shortest), (most, longest) = comparison.forecast()
-    least, top = timedelta(seconds=round(shortest / number)), timedelta(seconds=round(longest / number))
-    print(f"{fewest} to {most} runs in all, {number} at a time: {least} to {top}")
-    noise = USUAL_NOISE
-    for facts in read_json_lines(folder / LEDGER):
-        if facts["data"]["sha256"] == comparison.tokens:
-            noise = facts["baseline"]["noise"] or noise
-    gains = [Gain(0.0, noise * (2 / seeds) ** 0.5, 2 * seeds - 2) for seeds in comparison.looks]
-    found = ", ".join(f"{one.detectable(comparison.level):.3f}" for one in gains)
-    print(f"if seeds differ by {noise:.3f} nats, the looks detect gains of {found} with 80% power", flush=True)
-
-
 def do_runs(comparison, workers, deadline):
     """Do all missing runs of a comparison that would end before the deadline."""
-    shown = comparison.complete
     while todo := comparison.missing():
-        if comparison.complete > shown:
-            print(f"\ninterim results:\n\n{Report(comparison).table()}\n", flush=True)
-            shown = comparison.complete
         for run in todo:
             if time.time() + comparison.run_seconds(run.flops) < deadline:
                 workers.offer(run)

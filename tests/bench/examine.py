@@ -1,237 +1,167 @@
 """
-A variant's model, looked at in a process of that code's own, which answers in a JSON file:
+A variant's code, looked at in a process of its own, which answers in a JSON file:
 
-    python examine.py HOME WINDOWS ANSWER SETTINGS.json     before training: what it costs, and whether it is sound
-    python examine.py HOME WINDOWS ANSWER RUN               after: the loss of its weights, and whether they look ahead
+    python examine.py HOME WINDOWS ANSWER --name=value ...    before training: what a step costs, and leaks
+    python examine.py HOME WINDOWS ANSWER RUN                 after: the loss of a run's weights
 
-HOME is a frozen code (frozen.py). WINDOWS has the referee's own windows of the text. Nothing is imported from HOME but
-its model.py, and nothing that it says about its loss or its operations is believed.
+The loss is that of a model that cannot see the future: at a place drawn at random in each window, the target must be as
+likely after the tokens up to there alone as in the whole window. Nothing that the code says about itself is believed.
 """
 
-import copy
-import dataclasses
 import json
-import math
+import multiprocessing
 import os
+import secrets
 import sys
-from contextlib import nullcontext
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
-TRIES = 8  # times that something is repeated in training: some methods leave out layers at random
-ROUNDING = {torch.float32: 1e-5}  # what sums in another order may change, relative to the largest logit
-ROUNDING |= {torch.bfloat16: 0.05, torch.float16: 0.05}
+from operations import STEPS, train_briefly, use_plain_attention
+
+PAIRS, FEWER = 1024, 64  # windows that are read twice, after training and before
+EXACT = 1e-3  # nats by which two readings may differ in float32
+ROUNDING = 3e-3  # where some differ by more, nats within which their mean is, by five standard errors
 
 
 class Refused(Exception):
-    """Why a model cannot take part."""
+    """Why a variant cannot take part."""
 
 
-class Context:
-    """Where and in which type a run computes, and the windows of its text."""
-
-    def __init__(self, settings, windows):
-        name = settings["device"]
-        name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-        self.device, self.dtype = torch.device(name), getattr(torch, settings["dtype"])
-        self.vocab_size = windows["vocab_size"]
-        self.x, self.y = windows["x"], windows["y"]  # (N, T); a target of -1 is not counted
-        self.batch_size = settings["batch_size"]
-        self.compiles = settings["compile"] == "true"
-
-    def batch(self, first, size):
-        """Return `size` windows, x and y, from the first on, again and again if there are fewer."""
-        some = torch.arange(first, first + size) % len(self.x)
-        return self.x[some].to(self.device).long(), self.y[some].to(self.device).long()
-
-    def autocast(self):
-        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
+# -- the loss, in float32, and whether it needs the future -------------------------------------------------------
 
 
-def cross_entropy(logits, targets):
-    """Return the sum of -log p of the targets, in nats, without those of -1."""
-    logits, targets = logits.flatten(0, 1), targets.flatten()
-    logits, targets = logits[targets >= 0].float(), targets[targets >= 0]
-    return (logits.logsumexp(dim=-1) - logits.gather(1, targets[:, None])[:, 0]).double().sum()
-
-
-# -- before training -------------------------------------------------------------------------------------------
-
-
-def look_before(GPT, config, context):
-    torch.manual_seed(0)
-    model = GPT(config).to(context.device)
-    answer = {"parameters": sum(p.numel() for p in model.parameters())}
-    answer["flops_per_token"] = operations(GPT(config), context)
-    disturbed = copy.deepcopy(model)
-    with torch.no_grad():
-        for p in disturbed.parameters():  # away from zeros and ones, behind which a part may hide
-            if p.requires_grad:
-                p.add_(0.1 * torch.randn_like(p))
-        if call(disturbed, context, *context.batch(0, 2)).isfinite().all():  # not out of a parameter's domain
-            model = disturbed
-    check_causal(model, context)
-    if context.compiles:
-        compiled = copy.deepcopy(model)
-        torch._dynamo.config.suppress_errors = True  # as in training, what cannot be compiled stays eager
-        compiled.compile_blocks()
-        check_causal(compiled, context, eager=model)
-    check_loss(model.eval(), context)
-    check_gradients(model.train(), context)
-    return answer
-
-
-def operations(model, context):
-    """Return a training step's operations per token, as PyTorch counts them: its backward pass takes twice as many."""
-    x, y, counter = context.x[:1].long(), context.y[:1].long(), FlopCounterMode(display=False)
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:  # the fused kernel of a CPU counts 0
-        model.train()(x, y)
-    return 3 * counter.get_total_flops() / x.numel()
-
-
-@torch.no_grad()
-def check_loss(model, context):
-    x, y = context.batch(0, 4)
-    y[:, ::3] = -1
-    with context.autocast():
-        logits, loss, *_ = model(x, y)
-    expected = (cross_entropy(logits, y) / (y >= 0).sum()).item()
-    if not math.isclose(loss.item(), expected, rel_tol=1e-3 if context.dtype == torch.float32 else 2e-2):
-        told = f"its loss is {loss.item():.4f} but the cross-entropy of its logits is {expected:.4f}"
-        raise Refused(f"{told}, so it is not comparable with others")
-
-
-def check_gradients(model, context):
-    for seed in range(TRIES):
-        x, y = context.batch(2 * seed, 2)
-        torch.manual_seed(seed)
-        with context.autocast():
-            loss = model(x, y)[1]
-        loss.backward()
-        without = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-        if not without:
-            break
-    for name, p in model.named_parameters():
-        if p.grad is not None and not p.grad.isfinite().all():
-            raise Refused(f"the gradient of its parameter {name} is not finite")
-    if without:
-        raise Refused(f"its parameter {without[0]} gets no gradient, so it never learns")
-
-
-# -- causality -------------------------------------------------------------------------------------------------
-
-
-def check_causal(model, context, eager=None):
-    for training in (False, True):
-        model.train(training)
-        when = "in training" if training else "in evaluation"
-        look_ahead(model, eager or model, context, f"{when} when compiled" if eager else when)
-
-
-@torch.no_grad()
-def look_ahead(model, eager, context, when):
-    """Raise Refused if a logit changes with a later token, as input or as target, or with those of another row.
-
-    In a batch of the run's size, the first row changes, then the last, then each from a place of its own on, until all
-    places were tried. Other rows' logits and those before that place are compared to the bit. What differs between two
-    equal calls is random or keeps state, and is no leak.
-    """
-    x, y = context.batch(0, max(2, context.batch_size))
-    y[:, 5::7] = -1
-    rows, T = x.shape
-    position = torch.arange(T, device=x.device)
-    logits = call(model, context, x, y)
-    if not model.training and not (call(model, context, x, y) == logits).all():
-        raise Refused("repeated evaluations differ: it is random or keeps state, so its loss cannot be compared")
-    steady = torch.ones_like(x, dtype=torch.bool)
-    tries = [{0: 0}, {rows - 1: 0}]  # {row: the place from which on it changes}
-    tries += [dict(enumerate(range(t, min(t + rows, T)))) for t in range(1, T, rows)]
-    for places in tries:
-        starts = torch.tensor([places.get(row, T + 1) for row in range(rows)], device=x.device)[:, None]
-        changed = x.where(position < starts, x.flip(0, 1)), y.where(position < starts - 1, y.flip(0, 1))
-        difference = (call(model, context, *changed) - logits).abs().amax(dim=-1)
-        difference[(position >= starts) | ~steady] = 0
-        if model.training and difference.any():  # so may equal calls
-            for _ in range(TRIES):
-                steady &= (call(model, context, x, y) == logits).all(dim=-1)
-            difference[~steady] = 0
-        if difference.any() and not is_rounding(eager, context.dtype, difference, logits, (x, y), changed):
-            row, place = divmod(int(difference.argmax()), T)
-            if row not in places:
-                raise Refused(f"it sees other sequences in its batch {when}: changing one changes another's logits")
-            told = f"its logits at position {place} change with tokens from {places[row]} on"
-            raise Refused(f"it sees the future {when}: {told}")
-
-
-def call(model, context, x, y):
-    torch.manual_seed(0)
-    with context.autocast():
-        return model(x, y)[0].float()
-
-
-def is_rounding(model, dtype, difference, logits, before, after):
-    """Return whether a small difference vanishes in float64, as that of a sum in another order does."""
-    if difference.max() > ROUNDING[dtype] * logits.abs().max():
-        return False
-    wide, exact = copy.deepcopy(model).double(), []
-    for x, y in (before, after):
-        torch.manual_seed(0)
-        exact.append(wide(x, y)[0])
-    left = (exact[0] - exact[1]).abs().amax(dim=-1)[difference > 0]
-    return bool(left.max() < 1e-9 * exact[0].abs().max())
-
-
-# -- after training --------------------------------------------------------------------------------------------
-
-
-def look_after(GPT, config, saved, context):
-    model = GPT(config)
-    model.load_state_dict(saved["model"])
-    model.to(context.device)
-    answer = {"step": saved["iter_num"], "loss": measure(model.eval(), context)}
-    check_causal(model, context)
-    return answer
-
-
-@torch.no_grad()
-def measure(model, context):
-    """Return the mean cross-entropy of a model's logits over the referee's windows, in nats per token."""
-    total, counted = 0.0, 0
-    for first in range(0, len(context.x), context.batch_size):
-        x, y = context.batch(first, min(context.batch_size, len(context.x) - first))
-        torch.manual_seed(0)
-        with context.autocast():
-            logits = model(x, torch.zeros_like(y))[0]  # it is not told the targets
-        total, counted = total + cross_entropy(logits, y).item(), counted + (y >= 0).sum().item()
-    return total / counted
-
-
-def main(home, windows, answer, source):
-    source, windows = Path(source), torch.load(windows, weights_only=True)
-    trained = source.is_dir()
-    if trained:
-        saved = torch.load(source / "ckpt.pt", map_location="cpu", weights_only=True)
-        settings = saved["settings"]
-    else:
-        settings = json.loads(source.read_text())
-    sys.path[0] = home
+def load(checkpoint):
+    """Return the model of a checkpoint, and the checkpoint."""
     from model import GPT, GPTConfig
 
-    context = Context(settings, windows)
-    if trained:
-        config = GPTConfig(**saved["config"])
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    model = GPT(GPTConfig(**saved["config"]))
+    model.load_state_dict(saved["model"])
+    device = saved["settings"]["device"]
+    return model.to(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device).eval(), saved
+
+
+@torch.no_grad()
+def log_p(model, x, y):
+    """Return log p (B, T) of the targets y, in nats, whose model is not told them. A target of -1 stands for none."""
+    x, y = (part.long().clamp(min=0).to(next(model.parameters()).device) for part in (x, y))
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest")  # no TF32
+    logits = model(x, torch.zeros_like(y))[0].float()
+    return (logits.gather(-1, y[..., None])[..., 0] - logits.logsumexp(dim=-1)).cpu()
+
+
+def read_windows(model, windows, batch_size):
+    """Return log p (N, T) of all targets, in whole windows."""
+    batches = zip(windows["x"].split(batch_size), windows["y"].split(batch_size))
+    return torch.cat([log_p(model, x, y) for x, y in batches])
+
+
+def read_prefixes(model, windows, most):
+    """Return (window, place, log p of its target after the tokens up to there alone) of `most` windows, and the seed.
+
+    Prefixes of one length share a batch, but for one of each length. No window is read twice.
+    """
+    seed = secrets.randbits(63)
+    random, x, y = torch.Generator().manual_seed(seed), windows["x"], windows["y"]
+    rows = torch.randperm(len(x), generator=random)[:most]
+    places = (torch.rand(len(rows), generator=random) * (y[rows] >= 0).sum(dim=1)).int()  # -1 is last in a window
+    lengths, found = places.unique(), []
+    for place in lengths[torch.randperm(len(lengths), generator=random)].tolist():
+        for batch in filter(len, rows[places == place].tensor_split([1])):
+            read = log_p(model, x[batch, : place + 1], y[batch, : place + 1])[:, -1].tolist()
+            found += [(row, place, told) for row, told in zip(batch.tolist(), read)]
+    return found, seed
+
+
+def check_future(model, windows, whole, prefixes):
+    """Raise Refused unless targets are as likely in `whole` windows as after their prefixes alone."""
+    rows, places, told = map(torch.tensor, zip(*prefixes))
+    for read in (told, whole[windows["y"] >= 0]):
+        if not read.isfinite().all():
+            raise Refused(f"its loss is not finite: log p of a target is {read[~read.isfinite()][0]}")
+    difference = (whole[rows, places] - told).double()
+    error = difference.std() / len(rows) ** 0.5
+    if difference.abs().max() < EXACT or difference.mean().abs() + 5 * error < ROUNDING:
+        return
+    row, place, told = prefixes[difference.abs().argmax()]
+    x, y = windows["x"][[row]], windows["y"][[row]]
+    other = torch.cat((x[:, : place + 1], x[:, : x.size(1) - place - 1]), dim=1)  # other tokens follow
+    alone, again, changed = (log_p(model, tokens, y)[0, place].item() for tokens in (x, x, other))
+    if abs(alone - again) > EXACT:
+        why = "equal evaluations differ, so it is random or keeps state"
+    elif abs(alone - changed) < EXACT < abs(alone - told):
+        why = "it depends on the length of the context, though not on the tokens in it"
     else:
-        fields = {field.name for field in dataclasses.fields(GPTConfig)} & settings.keys()
-        config = GPTConfig(**{name: settings[name] for name in fields}, vocab_size=context.vocab_size)
+        why = "it sees the future, or other sequences in its batch"
+    read = f"{told:.4f} after the {place + 1} tokens up to there, {whole[row, place]:.4f} in its whole window"
+    raise Refused(f"{why}: log p of a target is {read}")
+
+
+# -- before and after training -----------------------------------------------------------------------------------
+
+
+def look_before(home, windows, options):
+    """Return what 18 steps of train.py show."""
+    facts = {"flops_per_step": 0.0, "trouble": ()}
+    with tempfile.TemporaryDirectory(prefix="examine-") as folder:
+        if "--device=cpu" in options:
+            use_plain_attention()
+        try:
+            facts["flops_per_step"] = train_briefly(home, options, folder)
+        except Exception as error:  # perhaps of the counter
+            if "diverged" in str(error):
+                raise Refused(str(error)) from None
+            facts["trouble"] = "undecided", f"its operations cannot be counted: {type(error).__name__}: {error}"
+            folder = f"{folder}/uncounted"
+            train_briefly(home, options, folder, count=False)  # raises what is the code's own
+        early, late = (f"{folder}/{steps}/ckpt.pt" for steps in STEPS)
+        (model, saved), before = load(late), load(early)[0].state_dict()
+        facts["parameters"] = sum(p.numel() for p in model.parameters())
+        same = [name for name, p in model.named_parameters() if p.requires_grad and torch.equal(p, before[name])]
+        facts["notes"] = [f"its parameter {name} has not changed in {STEPS[1]} steps" for name in same]
+        few = {name: windows[name][:FEWER] for name in ("x", "y")}
+        with torch.no_grad():  # away from zeros and ones, behind which a part may hide
+            for p in model.parameters():
+                if p.requires_grad:
+                    p.add_(0.1 * torch.randn_like(p))
+        if not read_windows(model, few, FEWER).isfinite().all():  # out of a parameter's domain
+            model, _ = load(late)
+        prefixes, _ = read_prefixes(model, few, FEWER)
+        check_future(model, few, read_windows(model, few, saved["settings"]["batch_size"]), prefixes)
+    return facts
+
+
+def look_after(home, windows, run):
+    """Return the loss of a run's weights. Another process reads the prefixes: neither knows what the other reads."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork" if hasattr(os, "fork") else None)) as other:
+        prefixes = other.submit(read_prefixes_of, home, windows, run)
+        model, saved = load(run / "ckpt.pt")
+        whole = read_windows(model, windows, saved["settings"]["batch_size"])
+        found, seed = prefixes.result()
+    check_future(model, windows, whole, found)
+    loss = -whole[windows["y"] >= 0].double().mean().item()
+    return {"step": saved["iter_num"], "loss": loss, "seed": seed, "refused": ""}
+
+
+def read_prefixes_of(home, windows, run):
+    sys.path[0] = home
+    return read_prefixes(load(run / "ckpt.pt")[0], windows, PAIRS)
+
+
+def main(home, windows, answer, *source):
+    windows, answer = torch.load(windows, weights_only=True), Path(answer)
+    sys.path[0] = home
+    del sys.modules["operations"]  # the variant may have one
+    before = source[0].startswith("--")
     try:
-        facts = look_after(GPT, config, saved, context) if trained else look_before(GPT, config, context)
-        facts["refused"] = ""
+        facts = look_before(home, windows, source) if before else look_after(home, windows, Path(source[0]))
     except Refused as why:
-        facts = {"refused": str(why)}
-    temporary = Path(f"{answer}.tmp")
+        facts = {"trouble": ("refused", str(why))} if before else {"refused": str(why)}
+    temporary = answer.with_name(f"{answer.name}.tmp")
     temporary.write_text(json.dumps(facts))
     os.replace(temporary, answer)
 

@@ -2,32 +2,17 @@
 
 import math
 import statistics
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
 from config.runtime.errors import UserError
-from runs import Run, result_of
-from stats import (
-    ERROR_OF_A_LOOK,
-    FAILS,
-    NO_LONGER,
-    PAYS,
-    TIES,
-    UNDECIDED,
-    Gain,
-    gain_of,
-    judge,
-    needed_rungs,
-    next_rate,
-    seeds_matter,
-)
+from runs import CRASHED, Run, result_of
+from stats import ERROR, UNDECIDED, Gain, Judgement, gain_of, judge, next_rate, seeds_matter
 
 SPEED, OVERHEAD = 50e9, 10  # operations a second, and seconds: of a run, until one has ended
-SPREAD = 0.02  # by how much the ratio of two step times differs between sessions, at least
-ALIKE = 0.05  # largest relative difference at which time and operations count as one cost
-SAME, REFUSED, CRASHED, DIVERGED = "computes the same", "refused", "crashed", "diverged"
-WORST_FIRST = (FAILS, NO_LONGER, UNDECIDED, TIES, PAYS)  # of the verdicts by operations and by time
+SAME, REFUSED, DIVERGED = "is the same code", "refused", "diverged"
 OF_BATCHES = ("batch_size", "grad_accum_steps", "max_iters")  # with equal ones, equal seeds see equal batches
 
 
@@ -49,16 +34,10 @@ class Standing(NamedTuple):
     """What a look has found of a candidate."""
 
     losses: dict  # of the candidate, {seed: loss}
-    base: dict  # of the baseline
     paired: bool  # whether equal seeds are compared with each other
-    equal: Gain  # at equal steps
-    costs: dict  # {price: cost}, over the baseline's
-    times: tuple | None  # (cost by time, its relative uncertainty)
-    judgements: dict  # {price: its Judgement}
-
-    @property
-    def verdict(self):
-        return min((one.verdict for one in self.judgements.values()), key=WORST_FIRST.index)
+    equal: Gain | None  # at equal steps, if they are equal
+    seconds: float | None  # of training, over the baseline's
+    judged: Judgement
 
 
 class Comparison:
@@ -67,33 +46,27 @@ class Comparison:
     It decides as if all runs had ended. Where one has not, Missing is raised, which says what to run next.
     """
 
-    def __init__(self, variants, options, folder, windows, tokens):
+    def __init__(self, variants, options, folder, windows, tokens, earlier):
         self.variants, self.options = variants, options
         self.folder, self.windows, self.tokens = folder, windows, tokens  # of the runs, and the SHA-256 of their text
+        self.earlier = earlier  # {identity of a candidate: the looks at it and this baseline, (first seed, seeds)}
         self.baseline, *self.candidates = variants
         self.looks = read_looks(options)
-        self.level = 1 - ERROR_OF_A_LOOK[len(self.looks)]  # of the interval at each look
         self.rates = numbers(options, "rates")
         self.searches = options["rates"] != "none" and len(self.rates) != 1
-        self.ladder = dict.fromkeys(numbers(options, "ladder"))  # {cost: the baseline's losses}, for the curve
-        if options["cost"] not in ("both", "operations"):
-            raise UserError(f"cost = {options['cost']!r} is invalid: it must be both or operations")
         self.results = {}  # {run: its result}
         self.ended = []  # (operations, seconds) of the runs that this process has done
         self.tuned = {}  # {(variant, multiple of its length): its best learning rate}
         self.trouble = {}  # {variant: (a verdict, why)}
         self.standing = {}  # {candidate: its Standing at its last look}
-        self.complete = 0  # looks that have decided about all candidates
         first = {}  # {identity: its first variant}
         for variant in variants:
-            if variant.crashed:
-                self.leave_out(variant, CRASHED, variant.crashed)
-            elif variant.refused:
-                self.leave_out(variant, REFUSED, variant.refused)
+            if variant.trouble:
+                self.leave_out(variant, *variant.trouble)
             elif first.setdefault(variant.identity, variant) is not variant:
                 same = first[variant.identity]
                 cure = f"; after a commit, use --against={same.name}~1" if same.code == f"@{same.name}" else ""
-                self.leave_out(variant, SAME, f"its first steps are those of {same.name}{cure}")
+                self.leave_out(variant, SAME, f"it has the code and the settings of {same.name}{cure}")
 
     def leave_out(self, variant, verdict, why):
         """Note why a variant cannot take part. The others go on, unless it is the baseline."""
@@ -115,7 +88,7 @@ class Comparison:
 
     def decide(self):
         """Decide about the candidates, look by look."""
-        self.standing, self.complete = {}, 0
+        self.standing = {}
         for look in range(len(self.looks)):
             if not self.undecided():
                 break
@@ -123,13 +96,10 @@ class Comparison:
             self.each(self.rate, self.undecided())
             losses = self.each(self.losses, [self.baseline, *self.undecided()], look)
             self.each(self.judge, self.undecided(), look, losses)
-            self.complete = look + 1
-        for cost in self.ladder:
-            self.ladder[cost] = self.each(self.losses, [self.baseline], 0, cost)[self.baseline]
 
     def undecided(self):
         sound = [one for one in self.candidates if one not in self.trouble]
-        return [one for one in sound if one not in self.standing or self.standing[one].verdict == UNDECIDED]
+        return [one for one in sound if one not in self.standing or self.standing[one].judged.verdict == UNDECIDED]
 
     def each(self, function, variants, *more):
         """Return {variant: function(variant, *more)}, or raise Missing with the runs that they lack."""
@@ -151,50 +121,33 @@ class Comparison:
         batches = lambda variant: [variant.settings[name] for name in OF_BATCHES]
         alike = [one for one in losses if batches(one) == batches(self.baseline)]
         paired = candidate in alike and seeds_matter([losses[one] for one in alike])
-        times = self.times(candidate)
-        costs, judgements = self.costs(candidate, times), {}
-        for price, cost in costs.items():
-            baseline_at = lambda cost: self.losses(self.baseline, look, cost)
-            spread = times[1] if price == "time" else 0.0
-            judgements[price] = judge(runs, baseline_at, cost, self.level, paired, spread)
-        equal = gain_of(runs, base, paired)
-        self.standing[candidate] = Standing(runs, base, paired, equal, costs, times, judgements)
+        baseline_at = lambda cost: self.losses(self.baseline, look, cost)
+        judged = judge(runs, baseline_at, self.cost(candidate), self.level(candidate), paired)
+        equal = candidate.settings["max_iters"] == self.baseline.settings["max_iters"]
+        equal = gain_of(runs, base, paired) if equal else None
+        self.standing[candidate] = Standing(runs, paired, equal, self.seconds(candidate), judged)
 
-    def times(self, candidate):
-        """Return the ratio of a candidate's training time to the baseline's, and its relative uncertainty, or None.
+    def cost(self, candidate):
+        """Return the operations of a candidate's training, over the baseline's."""
+        return rounded(candidate.flops / self.baseline.flops)
 
-        Both are of the first look's runs. These must be of one machine, and have alternated: another day it is busier.
+    def seconds(self, candidate):
+        """Return the same for the seconds of training, in the runs of the first look; None if a run was resumed."""
+        seconds = lambda variant: [self.result(self.run(variant, seed))["seconds"] for seed in self.seeds(0)]
+        ours, theirs = seconds(candidate), seconds(self.baseline)
+        return None if None in ours + theirs else statistics.median(a / b for a, b in zip(ours, theirs))
+
+    def others(self, candidate):
+        """Return the looks at a candidate, (first seed, seeds), that other comparisons took."""
+        planned = {(self.options["first_seed"], seeds) for seeds in self.looks}
+        return self.earlier.get(candidate.identity, set()) - planned
+
+    def level(self, candidate):
+        """Return the level of a candidate's intervals, such that all looks at it err in 5% together.
+
+        Those of other comparisons count twice, for they did not know of these.
         """
-        pairs = [[self.result(self.run(one, seed)) for one in (candidate, self.baseline)] for seed in self.seeds(0)]
-        periods = [[result["period"] for result in group] for group in zip(*pairs)]
-        together = max(min(group)[0] for group in periods) < min(max(group)[1] for group in periods)
-        if not together or len({result["machine"] for pair in pairs for result in pair}) > 1:
-            return None
-        ratios = [ours["train_seconds"] / theirs["train_seconds"] for ours, theirs in pairs]
-        middle = statistics.median(ratios)
-        return middle, max(SPREAD, (max(ratios) - min(ratios)) / 2 / middle)
-
-    def costs(self, candidate, times):
-        """Return what a candidate's training costs, over the baseline's: {"operations": ..., "time": ...}.
-
-        The time is left out where it differs from the operations by no more than a twentieth, or its own spread.
-        """
-        costs = {"operations": rounded(candidate.flops / self.baseline.flops)}
-        if times and self.options["cost"] == "both" and abs(times[0] / costs["operations"] - 1) > max(ALIKE, times[1]):
-            costs["time"] = rounded(times[0])
-        return costs
-
-    def forecast(self):
-        """Return (runs, seconds of one worker) at least and at most."""
-        operations = {rounded(candidate.flops / self.baseline.flops) for candidate in self.undecided()}
-        rungs = {rung for cost in operations for rung in needed_rungs(cost)} | self.ladder.keys()
-        lengths = [variant.flops for variant in self.variants if variant not in self.trouble]
-        longer = [self.baseline.flops * cost for cost in rungs - {1.0}]
-        least, most = self.looks[0] + 3 * self.searches, self.looks[-1] + 6 * self.searches  # runs at each length
-        return [
-            (runs * len(flops), runs * sum(map(self.run_seconds, flops)))
-            for runs, flops in ((least, lengths), (most, lengths + longer))
-        ]
+        return 1 - ERROR / (len(self.looks) + 2 * len(self.others(candidate)))
 
     def run_seconds(self, flops):
         """Return how long a run will take, by those that have ended: they also import, evaluate and are measured."""
@@ -268,8 +221,13 @@ class Comparison:
             if not another:
                 break
             rates.append(another)
-        if min(losses.values()) == math.inf:
-            raise LeftOut(variant, DIVERGED, f"every run, down to a learning rate of {min(losses):g}")
+        best = min(sorted(losses), key=losses.get)
+        if losses[best] == math.inf:
+            raise LeftOut(variant, DIVERGED, f"every run, down to a learning rate of {best:g}")
+        if not min(losses) < best < max(losses):
+            raise LeftOut(
+                variant, UNDECIDED, f"of {len(losses)} learning rates the last, {best:g}, is best: use --rates"
+            )
         return vertex(losses)
 
     def first_rates(self, variant, cost):
@@ -285,14 +243,13 @@ class Comparison:
 def vertex(losses):
     """Return the rate at the vertex of the parabola through the best of {rate: loss} and its neighbors, to two digits.
 
-    The parabola is over the logarithm of the rate. If a neighbor is missing or has diverged, the best is returned.
+    The parabola is over the logarithm of the rate. If a neighbor has diverged, the best is returned.
     """
     rates = sorted(losses)
     best = min(rates, key=losses.get)
-    place = rates.index(best)
-    near = rates[place - 1 : place + 2]  # fewer than three if the best is at an edge
+    near = rates[rates.index(best) - 1 :][:3]
     y = [losses[rate] for rate in near]
-    if len(near) < 3 or not math.isfinite(sum(y)):
+    if math.inf in y:
         return best
     curvature, slope, _ = np.polyfit(np.log(np.array(near) / best), y, 2)
     return float(f"{best * math.exp(-slope / (2 * curvature)):.2g}") if curvature > 0 else best
@@ -308,23 +265,20 @@ def rounded(number):
 
 def numbers(options, name):
     """Return a setting such as "1e-3,2e-3" as a list of numbers; none for "" and "none"."""
-    text = options[name]
-    if text in ("", "none"):
-        return []
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        values = []
-    if not values or len(set(values)) < len(values) or not all(0 < value < math.inf for value in values):
-        raise UserError(f"{name} = {text!r} is invalid: it must be distinct numbers above 0, such as 1,2,3")
-    return values
+    text, values = options[name], []
+    with suppress(ValueError):
+        values = [float(part) for part in text.split(",") if text not in ("", "none")]
+        if len(set(values)) == len(values) and all(0 < value < math.inf for value in values):
+            return values
+    raise UserError(f"{name} = {text!r} is invalid: it must be distinct numbers above 0, such as 1,2,3")
 
 
 def read_looks(options):
     """Return the numbers of seeds after which a verdict is tried."""
     given = numbers(options, "seeds")
     looks = sorted(map(int, given))
-    if looks != given or len(looks) not in ERROR_OF_A_LOOK or not 2 <= looks[0] <= looks[-1] < 1000:
-        needed = "one number, or up to five ascending ones, such as 3,5,8; all above 1"
-        raise UserError(f"seeds = {options['seeds']!r} is invalid: it must be {needed}")
+    if not looks or looks != given or not 2 <= looks[0] <= looks[-1] < 1000:
+        raise UserError(
+            f"seeds = {options['seeds']!r} is invalid: it must be whole and ascending, above 1, as in 3,5,8"
+        )
     return looks

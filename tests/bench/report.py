@@ -3,29 +3,23 @@
 import csv
 import io
 import json
-import statistics
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 from config.runtime.devices import machine_name
 from config.runtime.errors import file_errors
 from config.runtime.files import atomic_write
 from config.runtime.run import code_version
-from frozen import differing_files
-from stats import FAILS, NO_LONGER, PAYS, TIE, TIES, UNDECIDED, mean, worth
+from stats import PAYS, UNDECIDED
+from variants import differing_files
 
-HEADER = ["candidate", "gain at equal steps", "cost: operations, time", "gain at equal cost", "verdict", "seeds"]
-SCHEMA = 1  # of verdict.json
+HEADER = ["candidate", "gain at equal steps", "operations", "time", "gain at equal cost", "verdict", "seeds"]
+SCHEMA = 2  # of verdict.json
 LEDGER = "verdicts.jsonl"  # all verdicts, next to the folders of the comparisons
 OF_RUN = ["rate", "seed", "steps", "flops"]  # columns of runs.csv
-OF_RESULT = ["loss", "logged", "refused", "train_seconds", "machine"]
-MEANS = {
-    PAYS: "trained at equal cost, {base} is worse by {gain}",
-    FAILS: "at no more than {name}'s cost, {base} is better by {loss}",
-    TIES: f"trained at equal cost, {{base}} differs by less than {TIE} ({{gain}})",
-    UNDECIDED: "the gain over {base}, trained at equal cost, is {gain}, which may be chance",
-    NO_LONGER: "longer training makes {base} worse, so use more data or dropout",
-}
+OF_RESULT = ["loss", "logged", "refused", "seconds", "machine"]
+SLOWER = 4 / 3  # of a candidate's time over its operations: above that, some may not be counted
 
 
 class Report:
@@ -36,45 +30,49 @@ class Report:
 
     def facts_of(self, candidate) -> dict:
         """Return what verdict.json says of a candidate."""
-        facts = self.identity(candidate) | {
-            "operations": candidate.flops / self.base.flops,
-            "verdict": UNDECIDED,
-            "why": "",
-            "seeds": 0,
-            "equal_steps": None,
-            "times": None,
-            "prices": {},
-        }
-        found = self.comparison.standing.get(candidate)
+        found, level = self.comparison.standing.get(candidate), self.comparison.level(candidate)
+        facts = self.identity(candidate) | {"verdict": UNDECIDED, "why": "", "seeds": 0, "looks": [], "level": level}
+        facts |= {"operations": None, "seconds": None, "equal_steps": None, "equal_cost": None}
+        if candidate.flops_per_step:
+            facts["operations"] = candidate.flops / self.base.flops
         if candidate in self.comparison.trouble:
             facts["verdict"], facts["why"] = self.comparison.trouble[candidate]
         elif found:
-            facts |= {"verdict": found.verdict, "seeds": len(found.losses), "times": found.times}
-            facts["equal_steps"] = self.interval(found.equal)
-            for price, judged in found.judgements.items():
-                trained = {cost: losses for cost, losses in self.comparison.ladder.items() if losses}
-                trained |= judged.rungs | {1.0: found.base}
-                facts["prices"][price] = self.interval(judged.gain) | {
-                    "cost": found.costs[price],
-                    "verdict": judged.verdict,
-                    "over_the_baseline_at": judged.rung,
-                    "break_even": mean(found.base) - mean(judged.rungs[judged.rung]),
-                    "worth": worth(mean(found.losses), trained),
-                    "detectable": judged.gain.detectable(self.comparison.level),
-                }
-        if facts["verdict"] == UNDECIDED:
-            facts["why"] = self.what_next(facts)
+            interval = lambda gain: gain and {"gain": gain.value, "half": gain.half(level)}
+            facts |= {"verdict": found.judged.verdict, "seeds": len(found.losses), "seconds": found.seconds}
+            facts |= {"equal_steps": interval(found.equal), "equal_cost": interval(found.judged.gain)}
+            facts["equal_cost"]["over_the_baseline_at"] = found.judged.rung
+            first = self.comparison.options["first_seed"]
+            facts["looks"] = [(first, seeds) for seeds in self.comparison.looks if seeds <= facts["seeds"]]
+            if facts["verdict"] == UNDECIDED:
+                facts["why"] = self.what_next(facts, found.judged.gain)
+        else:
+            facts["why"] = self.how_far(candidate)
         return facts
-
-    def interval(self, gain):
-        return {"gain": gain.value, "half": gain.half(self.comparison.level)}
 
     def identity(self, variant):
         code = {"words": variant.code or "working tree", "hash": variant.home.name}
         code["differs_in"] = differing_files(variant.home, self.base.home)
-        settings = variant.changed(variant.settings)
-        facts = {"identity": variant.identity, "settings": settings, "parameters": variant.parameters}
+        facts = {"identity": variant.identity, "settings": variant.changed, "parameters": variant.parameters}
         return {"name": variant.name, "code": code} | facts
+
+    def what_next(self, facts, gain):
+        """Return how many more seeds would decide about a candidate."""
+        looks, seeds = self.comparison.looks, facts["seeds"]
+        needed = gain.needed(seeds, facts["level"])
+        flops = (needed - seeds) * self.base.flops * (1 + facts["operations"])
+        left = timedelta(seconds=round(self.comparison.run_seconds(flops)))
+        how = "rerun the command" if looks[-1] > seeds else f"--seeds={','.join(map(str, [*looks, needed]))}"
+        return f"{needed - seeds} more seeds ({left} of one worker) would decide, if this gain stays: {how}"
+
+    def how_far(self, candidate):
+        """Return which runs have ended where there are too few for a first look."""
+        told = []
+        for variant in (self.base, candidate):
+            runs = [run for run in self.comparison.results if run.variant is variant]
+            rates = ", ".join(sorted({f"{run.rate:g}" for run in runs})) or "none"
+            told.append(f"{variant.name}: {len(runs)}, at rates {rates}")
+        return f"its first look needs more runs ({'; '.join(told)}): rerun the command"
 
     # -- in words ------------------------------------------------------------------------------------------------
 
@@ -82,46 +80,16 @@ class Report:
         return as_table(HEADER, map(self.row, self.facts))
 
     def row(self, facts):
-        prices, cost = facts["prices"], f"{facts['operations']:.2f}" if facts["operations"] else ""
-        if not prices:
-            return [facts["name"], "", cost, "", facts["verdict"], "0"]
-        if facts["times"]:
-            ratio, spread = facts["times"]
-            cost += f", {ratio:.2f} ± {ratio * spread:.2f}"
-        gains = [signed(one) for one in prices.values()]
-        verdicts = [one["verdict"] for one in prices.values()]
-        equal = signed(facts["equal_steps"])
-        return [facts["name"], equal, cost, by_price(gains, prices), by_price(verdicts, prices), str(facts["seeds"])]
-
-    def sentences(self, facts):
-        """Yield what was found of a candidate, in words."""
-        name, base = facts["name"], self.base.name
-        if facts["why"]:
-            yield f"{name}: {facts['verdict']}: {facts['why']}."
-        for price, one in facts["prices"].items():
-            loss = signed(one | {"gain": -one["gain"]})
-            meaning = MEANS[one["verdict"]].format(name=name, base=base, gain=signed(one), loss=loss)
-            yield f"{name}, at {one['cost']:.2f} times the {price}: {one['verdict']}: {meaning}."
-        if facts["prices"] and "time" not in facts["prices"] and self.comparison.options["cost"] == "both":
-            chance, apart = "the difference from operations may be chance", "they did not train alternately"
-            yield f"{name}, {base}: not judged by time: {chance if facts['times'] else apart}."
-
-    def what_next(self, facts):
-        """Return what it would take to decide about a candidate."""
-        looks, seeds = self.comparison.looks, facts["seeds"]
-        if not seeds:
-            return "its first look needs runs that have not ended: rerun the command"
-        more = min((look for look in looks if look > seeds), default=2 * seeds)
-        flops = self.base.flops * (1 + facts["operations"])
-        left = timedelta(seconds=round((more - seeds) * self.comparison.run_seconds(flops)))
-        how = "rerun the command" if more in looks else f"--seeds={','.join(map(str, [*looks[-4:], more]))}"
-        least = max(one["detectable"] for one in facts["prices"].values()) * (seeds / more) ** 0.5
-        return f"{more - seeds} more seeds ({left} of one worker) would detect {least:.3f}: {how}"
+        ratios = [f"{facts[name]:.2f}" if facts[name] else "" for name in ("operations", "seconds")]
+        gains = [signed(facts[name]) for name in ("equal_steps", "equal_cost")]
+        return [facts["name"], gains[0], *ratios, gains[1], facts["verdict"], str(facts["seeds"])]
 
     def where(self):
         """Return where a verdict holds."""
         base, settings = self.base, self.base.settings
-        tokens = base.tokens_per_step * settings["max_iters"] / base.parameters
+        tokens = settings["max_iters"] / base.parameters
+        for name in ("batch_size", "grad_accum_steps", "block_size"):
+            tokens *= settings[name]
         size = f"{settings['n_layer']} layers, width {settings['n_embd']}, {tokens:.2g} tokens per parameter"
         return f"This holds at {size}, on {settings['dataset']}."
 
@@ -132,21 +100,30 @@ class Report:
         if any(found.paired for found in self.comparison.standing.values()):
             yield "seeds shift all losses alike (F test), so equal seeds are compared and intervals are narrower"
         said = {(run.variant.name, note) for run, result in self.comparison.results.items() for note in result["notes"]}
+        said |= {(variant.name, note) for variant in self.comparison.variants for note in variant.notes}
         for name, note in sorted(said):
-            yield f"train.py, on {name}: {note}"
-        for facts in self.facts:
-            files = [file for file in facts["code"]["differs_in"] if file.startswith(("train", "data"))]
-            if files:
-                yield f"{facts['name']} has its own {', '.join(files)}: its batches and its steps may differ"
-            times = facts["parameters"] / self.base.parameters
-            if times and abs(times - 1) > 0.2:
-                also = "compare it with a wider or narrower baseline (--n_embd) too"
-                yield f"{facts['name']} has {times:.2f} times the baseline's parameters: {also}"
+            yield f"{name}: {note}"
+        for candidate, facts in zip(self.comparison.candidates, self.facts):
+            yield from self.notes_on(facts, len(self.comparison.others(candidate)))
         if len(self.facts) > 4:
             yield "about 3% of useless candidates seem to pay: confirm with --first_seed=101"
 
+    def notes_on(self, facts, looks):
+        name, seconds, operations = facts["name"], facts["seconds"], facts["operations"]
+        files = [file for file in facts["code"]["differs_in"] if not is_settled(file)]
+        if files:
+            yield f"{name} has its own {', '.join(files)}: what a step, a batch or the text is may differ"
+        if seconds and seconds > SLOWER * operations:
+            ratios = f"{seconds:.2f} times the time for {operations:.2f} times the operations"
+            yield f"{name} takes {ratios}: something may not be counted"
+        if looks:
+            yield f"{looks} earlier looks at {name} count ({LEDGER}): its interval is one of {facts['level']:.1%}"
+        times = facts["parameters"] / self.base.parameters
+        if times and abs(times - 1) > 0.2:
+            yield f"{name} has {times:.2f} times the baseline's parameters: compare it with another --n_embd too"
+
     def markdown(self):
-        sentences = [sentence for facts in self.facts for sentence in self.sentences(facts)]
+        sentences = [f"{facts['name']}: {facts['verdict']}: {facts['why']}." for facts in self.facts if facts["why"]]
         notes = [f"NOTE {line}" for line in self.notes()]
         where = [self.where()] if self.comparison.standing else []
         return f"{self.table()}\n\n" + "\n".join([*sentences, *where, "", *notes]).strip() + "\n"
@@ -154,17 +131,14 @@ class Report:
     def lines(self):
         """Yield a line for each candidate, of a fixed form, for programs."""
         for facts in self.facts:
-            worst = min(facts["prices"].values(), key=lambda one: one["gain"], default=None)
-            gain = f"{worst['gain']:+.4f} ± {worst['half']:.4f}" if worst else "none"
+            one = facts["equal_cost"]
+            gain = f"{one['gain']:+.4f} ± {one['half']:.4f}" if one else "none"
             yield f"VERDICT {facts['verdict']} | {facts['name']} | gain {gain} | seeds {facts['seeds']}"
 
     # -- files ---------------------------------------------------------------------------------------------------
 
     @file_errors()
     def write(self, folder, command, device, seconds):
-        found = self.comparison.standing.values()
-        groups = [group.values() for one in found for group in (one.losses, one.base)]
-        noise = statistics.fmean(map(statistics.variance, groups)) ** 0.5 if groups else None
         facts = {
             "schema": SCHEMA,
             "command": command,
@@ -174,8 +148,7 @@ class Report:
             "commit": code_version()["commit"],
             "data": {"dataset": self.base.settings["dataset"], "sha256": self.comparison.tokens},
             "where": self.where(),
-            "level": self.comparison.level,
-            "baseline": {"noise": noise} | self.identity(self.base),
+            "baseline": self.identity(self.base),
             "candidates": self.facts,
         }
         contents = {"table.md": f"    {command}\n\n{self.markdown()}", "runs.csv": as_csv(self.comparison.results)}
@@ -186,6 +159,28 @@ class Report:
         with open(folder.parent / LEDGER, "ab") as ledger:
             ledger.write(json.dumps(facts).encode() + b"\n")
         print(f"saved: {', '.join(str(folder / name) for name in contents)}")
+
+
+@file_errors()
+def earlier_looks(ledger, baseline, tokens, first_seed):
+    """Return {identity: its looks, (first seed, seeds)} of all that was compared with this baseline on this text.
+
+    What paid on other seeds is left out: new seeds confirm it.
+    """
+    looks = {}
+    for line in ledger.read_bytes().splitlines() if ledger.exists() else []:
+        with suppress(LookupError, ValueError):  # a line that a kill has torn, or of another schema
+            row = json.loads(line)
+            if (row["baseline"]["identity"], row["data"]["sha256"]) == (baseline.identity, tokens):
+                for one in row["candidates"]:
+                    new = {look for look in map(tuple, one["looks"]) if one["verdict"] != PAYS or look[0] == first_seed}
+                    looks[one["identity"]] = looks.get(one["identity"], set()) | new
+    return looks
+
+
+def is_settled(file):
+    """Return whether a file that differs is model.py or a config, which may differ."""
+    return file == "model.py" or file.startswith("config/") and file.count("/") == 1 and file != "config/__init__.py"
 
 
 def as_csv(results):
@@ -201,12 +196,7 @@ def as_csv(results):
 
 def signed(one):
     """Return a gain ± half the width of its interval, and never -0.000."""
-    return f"{round(one['gain'], 3) + 0.0:+.3f} ± {one['half']:.3f}"
-
-
-def by_price(texts, prices):
-    """Return the text of each price, or the one that all have."""
-    return texts[0] if len(set(texts)) == 1 else "; ".join(f"{text} by {price}" for text, price in zip(texts, prices))
+    return f"{round(one['gain'], 3) + 0.0:+.3f} ± {one['half']:.3f}" if one else ""
 
 
 def as_table(header, rows):

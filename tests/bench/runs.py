@@ -1,29 +1,28 @@
-"""Runs of train.py: their folders, commands and results, and several at a time."""
+"""What runs a variant's code: examine.py, and train.py, several at a time; and what their folders say."""
 
 import ctypes
 import json
 import math
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
-from config.runtime.errors import FolderInUse, UserError, file_errors
+from config.runtime.errors import UserError, file_errors
 from config.runtime.files import sha256
 from config.runtime.processes import StopSignal
 from config.runtime.run import whole_line
-from variants import Variant
+from variants import NO_MATTER, Variant, digest
 
+CRASHED = "crashed"
 EXAMINE = Path(__file__).with_name("examine.py")
-NO_MATTER = ("device", "tensorboard", "wandb")  # settings that do not affect a run's results
-TOLERANCE = 0.005  # nats between the loss that train.py logs and the one its weights give: rounding
+TOLERANCE = 0.01  # nats between the loss that train.py logs, perhaps in 16 bits, and that of its weights
 
 
 @dataclass(frozen=True)
@@ -37,27 +36,23 @@ class Run:
 
     @property
     def flops(self):
-        return self.variant.flops_per_token * self.variant.tokens_per_step * self.steps
+        return self.variant.flops_per_step * self.steps
 
     @cached_property
     def folder(self):
-        settings = {name: value for name, value in self.settings().items() if name not in NO_MATTER}
-        digest = sha256(json.dumps(settings, sort_keys=True).encode())[:8]
-        name = f"lr{self.rate:g}-seed{self.seed}-{self.steps}-{digest}"
-        return self.parent / f"{name}-{self.variant.identity}"
+        name = f"lr{self.rate:g}-seed{self.seed}-{self.steps}"
+        return self.parent / f"{name}-{digest(self.settings)}-{self.variant.home.name[:8]}"
 
+    @cached_property
     def settings(self):
-        """Return the settings, as far as they differ from train.py's defaults."""
-        settings = dict(self.variant.settings) | {"learning_rate": self.rate, "seed": self.seed}
+        settings = self.variant.settings | {"learning_rate": self.rate, "seed": self.seed}
         warmup = settings["warmup_iters"] * self.steps / settings["max_iters"]
         settings |= {"max_iters": self.steps, "warmup_iters": int(warmup + 1e-9)}
-        settings["eval_interval"] = settings["eval_interval"] or self.steps  # only at the end
-        return self.variant.changed(settings)
+        return settings | {"eval_interval": settings["eval_interval"] or self.steps}  # only at the end
 
     def commands(self, device="auto"):
         """Return the commands that train it, or resume it, and measure its loss."""
-        settings = self.settings() | ({} if device == "auto" else {"device": device})
-        options = [f"--{name}={value}" for name, value in settings.items()]
+        options = self.variant.options(**self.settings | ({} if device == "auto" else {"device": device}))
         train = [sys.executable, str(self.variant.home / "train.py"), *options, f"--out_dir={self.folder}"]
         measured = str(self.folder / "measured.json")
         measure = [sys.executable, str(EXAMINE), str(self.variant.home), str(self.windows), measured, str(self.folder)]
@@ -65,6 +60,23 @@ class Run:
 
     def label(self):
         return f"{self.variant.name}, rate {self.rate:g}, seed {self.seed}, {self.steps:,} steps"
+
+
+def examine(variant, folder, windows, device):
+    """Return a variant with what examine.py says of it."""
+    asked = [variant.home.name, digest(variant.settings), EXAMINE.read_bytes()]
+    answer = folder / f"examined-{sha256(repr(asked).encode())[:12]}.json"
+    if not answer.exists():
+        print(f"examining {variant.name}", file=sys.stderr, flush=True)
+        command = [sys.executable, *map(str, (EXAMINE, variant.home, windows, answer))]
+        alone = {"env": os.environ | {"OMP_NUM_THREADS": "1"}, "stdin": subprocess.DEVNULL, "preexec_fn": WITH_PARENT}
+        command += variant.options(device=device.type)
+        code = subprocess.run(command, stdout=subprocess.DEVNULL, **alone).returncode
+        if code == 1:
+            return replace(variant, trouble=(CRASHED, "its traceback is on stderr"))
+        if code:
+            raise UserError(f"{variant.name}: could not be examined (exit code {code})")
+    return replace(variant, **json.loads(answer.read_text()))
 
 
 @file_errors()
@@ -84,34 +96,33 @@ def result_of(run, tokens) -> dict | None:
     diverged = bool(lines) and lines[-1]["event"] == "diverged"
     if not lines or not diverged and not measured.exists():
         return None
-    speeds = [line["tokens_per_second"] for line in lines if line["event"] == "step"]
-    speed = statistics.median(speeds[1:] or speeds or [math.nan])  # the first one warms up
-    result = {"loss": None, "logged": None, "refused": ""}
-    result |= {"machine": lines[0].get("machine"), "notes": lines[0].get("notes", [])}
-    result["train_seconds"] = run.variant.tokens_per_step * run.steps / speed
-    ended = (run.folder / "log.jsonl").stat().st_mtime
-    result["period"] = ended - result["train_seconds"], ended
+    starts = [line for line in lines if line["event"] in ("start", "resume")]
+    result = {"loss": None, "logged": None, "refused": "", "seconds": None}
+    result |= {"machine": starts[0].get("machine"), "notes": starts[0].get("notes", [])}
     if diverged:
         return result
     found = json.loads(measured.read_text())
     result["loss"] = found.get("loss")
     result["logged"] = next((line["val_loss"] for line in reversed(lines) if line["event"] == "eval"), None)
-    return result | {"refused": found["refused"] or why_refused(run, lines, found["step"], result, tokens)}
+    if len(starts) == 1:  # of a resumed run, nobody knows them
+        result["seconds"] = lines[-1].get("seconds")
+    result["refused"] = found["refused"] or why_refused(run, starts, found["step"], tokens)
+    if not result["refused"] and not abs(result["loss"] - (result["logged"] or math.inf)) < TOLERANCE:
+        said = f"a run logs {result['logged']}, but its weights have {result['loss']:.4f}, which counts"
+        result["notes"] = [*result["notes"], said]
+    return result
 
 
-def why_refused(run, lines, steps, result, tokens):
-    """Return why a run does not count: what it logs is not what it has done."""
-    starts = [line for line in lines if line["event"] in ("start", "resume")]
-    cure = f"remove {run.folder} and rerun the command"
-    if len({(line.get("code") or {}).get("sha256") for line in starts}) > 1:
-        return f"its code changed during training: {cure}"
+def why_refused(run, starts, steps, tokens):
+    """Return why a run does not count: it has not done what it was asked to do."""
     if any((line.get("data") or {}).get("sha256") != tokens for line in starts):
-        return f"its text changed before it started: {cure}"
+        return f"its text changed before it started: remove {run.folder} and rerun the command"
     if steps != run.steps:
         return f"it trained for {steps} steps instead of {run.steps}"
-    logged = math.nan if result["logged"] is None else result["logged"]
-    if not abs(logged - result["loss"]) < TOLERANCE:
-        return f"it logs {logged:.4f} but its weights give {result['loss']:.4f}"
+    for name, asked in run.settings.items():
+        used = starts[-1]["settings"].get(name)
+        if used != asked and asked != "auto" and name not in (*NO_MATTER, "out_dir", "init_from"):
+            return f"it trained with {name} = {used!r} instead of {asked!r}"
     return ""
 
 
@@ -186,11 +197,10 @@ class Job:
         if code == 0 or code == 2 and lines and lines[-1]["event"] == "diverged":
             return
         said = where.read_bytes()[self.printed :].decode(errors="replace").strip() or "it printed nothing"
-        if code < 0 or code > 128:
-            raise UserError(f"{self.run.label()}: ended by signal {abs(code) % 128}: rerun the command ({where})")
-        if code in (2, FolderInUse.exit_code):
-            raise UserError(f"{self.run.label()}: {said.splitlines()[-1]} ({where})")
-        raise Crashed(self.run, said)
+        if code == 1:
+            raise Crashed(self.run, said)
+        why = f"ended by signal {abs(code) % 128}: rerun the command" if not 0 < code < 128 else said.splitlines()[-1]
+        raise UserError(f"{self.run.label()}: {why} ({where})")
 
 
 def end_with_parent():

@@ -10,11 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import fdtrc, stdtrit  # the distributions of F and of Student's t
 
-MOST_RATES = 10  # learning rates tried in one search
+MOST_RATES = 24  # learning rates tried in one search
 TIE = 0.02  # nats: a candidate whose whole interval is nearer to 0 ties with the baseline
-# with so many looks at growing data, an error of 5% in all leaves each look Pocock's constants (0.0294, 0.0221, ...);
-# a tenth less, since losses at searched rates err more often (tests/simulate.py)
-ERROR_OF_A_LOOK = {1: 0.05, 2: 0.0265, 3: 0.02, 4: 0.0165, 5: 0.014}
+LEAST = 0.001  # nats: a gain must be larger to matter, so half of an interval is never less
+ERROR = 0.05  # of all intervals of a candidate: each of its looks has an equal share (Bonferroni)
 
 PAYS, FAILS, TIES = "pays", "does not pay", "tie"
 UNDECIDED, NO_LONGER = "undecided", "longer training hurts the baseline"
@@ -32,11 +31,15 @@ class Gain(NamedTuple):
 
     def half(self, level):
         """Return the half-width of the interval of a level such as 0.95, by Student's t."""
-        return self.error * float(stdtrit(self.freedom, (1 + level) / 2))
+        return max(LEAST, self.error * float(stdtrit(self.freedom, (1 + level) / 2)))
 
-    def detectable(self, level):
-        """Return the gain that is found, at this level, with a probability of roughly 80%."""
-        return self.half(level) + 0.84 * self.error
+    def decides(self, level):
+        return abs(self.value) > self.half(level) or abs(self.value) + self.half(level) < TIE
+
+    def needed(self, seeds, level):
+        """Return how many seeds, up to a thousand, would decide if this gain of `seeds` seeds and its noise stay."""
+        later = lambda n: self._replace(error=self.error * (seeds / n) ** 0.5, freedom=self.freedom * n / seeds)
+        return next((n for n in range(seeds + 1, 1000) if later(n).decides(level)), 1000)
 
 
 def gain_of(runs, base, paired):
@@ -90,53 +93,36 @@ class Judgement(NamedTuple):
     verdict: str
     gain: Gain  # over the baseline at the cost `rung`
     rung: float
-    rungs: dict  # {cost: the baseline's losses}
 
 
-def judge(runs, baseline_at, cost, level, paired, spread=0.0):
+def judge(runs, baseline_at, cost, level, paired):
     """Return the Judgement of a candidate of a cost, in units of the baseline's own.
 
     `runs` are the candidate's losses, baseline_at(rung) those of the baseline at a cost, {seed: loss} each. A candidate
     must beat the lowest mean loss that the baseline reaches at its cost or below. So the rungs are climbed from below,
-    and the first one that is significantly better decides. `spread` is the relative uncertainty of the cost itself.
+    and the first one that is significantly better decides.
     """
-    rungs, gains, of_cost = {}, {}, 0.0
+    rungs, gains = {}, {}
     for rung in needed_rungs(cost):
         rungs[rung] = baseline_at(rung)
-        if rung == cost != 1:  # what a cost that is a little off changes, along the baseline's slope
-            of_cost = spread * (mean(baseline_at(1.0)) - mean(rungs[cost])) / math.log(cost)
-        gain = gain_of(runs, rungs[rung], paired and rung == 1)
-        gains[rung] = gain = gain._replace(error=math.hypot(gain.error, of_cost))
+        gains[rung] = gain = gain_of(runs, rungs[rung], paired and rung == 1)
         if gain.value + gain.half(level) < 0:
-            return Judgement(FAILS, gain, rung, rungs)
+            return Judgement(FAILS, gain, rung)
     lowest = min(rungs, key=lambda rung: mean(rungs[rung]))
-    gain = gains[lowest]
-    half, rise = gain.half(level), gain_of(rungs[lowest], rungs[cost], False)
+    gain, rise = gains[lowest], gain_of(rungs[lowest], rungs[cost], False)
     if rise.value > rise.half(0.9):  # a one-sided test (p < 0.05)
         verdict = NO_LONGER
-    elif gain.value > half:
-        verdict = PAYS
+    elif gain.decides(level):
+        verdict = PAYS if gain.value > gain.half(level) else TIES
     else:
-        verdict = TIES if abs(gain.value) + half < TIE else UNDECIDED
-    return Judgement(verdict, gain, lowest, rungs)
+        verdict = UNDECIDED
+    return Judgement(verdict, gain, lowest)
 
 
 def needed_rungs(cost):
     """Return the costs at which the baseline must be trained: its own, twice that and so on, and the candidate's."""
     powers = range(math.ceil(math.log2(cost)))  # none where the candidate costs no more than the baseline
     return [*(2.0**i for i in powers), cost]
-
-
-def worth(loss, rungs):
-    """Return the cost at which the baseline reaches a loss, along straight lines over log cost between its rungs.
-
-    None if that is less than its shortest training, or more than its longest.
-    """
-    costs = sorted(rungs)
-    losses = np.minimum.accumulate([mean(rungs[cost]) for cost in costs])
-    if not losses[0] >= loss >= losses[-1]:
-        return None
-    return math.exp(np.interp(-loss, -losses, np.log(costs)))
 
 
 # -- tables of many groups (tasks.py) --------------------------------------------------------------------------

@@ -1,19 +1,32 @@
-"""What is compared: variants, read from arguments such as "NAME: @HEAD config/m1_shakespeare.py --keep_input"."""
+"""
+What is compared: variants, read from arguments such as "NAME: @HEAD my.diff config/m1_shakespeare.py --keep_input".
 
-import math
+A variant is its code and its settings. `@COMMIT` or a folder names the code, any number of diffs are applied to it one
+after another; otherwise it is the working tree. All runs go from a copy, in out/.../code/HASH. Comments and formatting
+do not count.
+"""
+
+import ast
+import os
 import shlex
+import shutil
+import subprocess
 import sys
-from dataclasses import dataclass
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from config import split_settings
-from config.runtime.errors import UserError
-from frozen import freeze, split_code
+from config.runtime.errors import UserError, file_errors
+from config.runtime.files import sha256
 
 OURS = ("out_dir", "init_from", "overwrite", "eval_only", "seed")  # settings that a comparison makes itself
+NO_MATTER = ("device", "tensorboard", "wandb")  # settings that do not affect a run's results
+PRODUCT = ("*.py", "config/**/*.py", "data/*.py", "data/*/*.py")  # the files that runs are made of
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,22 +39,30 @@ class Variant:
     home: Path  # its frozen code
     code: str = ""  # the words that name it
     parameters: int = 0
-    flops_per_token: float = 0.0
-    identity: str = ""  # of what a few steps compute; names that in its runs' folders
-    refused: str = ""  # why it cannot take part
-    crashed: str = ""  # what its code failed with
+    flops_per_step: float = 0.0
+    notes: tuple = ()
+    trouble: tuple = ()  # why it cannot take part: a verdict, and its reason
 
     @property
-    def tokens_per_step(self):
-        return math.prod(self.settings[name] for name in ("batch_size", "grad_accum_steps", "block_size"))
+    def identity(self):
+        return f"{self.home.name}-{digest(self.settings)}"
 
     @property
     def flops(self):
-        return self.flops_per_token * self.tokens_per_step * self.settings["max_iters"]
+        return self.flops_per_step * self.settings["max_iters"]
 
-    def changed(self, settings):
-        """Return those of its `settings` that differ from its train.py's defaults."""
-        return {name: value for name, value in settings.items() if value != self.defaults[name]}
+    @property
+    def changed(self):
+        return {name: value for name, value in self.settings.items() if value != self.defaults[name]}
+
+    def options(self, **settings):
+        """Return train.py's options for its settings, some of which are replaced."""
+        return [f"--{name}={value}" for name, value in replace(self, settings=self.settings | settings).changed.items()]
+
+
+def digest(settings):
+    """Return eight letters that stand for the settings that matter."""
+    return sha256(repr(sorted(item for item in settings.items() if item[0] not in NO_MATTER)).encode())[:8]
 
 
 def read_variants(words, common, against, folder):
@@ -87,7 +108,9 @@ def split_name(words):
     if not colon:
         short = [word.lstrip("-") if word.startswith(("-", "@")) else Path(word).stem for word in arguments]
         name = ", ".join(short) or "defaults"
-    return " ".join(name.split()), *split_code(arguments)
+    is_folder = lambda word: (Path(word).expanduser() / "train.py").is_file()
+    code = [word for word in arguments if word.startswith("@") or word.endswith(".diff") or is_folder(word)]
+    return " ".join(name.split()), code, [word for word in arguments if word not in code]
 
 
 def read_settings_of(name, arguments, common, home):
@@ -106,3 +129,86 @@ def read_settings_of(name, arguments, common, home):
     if taken:
         raise UserError(f"{name}: {taken[0]} is set by the comparison: leave it out")
     return defaults, defaults | given
+
+
+# -- frozen code -------------------------------------------------------------------------------------------------
+
+
+@file_errors()
+def freeze(code, folder) -> Path:
+    """Return the frozen copy, in `folder`, of the code that the words `code` name."""
+    diffs = [Path(word).expanduser().resolve() for word in code if word.endswith(".diff")]
+    sources = [word for word in code if not word.endswith(".diff")]
+    if len(sources) > 1:
+        raise UserError(f"{' and '.join(sources)}: a variant takes one source, plus diffs")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as temporary:
+        copy, source = Path(temporary) / "code", Path(sources[0] if sources else ROOT).expanduser()
+        if sources and sources[0].startswith("@"):
+            source = unpack(sources[0][1:], Path(temporary))
+        for path in {path for pattern in PRODUCT for path in source.glob(pattern)}:
+            place = copy / path.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
+        for diff in diffs:
+            apply(diff, copy)
+        place = folder / sha256(repr(trees_of(copy)).encode())[:12]
+        with suppress(OSError):  # it is there already
+            copy.rename(place)
+    return place
+
+
+def unpack(commit, folder):
+    """Return a folder in `folder` with the code of a commit."""
+    archive = folder / "commit.tar"
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", f"--output={archive}", commit], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise UserError(f"@{commit}: unknown to git: {' '.join(done.stderr.split())}")
+    shutil.unpack_archive(archive, folder / "commit", filter="data")
+    if not (folder / "commit" / "train.py").exists():
+        raise UserError(f"@{commit}: has no train.py")
+    return folder / "commit"
+
+
+def apply(diff, copy):
+    """Apply a diff to the copy, without what it says about tests and pages."""
+    if not diff.is_file():
+        raise UserError(f"{diff}: no such file")
+    alone = os.environ | {"GIT_CEILING_DIRECTORIES": str(copy.parent)}  # or git would look for a repository around it
+    command = ["git", "apply", "--exclude=tests/*", "--exclude=*.md", str(diff)]
+    done = subprocess.run(command, cwd=copy, env=alone, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"{diff.name} does not apply: {' '.join(done.stderr.split())}")
+    links = [path.relative_to(copy) for path in copy.rglob("*") if path.is_symlink()]
+    if links:
+        raise UserError(f"{diff.name} makes {links[0]} a link: write the file itself, so that the code stays as it is")
+
+
+def trees_of(code):
+    """Return the syntax tree of each program in a frozen code, and the bytes of its other files."""
+    trees = {}
+    for path in sorted(code.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc" and not path.is_symlink():
+            trees[path.relative_to(code).as_posix()] = content = path.read_bytes()
+            if path.suffix == ".py":
+                with suppress(SyntaxError, ValueError):  # a slip, which running it will show
+                    trees[path.relative_to(code).as_posix()] = ast.dump(ast.parse(content))
+    return trees
+
+
+def differing_files(home, other):
+    """Return the names of the files in which two frozen codes differ."""
+    return sorted({name for name, _ in trees_of(home).items() ^ trees_of(other).items()})
+
+
+@file_errors()
+def link_data(home, prepared):
+    """Let the frozen code in `home` find the prepared data, under the same name."""
+    place = home / "data" / prepared.name
+    place.mkdir(exist_ok=True)
+    for path in prepared.iterdir():
+        if path.is_file() and path.suffix != ".py":
+            (place / path.name).unlink(missing_ok=True)
+            (place / path.name).symlink_to(path.resolve())
