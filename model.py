@@ -113,11 +113,6 @@ class GPTConfig:
     def head_dim(self):
         return self.n_embd // self.n_head
 
-    @property
-    def method(self):
-        """Return the settings under which weights of the same names and shapes compute something else."""
-        return {field: getattr(self, field) for field in (*CHOICES, "keep_input")}
-
 
 class ConfigError(ValueError):
     """The message names the field, the value, and what would work."""
@@ -497,19 +492,6 @@ class GPT(nn.Module):
     def loss(self, logits, targets):
         # compiled on its own: compiled code that also returned the logits would compute a gradient for them, all zeros
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten().long().clamp_min(-1), ignore_index=-1)
-
-    # A state dict carries the method in its metadata, so that other programs, too, cannot load it under another one.
-
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if hasattr(destination, "_metadata"):
-            destination._metadata[prefix[:-1]]["method"] = self.config.method
-
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
-        for field, value in local_metadata.get("method", {}).items():
-            if value != self.config.method.get(field):
-                errors.append(f"these weights were trained with {field} = {value!r}: put that into the GPTConfig")
 
     # -- generation
 

@@ -26,14 +26,8 @@ NO_EFFECT = {
     "keep_input": {"residual=standard"},
 }
 
-METHOD = (
-    "attention",
-    "qk_scale",
-    "w2_score",
-    "sigma",
-    "residual",
-    "keep_input",
-)  # settings that a run's folder is named after
+# settings that a run's folder is named after
+METHOD = ("attention", "qk_scale", "w2_score", "sigma", "residual", "keep_input")
 
 
 def of_model(settings) -> dict:
