@@ -11,7 +11,7 @@ import data.prepare
 import data.shakespeare
 from config.runtime.errors import UserError
 from config.runtime.files import atomic_write, read_text, sha256
-from conftest import ROOT, TINY, contents, refused
+from conftest import TINY, contents, refused
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared, prepare
 from data.shakespeare import tiny_shakespeare
@@ -123,7 +123,7 @@ def test_text_script_takes_files_and_folders(repo):
         Path("texts", name).parent.mkdir(parents=True, exist_ok=True)
         Path("texts", name).write_text(f"{name}: {TEXT}", encoding="utf-8")
     command = "data/text/prepare.py texts/sub/a.txt texts --name=plays --tokenizer=bpe --vocab_size=280"
-    assert f"to train on it: python {ROOT / 'train.py'} --dataset=plays\n" in repo(command)
+    assert "to train on it: python train.py --dataset=plays\n" in repo(command)
     loaded = load_dataset("data/plays")
     assert loaded.meta["source"] == "a.txt and 2 more" and loaded.meta["vocab_size"] == 280
     ids = np.concatenate([loaded.splits["train"], loaded.splits["val"]])

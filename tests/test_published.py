@@ -1,0 +1,82 @@
+"""A published Llama, in the folder LLAMA_DIR: read, started from, written. `.ci/run newest` makes such a folder."""
+
+import copy
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+if not os.environ.get("LLAMA_DIR"):
+    pytest.skip("LLAMA_DIR names no folder of a published Llama", allow_module_level=True)
+FOLDER = str(Path(os.environ["LLAMA_DIR"]).resolve())
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from data.huggingface import from_pretrained, save_pretrained
+from data.tokenizer import hf_tokenizer
+
+TEXT = """Before we proceed any further, hear me speak. You are all resolved rather to die than to famish? First, you
+know Caius Marcius is chief enemy to the people. Let us kill him, and we'll have corn at our own price."""
+VARIANTS = {"w2": {"attention": "w2"}, "m1, input kept": {"residual": "m1", "keep_input": True}}
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    return AutoModelForCausalLM.from_pretrained(FOLDER).eval()
+
+
+@pytest.fixture(scope="module")
+def ours():
+    return from_pretrained(FOLDER).eval()
+
+
+@pytest.fixture(scope="module")
+def idx():
+    """Return the tokens of TEXT, (1, T)."""
+    tokens = hf_tokenizer(FOLDER).encode(TEXT)
+    assert tokens == AutoTokenizer.from_pretrained(FOLDER).encode(TEXT)
+    return torch.tensor([tokens])
+
+
+def same(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+
+
+@torch.no_grad()
+def test_logits_and_loss_are_theirs(ours, theirs, idx):
+    expected = theirs(idx, labels=idx)
+    logits, loss = ours(idx[:, :-1], idx[:, 1:])
+    same(logits, expected.logits[:, :-1])
+    same(loss, expected.loss)
+    assert loss < 6  # it has learned English
+
+
+def test_it_writes_what_they_write(ours, theirs, idx):
+    expected = theirs.generate(idx, do_sample=False, min_new_tokens=40, max_new_tokens=40)
+    assert torch.equal(ours.generate(idx, 40, temperature=0), expected)
+
+
+def test_a_step_lowers_the_loss(ours, idx):
+    model = copy.deepcopy(ours).train()
+    optimizer = model.configure_optimizers(0.1, 1e-4, (0.9, 0.95), "cpu")
+    before = model(idx[:, :-1], idx[:, 1:])[1]
+    before.backward()
+    optimizer.step()
+    with torch.no_grad():
+        assert model(idx[:, :-1], idx[:, 1:])[1] < before
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_other_methods_start_from_it(idx, variant):
+    """They compute something else, so they start worse, but all their gradients are finite."""
+    model = from_pretrained(FOLDER, **VARIANTS[variant])
+    model(idx[:, :8], idx[:, 1:9])[1].backward()  # Method 1 runs 435 layers again
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@torch.no_grad()
+def test_written_and_opened_again_it_is_the_same(ours, theirs, idx, tmp_path):
+    save_pretrained(ours, tmp_path / "exported", hf_tokenizer(FOLDER))
+    same(AutoModelForCausalLM.from_pretrained(tmp_path / "exported")(idx).logits, theirs(idx).logits)
+    assert AutoTokenizer.from_pretrained(tmp_path / "exported").encode(TEXT) == idx[0].tolist()
