@@ -75,7 +75,7 @@ last = "validation loss" if checkpoint == "best" else "latest validation loss"  
 val_loss = f"{last} {saved['val_loss']:.4f}" if math.isfinite(saved["val_loss"]) else "not evaluated yet"
 print(one_line(f"{saved['path']}: step {saved['iter_num']}, {val_loss}, {saved['data']['source']}"))
 idx = torch.tensor([tokens], device=device)
-shown = printable if sys.stdout.isatty() else str  # files and pipes get what the model wrote
+shown = printable if sys.stdout and sys.stdout.isatty() else str  # a file or a pipe gets what the model wrote
 generator = torch.Generator(device).manual_seed(seed)
 for _ in range(num_samples):
     print("-" * 80)

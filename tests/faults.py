@@ -41,11 +41,6 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "
 counts = Counter()
 
 
-def expect(good, reason):
-    if not good:
-        raise AssertionError(reason)
-
-
 def start(repository, method, folder):
     """Start a training process, which resumes what the folder holds."""
     program = [sys.executable, "train.py"]
@@ -110,8 +105,8 @@ def live(repository, method, folder, faults):
         met += disturbed
         code, shown = process.wait(300), Path(f"{folder}.txt").read_text()
         in_one_line = "; to go on: " in shown
-        expect(code == 0 or disturbed, f"exit code {code} after:\n{shown[-1000:]}")
-        expect(in_one_line or several or "Traceback" not in shown, shown)
+        assert code == 0 or disturbed, f"exit code {code} after:\n{shown[-1000:]}"
+        assert in_one_line or several or "Traceback" not in shown, shown
         counts["ended in one line"] += in_one_line
         for path in folder.glob("*.pt"):
             build_model(load_checkpoint(path))  # an error if it is not whole
@@ -135,9 +130,9 @@ def try_faults(repository, method, work, faults):
         faults -= live(repository, method, folder, faults)
         for name in ("ckpt.pt", "best.pt"):
             found = differences(folder / name, whole / name)
-            expect(not found, f"{folder / name} is not {whole / name}: {found}")
-        expect(losses(folder) == losses(whole), f"{folder}/log.jsonl: not the losses of {whole}")
-        expect(not list(folder.glob("*.tmp")), f"{folder}: files are left over")
+            assert not found, f"{folder / name} is not {whole / name}: {found}"
+        assert losses(folder) == losses(whole), f"{folder}/log.jsonl: not the losses of {whole}"
+        assert not list(folder.glob("*.tmp")), f"{folder}: files are left over"
         print(f"{method}: {folder.name}: equal to the undisturbed run", flush=True)
 
 

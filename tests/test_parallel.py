@@ -61,7 +61,7 @@ def compare(rank, folder):
     for kind, method in GRID:
         # DDP sees that one parameter is used many times, FSDP whatever a kind or a method does with parameters
         wraps = [shard] if kind == "standard" or method == "m4.2+input" else []
-        wraps += [replicate] * ((kind, method) == ("standard", "m1"))
+        wraps += [replicate, fully_shard] if (kind, method) == ("standard", "m1") else []
         for wrap in wraps:
             wrong += [
                 f"{wrap.__name__}, {kind}, {method}: {name}" for name in other_gradients(rank, kind, method, wrap)
@@ -91,7 +91,7 @@ def other_gradients(rank, kind, method, wrap):
     together = wrap(model)
     together(idx[rank : rank + 1], idx[rank : rank + 1])[1].backward()
     for (name, p), q in zip(model.named_parameters(), one.parameters()):
-        gradient = p.grad.full_tensor() if wrap is shard else p.grad
+        gradient = p.grad if wrap is replicate else p.grad.full_tensor()
         if not torch.allclose(gradient, q.grad, rtol=1e-9, atol=1e-11):
             yield name
 
