@@ -1,18 +1,20 @@
 """
 A GPT decoder in one file: Llama's block, with alternative attention kinds and residual methods.
 
-The key idea: every attention kind is exactly softmax(q̂ k̂ᵀ) v for some score vectors q̂ and k̂:
+The key idea: every attention kind but one is exactly softmax(q̂ k̂ᵀ) v for some score vectors q̂ and k̂:
 
     kind         q̂ of a query                      k̂ of a key
     standard     q/√D                               k
     w2           (2/τ)·[μ_q, σ_q, 1]                [μ_k, σ_k, -(‖μ_k‖² + ‖σ_k‖²)/2]
     summed_qk    [s_0·q_0, ..., s_l·q_l]            [k_0, ..., k_l]        (Method 5, in layer l)
 
-So PyTorch's causal attention serves all of them. No mask is passed anywhere, so none can be forgotten.
+So PyTorch's causal attention serves all of them. No mask is passed anywhere, so none can be forgotten. The exception is
+w2 with w2_score = "overlap", whose scores do not factor: it computes T x T weights, and masks them, in mix_values.
 
 Under Methods 1 to 4 (residual m1 to m4.2), layer l >= 1 reruns every earlier layer i on layer l's input x, with the
-attention weights that layer i computed before. They are kept as (q̂_i, k̂_i), never as a T x T matrix. So in the branches
-of layer i, attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm_i(x) and mlp_i(h), only the values and the MLP see the new x:
+attention weights that layer i computed before. The layers keep them as (q̂_i, k̂_i), never as a T x T matrix. So in the
+branches of layer i, attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm_i(x) and mlp_i(h), only the values and the MLP see the
+new x (and, in training, each rerun draws its own dropout):
 
     m2, m4.*     h  = Σ_i w_i attn_i(x)                 all others    h  = x + attn_l(x)
     m1, m3.*     x' = Σ_i w_i mlp_i(x + attn_i(x))      all others    x' = h + mlp_l(h)
@@ -20,13 +22,16 @@ of layer i, attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm_i(x) and mlp_i(h), 
 The sums run over i = 0..l. w_i is 1 (m1, m2), 1/(l + 1) (m3.1, m4.1) or learned, with sum 1 (m3.2, m4.2). keep_input
 adds x to the first sum, h to the second. Layer 0 is always standard: h = x + attn_0(x), x' = h + mlp_0(h).
 
+PyTorch has a fused kernel for this attention, which makes no T x T tensor, and a plain one, which holds the weights of
+every run until the backward pass. train.py selects the plain one for short contexts in bfloat16 on a CPU: it is faster.
+
 References
     Llama                      Touvron et al. 2023, https://arxiv.org/abs/2302.13971
     RoPE                       Su et al. 2021, https://arxiv.org/abs/2104.09864
     SwiGLU                     Shazeer 2020, https://arxiv.org/abs/2002.05202
     grouped-query attention    Ainslie et al. 2023, https://arxiv.org/abs/2305.13245
     Probabilistic Transformer  Wu & Tu 2023, https://arxiv.org/abs/2311.15211 (the origin of Methods 1 to 5)
-    W2-RoPE                    ytfh44, https://github.com/ytfh44/W2Attn
+    W2-RoPE                    ytfh44, https://github.com/ytfh44/W2Attn (overlap: its code at commit 48beca8)
     RealFormer                 He et al. 2020, https://arxiv.org/abs/2012.11747 (Method 5.1)
     L2 attention               Kim et al. 2020, https://arxiv.org/abs/2006.04710 (w2 without σ)
 
@@ -42,10 +47,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from einops import rearrange
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
 RESIDUALS = {  # method: (the branch whose outputs are summed, the weights of the sum)
     "standard": (None, None),
@@ -59,6 +61,7 @@ RESIDUALS = {  # method: (the branch whose outputs are summed, the weights of th
 
 CHOICES = {
     "attention": ("standard", "w2", "summed_qk"),
+    "w2_score": ("distance", "overlap"),
     "sigma": ("scalar", "diagonal", "none"),
     "qk_scale": ("5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "5.7"),
     "residual": tuple(RESIDUALS),
@@ -67,7 +70,7 @@ CHOICES = {
 
 @dataclass
 class GPTConfig:
-    """The shape and the method of a model. Raises a ConfigError for an unknown choice, or heads that do not fit."""
+    """The shape and the method of a model. Raises a ConfigError for a value that cannot work."""
 
     block_size: int = 1024  # the longest context, in tokens
     vocab_size: int = 50304  # GPT-2's 50257 rounded up to a multiple of 64
@@ -79,7 +82,8 @@ class GPTConfig:
     dropout: float = 0.0
     bias: bool = False  # biases in q_proj, k_proj, v_proj, o_proj and the MLP
     attention: str = "standard"
-    sigma: str = "scalar"  # w2: the form of σ
+    w2_score: str = "distance"  # w2: how two Gaussians are compared
+    sigma: str = "scalar"  # w2 by distance: the form of σ
     qk_scale: str = "5.1"  # summed_qk: which of Method 5's scales
     residual: str = "standard"
     keep_input: bool = False  # m1 to m4.2: add the sum to the usual residual, which it otherwise replaces
@@ -93,7 +97,11 @@ class GPTConfig:
             self.check(field, getattr(self, field) in choices, "one of " + ", ".join(choices))
         self.n_kv_head = self.n_kv_head or self.n_head
         self.n_inner = self.n_inner or 64 * math.ceil(8 * self.n_embd / (3 * 64))
-        self.check("n_head", self.n_head > 0 and self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
+        for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "rope_theta"):
+            self.check(field, getattr(self, field) >= 1, "at least 1")
+        self.check("norm_eps", self.norm_eps >= 0, "at least 0")
+        self.check("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
+        self.check("n_head", self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
         self.check("n_head", self.head_dim % 2 == 0, f"such that n_embd / n_head is even; n_embd = {self.n_embd}")
         self.check("n_kv_head", self.n_head % self.n_kv_head == 0, f"a divisor of n_head = {self.n_head}")
 
@@ -105,11 +113,14 @@ class GPTConfig:
     def head_dim(self):
         return self.n_embd // self.n_head
 
+    @property
+    def method(self):
+        """Return the settings under which weights of the same names and shapes compute something else."""
+        return {field: getattr(self, field) for field in (*CHOICES, "keep_input")}
+
 
 class ConfigError(ValueError):
     """The message names the field, the value, and what would work."""
-
-    for_user = True  # train.py shows it in one line, without a traceback
 
 
 # -----------------------------------------------------------------------------
@@ -150,14 +161,10 @@ class Attention(nn.Module):
         """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D). k̂ and v hold every token read; q̂ holds them all, or only the last."""
         return causal_attention(q_hat, k_hat, v, self.dropout.p if self.training else 0.0)
 
-    def output(self, y, x):
-        """Return (B, T, C) for the mixed values y (B, T, H D). A gate, for example, would read the normed input x."""
-        return self.o_proj(y)
-
-    def forward(self, x, q_hat, k_hat, v):
-        """Return W_O softmax(q̂ k̂ᵀ) v, (B, T, C), for the normed input x."""
+    def forward(self, q_hat, k_hat, v):
+        """Return W_O softmax(q̂ k̂ᵀ) v, (B, T, C)."""
         y = self.mix_values(q_hat, k_hat, v)
-        return self.dropout(self.output(rearrange(y, "B H T D -> B T (H D)"), x))
+        return self.dropout(self.o_proj(rearrange(y, "B H T D -> B T (H D)")))
 
 
 class W2Attention(Attention):
@@ -174,12 +181,16 @@ class W2Attention(Attention):
         self.K = {"scalar": 1, "diagonal": self.D, "none": 0}[config.sigma]
         if self.K:
             self.sigma = nn.Linear(config.n_embd, (self.H + self.G) * self.K, bias=False)
-        self.tau_shift = nn.Parameter(torch.zeros(self.H))
+        self.tau_shift = nn.Parameter(torch.empty(self.H))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        nn.init.zeros_(self.tau_shift)
 
     @property
     def log_tau(self):
-        """log τ (H,), which starts such that q·k is scaled by 1/√D."""
-        # It learns at a tenth of the rate: at the full rate, W2 was slower to learn associative recall.
+        """Return log τ (H,): τ = 2√D · exp(0.1 tau_shift), so that q·k is scaled by 1/√D at first."""
+        # The 0.1 slows τ down tenfold: at the full rate it outgrew associative recall, which W2 then learned later.
         return math.log(2 * self.D**0.5) + 0.1 * self.tau_shift
 
     def score_vectors(self, q, k, x, earlier):
@@ -189,9 +200,9 @@ class W2Attention(Attention):
             queries.append(sigma[:, : self.H])
             keys.append(sigma[:, self.H :])
 
-        exact = torch.promote_types(k.dtype, torch.float32)  # float32, or the model's float64
-        bias = -sum(part.to(exact).square().sum(-1, keepdim=True) for part in keys) / 2
-        # bfloat16 would round away the differences between the keys' biases, so each is split over two columns
+        # k̂ = [μ, σ, coarse, rest]. The last two sum up to the bias -(‖μ‖² + ‖σ‖²)/2, and q̂ has a 1 for each of them:
+        # in a single column, bfloat16 would round away the differences between the keys' biases.
+        bias = -sum(part.to(at_least_float32(k)).square().sum(-1, keepdim=True) for part in keys) / 2
         columns = torch.cat(split_bfloat16(bias), dim=-1)
         if x.device.type != "cpu":  # a GPU's fused kernels need widths that are multiples of 8
             columns = F.pad(columns, (0, (-(self.D + self.K + 2)) % 8))
@@ -202,25 +213,62 @@ class W2Attention(Attention):
         return q_hat, torch.cat((*keys, columns.type_as(k)), dim=-1)
 
 
+class W2OverlapAttention(Attention):
+    """How much two Gaussians with one σ per head and token overlap, instead of q·k: what W2Attn's tables measured.
+
+    score = -(‖Rμ_q - Rμ_k‖² / (σ_q + σ_k) + D log(σ_q + σ_k)) / 2, up to a constant the log of their overlap if σ is
+    read as a variance. σ_q + σ_k does not factor into score vectors, so q̂ and k̂ hold [μ, σ], and the weights are T x T.
+    """
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.sigma = nn.Linear(config.n_embd, (self.H + self.G) * self.D, bias=False)
+
+    def score_vectors(self, q, k, x, earlier):
+        sigma = rearrange(self.sigma(x), "B T (H D) -> B H T D", D=self.D).to(at_least_float32(q))
+        sigma = F.softplus(sigma).mean(dim=-1, keepdim=True) + 1e-4
+        return torch.cat((q, sigma[:, : self.H]), dim=-1), torch.cat((k, sigma[:, self.H :]), dim=-1)
+
+    def mix_values(self, q_hat, k_hat, v):
+        k_hat, v = (heads.repeat_interleave(self.H // self.G, dim=1) for heads in (k_hat, v))
+        mu_q, sigma_q, mu_k, sigma_k = *q_hat.split((self.D, 1), dim=-1), *k_hat.split((self.D, 1), dim=-1)
+        with torch.autocast("cpu" if v.is_meta else v.device.type, enabled=False):
+            # In float32: the small distances, which matter most, are differences of large numbers.
+            squares = mu_q.square().sum(-1, keepdim=True) + mu_k.square().sum(-1, keepdim=True).mT
+            distance = (squares - 2 * mu_q @ mu_k.mT).clamp_min(0)
+        spread = sigma_q + sigma_k.mT
+        scores = -(distance / spread + self.D * spread.log()) / 2
+        T, past = scores.size(-2), scores.size(-1) - scores.size(-2)
+        future = torch.ones(T, past + T, dtype=torch.bool, device=v.device).triu(past + 1)
+        weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
+        return F.dropout(weights, self.dropout.p, self.training).type_as(v) @ v
+
+
 class SummedQKAttention(Attention):
-    """softmax(Σ_i s_i q_i k_iᵀ) v over the layers i = 0..l. 5.1 has RealFormer's scores."""
+    """softmax(Σ_i s_i q_i k_iᵀ) v over the layers i = 0..l. 5.1 has RealFormer's scores.
+
+    Learned scales of 5.5 to 5.7 stay positive. In later code of the method's authors they may change sign.
+    """
 
     reads_earlier = True
 
     def __init__(self, config, layer):
         super().__init__(config, layer)
         self.qk_scale, self.m = config.qk_scale, layer + 1
-        match self.qk_scale:  # 5.4 starts equal to 5.3; 5.5 to 5.7 start equal to 5.1
-            case "5.4":
-                self.a = nn.Parameter(torch.full((1,), 0.5))
-                self.b = nn.Parameter(torch.ones(1))
-            case "5.5":
-                self.log_a = nn.Parameter(torch.zeros(self.m))
-            case "5.6":
-                self.log_a = nn.Parameter(torch.zeros(self.m))
-                self.b = nn.Parameter(torch.full((self.m,), 0.5))
-            case "5.7":
-                self.log_a = nn.Parameter(torch.full((self.m,), math.log(self.D) / 2))
+        # a scale's learned parameters: (name, size, start). 5.4 starts equal to 5.3; 5.5 to 5.7 start equal to 5.1
+        self.learned = {
+            "5.4": (("a", 1, 0.5), ("b", 1, 1.0)),
+            "5.5": (("log_a", self.m, 0.0),),
+            "5.6": (("log_a", self.m, 0.0), ("b", self.m, 0.5)),
+            "5.7": (("log_a", self.m, math.log(self.D) / 2),),
+        }.get(self.qk_scale, ())
+        for name, size, _ in self.learned:
+            setattr(self, name, nn.Parameter(torch.empty(size)))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        for name, _, start in self.learned:
+            nn.init.constant_(getattr(self, name), start)
 
     def divisors(self):
         """Return 1/s_i of the layers 0..l, (m,), or one number for all. d is the width of a head, m = l + 1."""
@@ -250,7 +298,12 @@ class SummedQKAttention(Attention):
         return (queries * scale).flatten(-2).type_as(q), keys
 
 
-ATTENTIONS = {"standard": Attention, "w2": W2Attention, "summed_qk": SummedQKAttention}
+ATTENTIONS = {
+    "standard": Attention,
+    "w2": W2Attention,
+    "w2_overlap": W2OverlapAttention,  # w2 with w2_score = "overlap"
+    "summed_qk": SummedQKAttention,
+}
 
 # -----------------------------------------------------------------------------
 # The block, and the residual methods
@@ -271,71 +324,96 @@ class MLP(nn.Module):
 
 
 class Kept(NamedTuple):
-    """A layer's run on its own input, as kept for later layers."""
+    """What layer i keeps of its own run, so that later layers can rerun it on another x."""
 
-    block: nn.Module  # the layer, to rerun it
-    q: torch.Tensor  # rotated; used by summed_qk
-    k: torch.Tensor  # likewise, of the new tokens only
-    q_hat: torch.Tensor  # its score vectors, which stand for its attention weights
+    block: nn.Module
+    q: torch.Tensor  # rotated, of the new tokens, for summed_qk
+    k: torch.Tensor
+    q_hat: torch.Tensor  # its attention weights are softmax(q̂ k̂ᵀ)
     k_hat: torch.Tensor  # of all tokens, cached ones included
 
+    def attn(self, x, with_past):
+        """Return attn_i(x)."""
+        v = self.block.attn.values(self.block.attn_norm(x))
+        return self.block.attn(self.q_hat, self.k_hat, with_past(v))
 
-def no_cache(new):
-    """Return the new keys or values alone, where a KVCache (below) would add those of the tokens before."""
+    def mlp(self, x, with_past):
+        """Return mlp_i(x + attn_i(x))."""
+        return self.block.mlp_branch(x + self.attn(x, with_past))
+
+
+def no_past(new):
     return new
 
 
 class Block(nn.Module):
-    """A layer: attention, then MLP. Under Methods 1 to 4 it also runs the earlier layers again, on its own input."""
+    """A layer: attention, then MLP. Under Methods 1 to 4 it also reruns the earlier layers on its own input."""
 
     def __init__(self, config, layer):
         super().__init__()
         self.attn_norm = RMSNorm(config.n_embd, eps=config.norm_eps)
-        self.attn = ATTENTIONS[config.attention](config, layer)
+        overlap = config.attention == "w2" and config.w2_score == "overlap"
+        self.attn = ATTENTIONS["w2_overlap" if overlap else config.attention](config, layer)
         self.mlp_norm = RMSNorm(config.n_embd, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-        self.m, self.keep_input = layer + 1, config.keep_input
+        self.m, self.n_layer, self.keep_input = layer + 1, config.n_layer, config.keep_input
         branch, self.weighting = RESIDUALS[config.residual]
         self.summed = branch if layer > 0 else None  # layer 0 has the usual residual
         if self.summed and self.weighting == "learned":
-            self.mix = nn.Parameter(torch.zeros(self.m))
-        self.passes_on = branch is not None or self.attn.reads_earlier  # whether later layers read what it keeps
+            self.mix = nn.Parameter(torch.empty(self.m))
+        self.passes_on = branch is not None or self.attn.reads_earlier  # else its score vectors would only fill memory
+        self.init_weights()
 
-    def forward(self, x, rope, earlier=(), cache=no_cache):
-        """Return x' (B, T, C) for x (B, T, C), and this layer's Kept. `earlier` has those of the layers before it."""
+    def reset_parameters(self):
+        if hasattr(self, "mix"):
+            nn.init.zeros_(self.mix)
+
+    @torch.no_grad()
+    def init_weights(self):
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                # a std of 1/√fan-in preserves the scale of activations; at 0.02, Methods 1 to 4 barely learn at first
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        for proj in (self.attn.o_proj, self.mlp.down_proj):  # the 2 n_layer branches add up to about one
+            proj.weight.mul_((2 * self.n_layer) ** -0.5)
+        if self.summed == "attention" and not self.keep_input:
+            # Without an identity path, averaging in layer after layer would make all tokens alike. With W_q = W_k a
+            # token attends mostly to itself at first, which Methods 2 and 4 need to learn (tests/bench/RESULTS.md).
+            attn = self.attn
+            per_group = attn.q_proj.weight.unflatten(0, (attn.G, -1, attn.D))
+            per_group.copy_(attn.k_proj.weight.unflatten(0, (attn.G, 1, attn.D)))
+
+    def forward(self, x, rope, earlier=(), with_past=no_past):
+        """Return x' (B, T, C) for x (B, T, C), and this layer's Kept. `earlier` has those of the layers before it.
+
+        In generation, with_past (a KVCache) appends new keys or values to those of the tokens before, and returns all.
+        """
         assert not self.passes_on or len(earlier) == self.m - 1, "this layer needs what every earlier layer has kept"
         normed = self.attn_norm(x)
         q, k, v = self.attn.project(normed, rope)
         q_hat, k_hat = self.attn.score_vectors(q, k, normed, earlier)
-        own = Kept(self, q, k, q_hat, cache(k_hat))
-        attn = self.attn(normed, q_hat, own.k_hat, cache(v))  # attn_l(x)
+        own = Kept(self, q, k, q_hat, with_past(k_hat))
+        attn = self.attn(q_hat, own.k_hat, with_past(v))  # attn_l(x)
 
         if self.summed == "attention":  # h = Σ_i w_i attn_i(x)
-            recomputed = [kept.block.recompute_attn(x, kept, cache) for kept in earlier]
-            h = self.sum_layers([*recomputed, attn], residual=x)
+            h = self.sum_layers([*(kept.attn(x, with_past) for kept in earlier), attn], residual=x)
         else:
             h = x + attn
 
         mlp = self.mlp_branch(h)
         if self.summed == "mlp":  # x' = Σ_i w_i mlp_i(x + attn_i(x))
-            recomputed = [kept.block.recompute_mlp(x, kept, cache) for kept in earlier]
-            out = self.sum_layers([*recomputed, mlp], residual=h)
+            out = self.sum_layers([*(kept.mlp(x, with_past) for kept in earlier), mlp], residual=h)
         else:
             out = h + mlp
         return out, own if self.passes_on else None
 
     def mlp_branch(self, h):
         return self.mlp(self.mlp_norm(h))
-
-    def recompute_attn(self, x, kept, cache):
-        """Return attn_i(x) of this layer i for a later layer's x, with the attention weights of its own run."""
-        normed = self.attn_norm(x)
-        return self.attn(normed, kept.q_hat, kept.k_hat, cache(self.attn.values(normed)))
-
-    def recompute_mlp(self, x, kept, cache):
-        """Return mlp_i(x + attn_i(x)), in the same way."""
-        return self.mlp_branch(x + self.recompute_attn(x, kept, cache))
 
     def sum_layers(self, outputs, residual):
         """Return Σ_i w_i outputs_i, which replaces the residual or, with keep_input, is added to it."""
@@ -372,27 +450,18 @@ class GPT(nn.Module):
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_weights:
             self.head.weight = self.embed.weight
-        self.init_weights()
+        self.reset_parameters()
 
-    @torch.no_grad()
+    def reset_parameters(self):
+        nn.init.normal_(self.embed.weight)
+        nn.init.normal_(self.head.weight, std=self.config.n_embd**-0.5)  # if tied, the embedding starts as the head
+
     def init_weights(self):
-        # a std of 1/√fan-in preserves the scale of activations; at 0.02, Methods 1 to 4 barely learn at first
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=module.in_features**-0.5)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight)  # if tied, the head comes later and overwrites it
+        """Give every parameter its initial value again: the constructor has done so, unless on the meta device."""
         for block in self.blocks:
-            for proj in (block.attn.o_proj, block.mlp.down_proj):  # the 2 n_layer branches add up to about one
-                proj.weight.mul_((2 * self.config.n_layer) ** -0.5)
-            if block.summed == "attention" and not block.keep_input:
-                # Without an identity path, averaging in layer after layer would make all tokens alike. With q = k a
-                # token attends mostly to itself at first.
-                attn = block.attn
-                per_group = attn.q_proj.weight.unflatten(0, (attn.G, -1, attn.D))
-                per_group.copy_(attn.k_proj.weight.unflatten(0, (attn.G, 1, attn.D)))
+            block.init_weights()
+        self.norm.reset_parameters()
+        self.reset_parameters()
 
     def features(self, idx, cache=None):
         """Return the final hidden states (B, T, C) of idx (B, T): a whole context, or the one token after `cache`'s."""
@@ -405,7 +474,7 @@ class GPT(nn.Module):
         rope = rope_table(start, stop, self.config.head_dim, self.config.rope_theta, x)
         earlier = ()
         for block in self.blocks:
-            arguments = x, rope, earlier, cache or no_cache
+            arguments = x, rope, earlier, cache or no_past
             if self.config.activation_checkpointing and torch.is_grad_enabled():
                 x, kept = checkpoint(block, *arguments, use_reentrant=False)
             else:
@@ -416,7 +485,10 @@ class GPT(nn.Module):
         return self.norm(x)
 
     def forward(self, idx, targets=None):
-        """Return logits (B, T, V) for idx (B, T) and, with targets (B, T) (-1: ignored), their mean loss in nats."""
+        """Return logits (B, T, V) for idx (B, T) and, with targets (B, T), their mean loss in nats.
+
+        Negative targets, such as -1 or -100, are ignored.
+        """
         if targets is not None and targets.shape != idx.shape:
             raise ValueError(f"targets have shape {tuple(targets.shape)}, idx has {tuple(idx.shape)}: they must match")
         logits = self.head(self.features(idx))
@@ -424,21 +496,35 @@ class GPT(nn.Module):
 
     def loss(self, logits, targets):
         # compiled on its own: compiled code that also returned the logits would compute a gradient for them, all zeros
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten().long(), ignore_index=-1)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten().long().clamp_min(-1), ignore_index=-1)
+
+    # A state dict carries the method in its metadata, so that other programs, too, cannot load it under another one.
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata[prefix[:-1]]["method"] = self.config.method
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        for field, value in local_metadata.get("method", {}).items():
+            if value != self.config.method.get(field):
+                errors.append(f"these weights were trained with {field} = {value!r}: put that into the GPTConfig")
 
     # -- generation
 
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None, vocab_size=None):
         """Return idx (B, T) continued by max_new_tokens, (B, T + max_new_tokens). See `stream`."""
-        tokens = self.stream(idx, max_new_tokens, temperature, top_k, top_p, generator)
+        tokens = self.stream(idx, max_new_tokens, temperature, top_k, top_p, generator, vocab_size)
         return torch.cat((idx, *tokens), dim=1)
 
     @torch.no_grad()
-    def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None):
+    def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None, vocab_size=None):
         """Yield max_new_tokens tensors (B, 1), the continuation of idx (B, T), each as soon as it is drawn.
 
         temperature 0 takes the likeliest token; top_k draws from the k likeliest ones, top_p from the fewest whose
-        probabilities sum to p. Whenever the context is full, its older half is dropped and the newer half read again.
+        probabilities sum to p. Only ids below vocab_size are drawn, the tokenizer's, if the model's was rounded up.
+        Whenever the context is full, its older half is dropped and the newer half read again.
         """
         if temperature < 0 or top_k is not None and top_k < 1 or top_p is not None and not 0 < top_p <= 1:
             given = f"temperature = {temperature}, top_k = {top_k}, top_p = {top_p}"
@@ -449,7 +535,7 @@ class GPT(nn.Module):
         room = min(block_size, idx.size(1) + max_new_tokens)
         unread, cache = window, KVCache(room)
         for _ in range(max_new_tokens):
-            logits = self.head(self.features(unread, cache)[:, -1])
+            logits = self.head(self.features(unread, cache)[:, -1])[:, :vocab_size]
             token = sample_next_token(logits, temperature, top_k, top_p, generator)
             yield token
             if window.size(1) < block_size:
@@ -464,8 +550,8 @@ class GPT(nn.Module):
         """Compile in place. Layers share the compiled code, so compiling does not take longer for deeper models."""
         for block in self.blocks:
             if block.passes_on:  # a whole block would be recompiled for each number of earlier layers
-                parts = [(block.attn_norm, "forward"), (block.attn, "project"), (block.attn, "forward")]
-                parts += [(block, "mlp_branch"), (block, "recompute_attn"), (block, "recompute_mlp")]
+                parts = [(block.attn_norm, "forward"), (block, "mlp_branch")]
+                parts += [(block.attn, name) for name in ("project", "values", "forward")]
                 if not block.attn.reads_earlier:  # summed_qk's vectors are wider in each layer
                     parts.append((block.attn, "score_vectors"))
             else:
@@ -476,23 +562,31 @@ class GPT(nn.Module):
 
     def param_groups(self, weight_decay):
         """Return three groups: the blocks' matrices, for Muon; embedding and head; and, undecayed, everything else."""
-        linear = {part.weight for part in self.blocks.modules() if isinstance(part, nn.Linear)}
-        weights = {part.weight for part in self.modules() if isinstance(part, (nn.Linear, nn.Embedding))}
+
+        def weights_of(parent, kinds):  # by .parameters(): where it is pruned or parametrized, .weight is none
+            parts = [part for part in parent.modules() if isinstance(part, kinds)]
+            return {p for part in parts for p in part.parameters() if p.dim() == 2}
+
+        linear, weights = weights_of(self.blocks, nn.Linear), weights_of(self, (nn.Linear, nn.Embedding))
         matrices = [p for p in self.parameters() if p in linear]  # a shared one once, as everywhere here
         tables = [p for p in self.parameters() if p in weights and p not in linear]
         vectors = [p for p in self.parameters() if p not in weights]
         decays = ((matrices, weight_decay), (tables, weight_decay), (vectors, 0.0))
         return [{"params": params, "weight_decay": decay} for params, decay in decays]
 
-    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type, kind=torch.optim.AdamW):
         fused = device_type in ("cuda", "cpu", "mps")
-        return torch.optim.AdamW(self.param_groups(weight_decay), learning_rate, betas=betas, fused=fused)
+        return kind(self.param_groups(weight_decay), learning_rate, betas=betas, fused=fused)
 
     def get_num_params(self):
         return sum(p.numel() for p in self.parameters())
 
     def flops_per_token(self):
         """Return the operations of a forward and backward pass, per token of a full context; not the optimizer's."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.utils.flop_counter import FlopCounterMode
+
         # PyTorch counts them, on tensors without data. Unfused attention counts in full, as is customary, although a
         # causal kernel does half of it. A backward pass takes twice as many operations as a forward pass.
         if self.flops is None:
@@ -522,17 +616,21 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
     T, S, D, device = q_hat.size(2), q_hat.size(3), v.size(3), v.device.type
     assert T in (1, k_hat.size(2)), "after the first pass, one query at a time"
 
-    # a CPU's fused kernel, too, is switched by what PyTorch calls flash
+    # a CPU's fused kernel, too, is switched by what PyTorch calls flash (pick_attention_kernel in config/runtime)
     fused = T > 1 and (device != "cpu" or torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled())
     if device == "cuda" and fused and (S > 256 or v.dtype not in (torch.bfloat16, torch.float16)):
         # the fused kernel for these takes any widths, but no grouped heads
         k_hat, v = (heads.repeat_interleave(q_hat.size(1) // heads.size(1), dim=1) for heads in (k_hat, v))
     elif S > D and (fused or device == "mps"):  # mps without fused: up to PyTorch 2.11
         v = F.pad(v, (0, S - D))  # all other fused kernels need v as wide as q̂ and k̂
-    y = F.scaled_dot_product_attention(
-        q_hat, k_hat, v, dropout_p=dropout, is_causal=T > 1, scale=1.0, enable_gqa=q_hat.size(1) != k_hat.size(1)
-    )
+    # where lengths vary (torch.export), T > 1 is a symbol, but PyTorch's function takes only bools
+    options = {"is_causal": True if T > 1 else False, "enable_gqa": True if q_hat.size(1) > k_hat.size(1) else False}
+    y = F.scaled_dot_product_attention(q_hat, k_hat, v, dropout_p=dropout, scale=1.0, **options)
     return y[..., :D]
+
+
+def at_least_float32(x):
+    return torch.promote_types(x.dtype, torch.float32)  # or a model's float64
 
 
 def rope_table(start, stop, head_dim, theta, like):
@@ -540,7 +638,7 @@ def rope_table(start, stop, head_dim, theta, like):
 
     The first half of sin is negated, so that apply_rope can swap halves by a roll.
     """
-    dtype = torch.promote_types(like.dtype, torch.float32)
+    dtype = at_least_float32(like)
     frequency = theta ** (-torch.arange(0, head_dim, 2, device=like.device, dtype=dtype) / head_dim)
     angle = torch.outer(torch.arange(start, stop, device=like.device, dtype=dtype), frequency)
     return torch.cat((angle.cos(), angle.cos()), dim=-1), torch.cat((-angle.sin(), angle.sin()), dim=-1)
@@ -564,9 +662,9 @@ class RMSNorm(nn.RMSNorm):
     """RMSNorm whose output has autocast's type already: one cast for all the matrix products that follow."""
 
     def forward(self, x):
-        device = x.device.type
-        normed = super().forward(x)
-        return normed.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else normed
+        normed, device = super().forward(x), x.device.type
+        autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        return normed.to(torch.get_autocast_dtype(device)) if autocast else normed
 
 
 class KVCache:

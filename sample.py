@@ -4,24 +4,25 @@ Write text with a trained model: `python sample.py` takes the newest run.
 Every setting below can be given as --name=value, and --help lists them. Only the checkpoint is needed, not the data.
 """
 
-from config import read_settings  # first: importing config decides how PyTorch's threads will wait (waiting.py)
-from config.runtime.errors import UserError, install_excepthook, quiet_pipe
+from config import read_settings
+from config.runtime.processes import install_excepthook, quiet_pipe
 
 install_excepthook()  # users' mistakes end in one line and exit code 2
+settings = read_settings(__file__)  # those below; --help ends here
 
 import math
-import os
+import sys
+from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
 
 import torch
 
-from config.runtime.checkpoint import build_model, code_notes, newest_run
 from config.runtime.checks import check_range
 from config.runtime.devices import pick_device
-from config.runtime.files import find_checkpoint, load_checkpoint, read_text
-from config.runtime.log import code_version
-from config.runtime.maps import draw_maps
-from data.huggingface import save_pretrained
+from config.runtime.errors import UserError, one_line, printable
+from config.runtime.files import read_text
+from config.runtime.run import build_model, code_notes, code_version, find_checkpoint, load_checkpoint, newest_run
 from data.tokenizer import first_tokens, tokenizer_from_state
 
 # -----------------------------------------------------------------------------
@@ -29,16 +30,14 @@ out_dir = ""  # folder of the run; empty: the newest one in out/
 checkpoint = "best"  # best: the one with the lowest validation loss; latest: the last one saved
 start = ""  # prompt; FILE:path reads it from a file; empty: the start token, or else a newline
 num_samples = 3  # number of samples
-max_new_tokens = 500  # tokens per sample
+max_new_tokens = 500  # tokens per sample, which ends earlier where the next document would begin
 temperature = 0.8  # below 1 favors likely tokens; 0: always the likeliest
 top_k = 0  # sample from the k likeliest tokens only; 0: from all
 top_p = 1.0  # sample from the fewest tokens whose probabilities sum to at least p
 seed = 1337  # the same seed gives the same text
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 export = ""  # write model and tokenizer to this new folder, for transformers, instead of sampling
-maps = ""  # draw the attention weights over the prompt to this new file, such as maps.png, instead of sampling
 # -----------------------------------------------------------------------------
-settings = read_settings(__file__)
 globals().update(settings)
 
 check_range(settings, "num_samples max_new_tokens", 1)
@@ -47,19 +46,20 @@ if not 0 < top_p <= 1:
     raise UserError(f"top_p = {top_p} is invalid: it must be in (0, 1]")
 if checkpoint not in ("best", "latest"):
     raise UserError(f"checkpoint = {checkpoint!r} is invalid: it must be best or latest")
-export, maps = os.path.expanduser(export), os.path.expanduser(maps)
 device = pick_device(device)
 
 # the model and its tokenizer
-folder = Path(os.path.expanduser(out_dir)) if out_dir else newest_run()
+folder = Path(out_dir) if out_dir else newest_run()
 saved = load_checkpoint(find_checkpoint(folder, prefer=checkpoint))
 model = build_model(saved).to(device).eval()
 tokenizer = tokenizer_from_state(saved["tokenizer"])
 quiet_pipe()
 for note in code_notes(saved, code_version(), training=False):
-    print(f"NOTE    {note}")
+    print(one_line(f"NOTE    {note}"))
 
 if export:
+    from data.huggingface import save_pretrained
+
     save_pretrained(model, export, tokenizer)
     needs = " (with trust_remote_code=True)" if (Path(export) / "model.py").exists() else ""
     print(f"{export}: model and tokenizer for transformers{needs}")
@@ -71,20 +71,19 @@ if start.startswith("FILE:"):
 start = start.encode(errors="replace").decode()  # an argument may hold bytes that are not UTF-8
 tokens = tokenizer.encode(start) or first_tokens(tokenizer)
 
-if maps:
-    draw_maps(model, tokens, tokenizer, maps)
-    print(f"{maps}: attention weights of {saved['path']}, one row per layer, one column per head")
-    raise SystemExit(0)
-
 last = "validation loss" if checkpoint == "best" else "latest validation loss"  # of an earlier step, perhaps
 val_loss = f"{last} {saved['val_loss']:.4f}" if math.isfinite(saved["val_loss"]) else "not evaluated yet"
-print(f"{saved['path']}: step {saved['iter_num']}, {val_loss}, {saved['data'].get('source')}")
+print(one_line(f"{saved['path']}: step {saved['iter_num']}, {val_loss}, {saved['data']['source']}"))
 idx = torch.tensor([tokens], device=device)
+shown = printable if sys.stdout and sys.stdout.isatty() else str  # a file or a pipe gets what the model wrote
 generator = torch.Generator(device).manual_seed(seed)
 for _ in range(num_samples):
     print("-" * 80)
-    print(start, end="", flush=True)
-    stream = model.stream(idx, max_new_tokens, temperature, top_k or None, top_p, generator)
-    for text in tokenizer.decode_stream((token.item() for token in stream), tokens):
-        print(text, end="", flush=True)
+    print(shown(start), end="", flush=True)
+    with closing(
+        model.stream(idx, max_new_tokens, temperature, top_k or None, top_p, generator, tokenizer.vocab_size)
+    ) as stream:
+        document = takewhile(lambda i: [i] != tokenizer.document_start[:1], (token.item() for token in stream))
+        for text in tokenizer.decode_stream(document, tokens):
+            print(shown(text), end="", flush=True)
     print()

@@ -6,13 +6,15 @@ A run that was stopped or killed resumes exactly: --init_from=resume --out_dir=F
 torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --grad_accum_steps=8
 """
 
-from config import split_settings  # before torch: it decides how OpenMP's threads wait (config/runtime/waiting.py)
-from config.runtime.errors import StopSignal, UserError, install_excepthook, print0
+from config import split_settings
+from config.runtime.processes import install_excepthook
+from config.runtime.waiting import choose_waiting
 
 install_excepthook()  # users' mistakes end in one line and exit code 2
+defaults, given = split_settings(__file__)  # of the settings below; --help ends here
+choose_waiting()  # before PyTorch is imported
 
 import math
-import shlex
 import sys
 import time
 from contextlib import nullcontext
@@ -20,22 +22,23 @@ from dataclasses import asdict
 from datetime import timedelta
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
-from config.runtime import checkpoint, checks, distributed
-from config.runtime.devices import compile_model, count_flops, peak_flops, pick_dtype
-from config.runtime.log import Log, code_version
-from config.runtime.muon import make_muon
+from config.runtime import checks, devices, processes, run as runs
+from config.runtime.errors import UserError, command
+from config.runtime.muon import MuonAdamW
+from config.runtime.processes import print0
 from data.dataset import derive_seed, load_dataset
 from data.prepare import ensure_prepared
-from model import GPT, GPTConfig
+from model import GPT
 
-code = code_version()  # before anyone edits what has just been imported
+code = runs.code_version()  # before anyone edits what has just been imported
 
 # -----------------------------------------------------------------------------
 # run
 out_dir = ""  # folder of the run; empty: out/ and the config files' names or, without any, the dataset and the method
 init_from = "scratch"  # scratch, hf:NAME (a Llama), run:FOLDER (another run), resume, auto (resume if possible)
-overwrite = False  # replace the run in out_dir, which is kept until this one saves its first checkpoint
+overwrite = False  # move the run in out_dir aside, to out_dir.old
 seed = 1337  # the same seed on the same machine gives the same run
 # data
 dataset = "shakespeare_char"  # folder in data/; prepared when first used
@@ -53,7 +56,8 @@ bias = False  # biases in the linear layers
 attention = "standard"  # standard, w2, summed_qk
 qk_scale = "5.1"  # summed_qk: divisor of layer i's scores (d: width of a head; m: layers summed; a, b: learned)
 #   5.1 √d   5.2 √d √m   5.3 √d m   5.4 d^a m^b   5.5 a_i √d   5.6 a_i d^(b_i)   5.7 a_i
-sigma = "scalar"  # w2: scalar, diagonal, none (L2 attention)
+w2_score = "distance"  # w2: distance, overlap (what the W2 document states, and what its tables measured)
+sigma = "scalar"  # w2 by distance: scalar, diagonal, none (L2 attention)
 residual = "standard"  # standard, m1, m2, m3.1, m3.2, m4.1, m4.2
 keep_input = False  # m1 to m4.2: add the sum to the usual residual instead of replacing it
 rope_theta = 10000.0  # base of RoPE's wavelengths
@@ -83,23 +87,21 @@ wandb = False  # log to Weights & Biases too
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 dtype = "auto"  # auto, float32, bfloat16, float16
 compile = "auto"  # auto: on CUDA; true (on a CPU, pays off after ten minutes); false
-parallel = "ddp"  # under torchrun: ddp, or fsdp, which shards the parameters across processes
 # -----------------------------------------------------------------------------
 # everything between these two rules can be set by config files and --name=value (config/__init__.py)
 
-# settings: the defaults above or, on resuming, the checkpoint's, updated by config files and --name=value
-defaults, given = split_settings(__file__)
-world_size = distributed.world_size()  # the number of processes, 1 without torchrun
+# settings: defaults <- checkpoint, if it resumes <- config files <- --name=value (the last two are `given`)
+world_size = processes.world_size()  # 1 without torchrun
 out = checks.run_folder(defaults | given, defaults, sys.argv[1:])
-latest, best = out / "ckpt.pt", out / "best.pt"
-log = Log(out)
-settings, ckpt = checkpoint.begin(log, defaults, given, world_size)  # ckpt: the checkpoint to resume from, or None
+run = runs.Run(out)
+settings, ckpt = runs.begin(run, defaults, given, world_size)  # ckpt: the checkpoint to resume from, or None
 resuming = ckpt is not None
-globals().update(settings)  # now the names above hold this run's values; but the model's shape is in `config`, below
+globals().update(settings)  # now the names above hold this run's values; but the model's are in `shape`, below
 
 # device and data
-device, rank, machine = distributed.init(device)
-ptdtype = pick_dtype(dtype, device)
+device, rank = processes.init_distributed(device), processes.rank()
+machine = devices.machine_name(device, world_size)
+ptdtype = devices.pick_dtype(dtype, device)
 settings["dtype"] = str(ptdtype).removeprefix("torch.")  # instead of auto: a resumed run must keep it
 ctx = torch.autocast(device.type, ptdtype) if ptdtype != torch.float32 else nullcontext()
 if device.type == "cuda":
@@ -114,30 +116,32 @@ tokens, tokens_per_iter = data.meta["tokens"], batch_size * grad_accum_steps * b
 torch.manual_seed(seed)
 iter_num, val_loss, best_val_loss, notes = 0, math.inf, math.inf, []
 if resuming:
-    raw_model = checkpoint.resumed_model(ckpt, settings, data)
-    iter_num, val_loss, best_val_loss = ckpt["iter_num"], ckpt["val_loss"], checkpoint.lowest_loss(out)
-    notes = checkpoint.resume_notes(ckpt, settings, machine, code)
+    raw_model = runs.resumed_model(ckpt, settings, data)
+    iter_num, val_loss, best_val_loss = ckpt["iter_num"], ckpt["val_loss"], runs.lowest_loss(out)
+    notes = runs.resume_notes(ckpt, settings, machine, code)
 elif init_from.startswith("hf:"):
-    raw_model = checkpoint.begin_from_llama(settings, data)  # puts the Llama's shape into settings
+    from data.huggingface import begin_from_llama
+
+    raw_model = begin_from_llama(settings, data)  # puts the Llama's shape into settings
 elif init_from.startswith("run:"):
-    raw_model, notes = checkpoint.begin_from_run(settings, given, data)  # and this the run's shape and method
+    raw_model, notes = runs.begin_from_run(settings, given, data)  # and this the run's shape and method
 else:
     vocab_size = data.meta["vocab_size"]
     if vocab_size > 10_000:  # GPT-2's 50,257 would misalign a GPU's products: 50,304 is a multiple of 64
         vocab_size += -vocab_size % 64
-    raw_model = GPT(GPTConfig(**checks.of_model(settings), vocab_size=vocab_size))
-config = raw_model.config
+    raw_model = GPT(checks.make_config(settings, vocab_size=vocab_size))
+shape = raw_model.config
 notes = checks.ineffective_settings(settings, given) + notes
-model = distributed.parallelize_model(raw_model, parallel, device, ptdtype)
+raw_model.to(device)
+devices.pick_attention_kernel(raw_model, device, ptdtype)
+model = DistributedDataParallel(raw_model, gradient_as_bucket_view=True) if world_size > 1 else raw_model
 
-# optimizers
-optimizers = [raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device.type)]
-if optimizer == "muon":  # it takes over the first of AdamW's groups, the matrices of the layers
-    matrices = optimizers[0].param_groups.pop(0)["params"]
-    optimizers.insert(0, make_muon(matrices, learning_rate, weight_decay, device))
+# optimizer
+kind = {"adamw": torch.optim.AdamW, "muon": MuonAdamW}[optimizer]
+optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device.type, kind)
 scaler = torch.amp.GradScaler(device.type, enabled=ptdtype == torch.float16)
 if resuming and not eval_only:
-    distributed.restore_optimizers(ckpt, raw_model, optimizers, scaler)
+    runs.resume_optimizer(ckpt, optimizer, scaler)
 ckpt = None  # frees its memory
 
 
@@ -170,7 +174,7 @@ def estimate_loss(split, max_tokens):
         if count:  # not in batches that only keep the processes in step
             sums += torch.tensor([loss.item() * count, count])
     model.train()
-    total, count = distributed.all_sum(sums).tolist()
+    total, count = processes.all_sum(sums).tolist()
     return total / count
 
 
@@ -181,14 +185,14 @@ def other_units(val_loss):
 
 # -----------------------------------------------------------------------------
 # summary of the run
-parameters, flops_per_token = raw_model.get_num_params(), count_flops(raw_model)
-size = f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {parameters:,} parameters"
+parameters, flops_per_token = raw_model.get_num_params(), devices.count_flops(raw_model)
+size = f"{shape.n_layer} layers, width {shape.n_embd}, {shape.n_head} heads, {parameters:,} parameters"
 counts = f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens"
 epochs = max_iters * tokens_per_iter / tokens["train"]
 origin = f"step {iter_num:,} of {out}" if resuming else init_from
-print0(f"model   {config.attention} attention, {config.residual} residual: {size}, from {origin}")
+print0(f"model   {shape.attention} attention, {shape.residual} residual: {size}, from {origin}")
 print0(f"data    {data.meta['source']} (data/{dataset}): {counts}")
-print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs, {optimizer}")
+print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs")
 print0(f"device  {machine}, {settings['dtype']}; run in {out}")
 for note in notes:
     print0(f"NOTE    {note}")
@@ -200,26 +204,24 @@ if eval_only:
         f"validation loss {val_loss:.4f}   perplexity {perplexity:.2f}   bits per byte {bits_per_byte:.3f}   "
         f"over all {tokens['val']:,} tokens"
     )
-    distributed.exit_together()
+    processes.exit_together()
 
-settings["compile"] = compile_model(raw_model, compile, device)
-distributed.barrier()  # all processes have read the folder's old state, so the first may now write to it
-log.open(iter_num, settings)
-facts = {"settings": settings, "config": asdict(config), "machine": machine, "code": code}
-counted = {"parameters": parameters, "flops_per_token": None if math.isnan(flops_per_token) else flops_per_token}
-log.log("resume" if resuming else "start", iter_num, **facts, **counted, data=data.meta, notes=notes)
-facts |= {"tokenizer": data.tokenizer.state(), "data": {name: data.meta[name] for name in ("source", "sha256")}}
+settings["compile"] = devices.compile_model(raw_model, compile, device)
+processes.barrier()  # all processes have read the folder's old state, so the first may now write to it
+run.open(iter_num, settings)
+common = {"settings": settings, "config": asdict(shape), "machine": machine, "code": code}
+logged = common | {"parameters": parameters, "flops_per_token": flops_per_token, "data": data.meta, "notes": notes}
+source = {name: data.meta[name] for name in ("source", "sha256")}
+saved = common | {"tokenizer": data.tokenizer.state(), "data": source}
+run.log("resume" if resuming else "start", iter_num, **logged)
 
 # -----------------------------------------------------------------------------
 # training
 
-launcher = "torchrun ..." if world_size > 1 else "python"
-resume_command = f"{launcher} {shlex.quote(sys.argv[0])} --init_from=resume --out_dir={shlex.quote(str(out))}"
 steps_per_eval = eval_interval or max(50, math.ceil(max_iters / 4))
 micro_steps = range(rank, grad_accum_steps, world_size)  # this process's share of each step
-stop = StopSignal()  # Ctrl-C, SIGTERM, SIGHUP: finish the step, save and exit
+stop = processes.StopSignal()  # Ctrl-C, SIGTERM, SIGHUP: finish the step, save and exit
 stopped_by = 0  # the signal's number
-saved_iter = iter_num  # step of the newest checkpoint
 logged_iter = iter_num  # step of the latest log line
 local_iter_num = 0  # steps of this process
 train_seconds = 0.0  # of this process, without evaluating and saving
@@ -229,44 +231,37 @@ began = t0 = time.perf_counter()
 def log_step(loss, grad_norm, lr, iters, seconds):
     """Print and log a step. Its speed and MFU are those of the `iters` steps since the line before, in `seconds`."""
     speed = iters * tokens_per_iter / seconds
-    mfu = flops_per_token * speed / world_size / peak_flops(device)
+    mfu = flops_per_token * speed / world_size / devices.peak_flops(device)
     mfu = "n/a" if math.isnan(mfu) else f"{mfu:.1%}"
     seconds_left = (time.perf_counter() - began) / local_iter_num * (max_iters - iter_num)
     print0(
         f"step {iter_num:,}/{max_iters:,}   loss {loss:.4f}   gradient norm {grad_norm:.3f}   lr {lr:.2e}   "
         f"{speed:,.0f} tokens/s   MFU {mfu}   {timedelta(seconds=round(seconds_left))} left"
     )
-    grad_norm = grad_norm if math.isfinite(grad_norm) else None  # JSON has no inf
-    log.log("step", iter_num, loss=loss, grad_norm=grad_norm, learning_rate=lr, tokens_per_second=speed)
+    run.log("step", iter_num, loss=loss, grad_norm=grad_norm, learning_rate=lr, tokens_per_second=speed)
 
 
-def save(path):
-    """Write a checkpoint. Return whether that worked; on a full disk, say, the previous one is kept."""
-    state = distributed.training_state(raw_model, optimizers, scaler)
-    return checkpoint.save_checkpoint(path, facts | {"iter_num": iter_num, "val_loss": val_loss} | state, log)
-
-
-def give_up(why):
-    """End a run that has gone wrong, and leave its checkpoints as they are."""
-    raise UserError(f"{why}; " + (f"saved: {out}, step {saved_iter}" if saved_iter else "nothing was saved"))
+def save(name):
+    parts = {"model": raw_model, "optimizer": optimizer, "scaler": scaler}
+    state = {part: parts[part].state_dict() for part in parts}
+    run.save(name, saved | state | {"iter_num": iter_num, "val_loss": val_loss})
 
 
 def end_diverged(what):
-    log.log("diverged", iter_num)
+    run.log("diverged", iter_num)
     likely = f"learning_rate = {learning_rate}, weight_decay = {weight_decay} or dtype = {settings['dtype']}"
-    give_up(f"{what} at step {iter_num}: the run has diverged, most likely because of {likely}")
+    raise UserError(f"{what} at step {iter_num}: the run has diverged, most likely because of {likely}")
 
 
 while iter_num < max_iters and not stopped_by:
     lr = get_lr(iter_num)
-    for opt in optimizers:
-        for group in opt.param_groups:
-            group["lr"] = lr
+    for group in optimizer.param_groups:
+        group["lr"] = lr
 
     # forward and backward
     loss = 0.0
     for micro_step in micro_steps:
-        if world_size > 1 and parallel == "ddp":  # synchronize gradients only at the last micro-step
+        if world_size > 1:  # synchronize gradients only at the last micro-step
             model.require_backward_grad_sync = micro_step == micro_steps[-1]
         torch.manual_seed(derive_seed(seed, iter_num, micro_step))  # so resuming is exact with dropout too
         x, y = get_batch(iter_num, micro_step)
@@ -276,30 +271,26 @@ while iter_num < max_iters and not stopped_by:
         loss += micro_loss.detach()
 
     # update
-    for opt in optimizers:
-        scaler.unscale_(opt)
+    scaler.unscale_(optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
-    # float16 overflows until the scaler has found its scale: all optimizers skip such a step, not only one of them
-    overflow = scaler.is_enabled() and not distributed.full_tensor(grad_norm).isfinite()
-    for opt in optimizers:
-        if not overflow:
-            scaler.step(opt)
-        opt.zero_grad()
+    with ctx:  # Muon multiplies matrices
+        scaler.step(optimizer)  # float16 overflows until the scaler has found its scale: it skips such a step
     scaler.update()
+    optimizer.zero_grad()
     iter_num += 1
     local_iter_num += 1
 
-    stopped_by = distributed.all_max(stop.number)  # on the CPU, so it does not wait for the GPU
+    stopped_by = processes.all_max(stop.number)  # on the CPU, so it does not wait for the GPU
     evaluating = iter_num % steps_per_eval == 0 or iter_num == max_iters
     saving = iter_num % checkpoint_interval == 0 or iter_num == max_iters or stopped_by
     if not (evaluating or saving or iter_num % log_interval == 0):
         continue
 
     # log, evaluate, save
-    lossf = (distributed.all_sum(loss) / world_size).item()  # only here, because it waits for the GPU
-    norm = distributed.full_tensor(grad_norm).item()
-    recovers = overflow and scaler.get_scale() > 1  # the scaler has lowered its scale for the next step
-    if not math.isfinite(lossf) or not (math.isfinite(norm) or recovers):
+    lossf = (processes.all_sum(loss) / world_size).item()  # only here, because it waits for the GPU
+    norm = grad_norm.item()
+    recovers = scaler.is_enabled() and scaler.get_scale() > 1  # by a lower scale in the next step
+    if not math.isfinite(lossf) or not math.isfinite(norm) and not recovers:
         end_diverged(f"the loss is {lossf}, the norm of its gradient {norm}")
     dt = time.perf_counter() - t0
     train_seconds += dt
@@ -316,26 +307,23 @@ while iter_num < max_iters and not stopped_by:
             f"perplexity {perplexity:.2f}   bits per byte {bits_per_byte:.3f}"
         )
         losses = {"train_loss": train_loss, "val_loss": val_loss}
-        log.log("eval", iter_num, **losses, perplexity=perplexity, bits_per_byte=bits_per_byte)
-        if val_loss < best_val_loss and save(best):
+        run.log("eval", iter_num, **losses, perplexity=perplexity, bits_per_byte=bits_per_byte)
+        if val_loss < best_val_loss:
             best_val_loss = val_loss
-            saved_iter = saved_iter or iter_num  # best.pt serves until there is a ckpt.pt
-    if saving and save(latest):
-        saved_iter = iter_num
+            save("best.pt")
+    if saving:
+        save("ckpt.pt")
     t0 = time.perf_counter()
 
 # -----------------------------------------------------------------------------
 
-if saved_iter < iter_num:
-    again = f"{resume_command} --max_iters={max_iters}" if saved_iter else "start over"
-    give_up(f"step {iter_num} could not be saved ({log.problem}): fix that, then {again}")
 if iter_num < max_iters:
-    print0(f"stopped after step {iter_num:,}, saved in {latest}; to resume: {resume_command}")
-    distributed.exit_together(128 + stopped_by)
+    print0(f"stopped after step {iter_num:,}, saved in {out / 'ckpt.pt'}; to resume: {run.resume_command(max_iters)}")
+    processes.exit_together(128 + stopped_by)
 seconds, speed = time.perf_counter() - began, local_iter_num * tokens_per_iter / train_seconds
-log.log("end", iter_num, seconds=seconds, tokens_per_second=speed, best_loss=best_val_loss)
+run.log("end", iter_num, seconds=seconds, tokens_per_second=speed, best_loss=best_val_loss)
 print0(f"{timedelta(seconds=round(seconds))} for {local_iter_num:,} steps, {speed:,.0f} tokens/s while training")
-print0(f"lowest validation loss {best_val_loss:.4f}: {best}; latest: {latest}")
-print0(f"to train longer: {resume_command} --max_iters={2 * max_iters}")
-print0(f"to sample from it: python sample.py --out_dir={shlex.quote(str(out))}")
-distributed.exit_together()
+print0(f"lowest validation loss {best_val_loss:.4f}: {out / 'best.pt'}; latest: {out / 'ckpt.pt'}")
+print0(f"to train longer: {run.resume_command(2 * max_iters)}")
+print0(f"to sample from it: {command('sample.py', f'--out_dir={out}')}")
+processes.exit_together()

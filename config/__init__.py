@@ -8,6 +8,8 @@ is that of its default: str, bool, int or float. A name or a value that does not
 import ast
 import difflib
 import math
+import os
+import re
 import runpy
 import sys
 from contextlib import suppress
@@ -15,10 +17,19 @@ from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 
-import config.runtime.waiting  # before PyTorch, which reads what it decides
-from config.runtime.errors import UserError, file_errors, quiet_pipe
+from config.runtime.errors import UserError, file_errors
+from config.runtime.processes import quiet_pipe
 
 BOOLS = {"true": True, "false": False}
+NANOGPT = {  # its settings that are called something else here
+    "always_save_checkpoint": "checkpoint_interval",
+    "decay_lr": "lr_decay",
+    "eval_iters": "eval_tokens",
+    "gradient_accumulation_steps": "grad_accum_steps",
+    "lr_decay_iters": "max_iters",
+    "min_lr": "min_lr_frac",
+    "wandb_log": "wandb",
+}
 RULE = "# " + "-" * 77 + "\n"
 
 
@@ -83,13 +94,14 @@ def convert(name, value, defaults, where):
     """Return `value`, from a config file or as text from the command line, in the type of its default."""
     if name not in defaults:
         near = difflib.get_close_matches(name.lower(), defaults, n=1)
+        near = [NANOGPT[name]] if NANOGPT.get(name) in defaults else near
         hint = f"did you mean {near[0]}?" if near else "--help lists all settings"
         raise UserError(f"{where}: unknown setting ({hint})")
     kind = type(defaults[name])
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if isinstance(value, (str, bool, int, float)):
         if kind is str:
-            return text
+            return expand_home(name, text)
         if kind is bool and text.lower() in BOOLS:
             return BOOLS[text.lower()]
         with suppress(ArithmeticError, ValueError):  # text that is no number, or a number that is too large
@@ -100,3 +112,9 @@ def convert(name, value, defaults, where):
                 return int(number)
     needed = {str: "text", bool: "true or false", int: "a whole number", float: "a finite number"}[kind]
     raise UserError(f"{where}: expected {needed}, not {repr(value):.80}")
+
+
+def expand_home(name, text):
+    """Return text with ~ as the home folder in paths, as in ~/x, hf:~/x, run:~/x, FILE:~/x; a prompt is no path."""
+    prefix, path = re.fullmatch("(FILE:|hf:|run:|)(.*)", text, re.DOTALL).groups()
+    return text if name == "start" and not prefix else prefix + os.path.expanduser(path)

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import torch
 
+from config.runtime.checks import SHAPE, of_model
 from config.runtime.errors import UserError
-from config.runtime.files import load_weights
-from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer, import_transformers, reason
+from config.runtime.run import check_tokens, load_weights
+from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer, hf_tokenizer, import_transformers, reason
 from model import GPT, GPTConfig
 
 # our module names -> Llama's, for the whole model and for each layer
@@ -108,6 +109,16 @@ def from_pretrained(name_or_path, **override) -> GPT:
     fields = {ours: getattr(theirs, name) for ours, name in LLAMA_CONFIG.items()}
     config = GPTConfig(**{**fields, "rope_theta": float(rope["rope_theta"]), **override})
     return from_llama(read(transformers.LlamaForCausalLM.from_pretrained).state_dict(), config)
+
+
+def begin_from_llama(settings, data) -> GPT:
+    """Return a Llama (hf:NAME) with the settings' attention and residual. Put its shape into the settings."""
+    name = settings["init_from"].removeprefix("hf:")
+    check_tokens(data, hf_tokenizer(name).state(), name, settings["init_from"])
+    method = {field: value for field, value in of_model(settings).items() if field not in SHAPE}
+    model = from_pretrained(name, **method)
+    settings |= {field: getattr(model.config, field) for field in SHAPE}
+    return model
 
 
 def save_pretrained(model, folder, tokenizer=None):

@@ -19,16 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from config import read_settings
-from config.runtime.errors import UserError, file_errors, import_optional, print0
-from config.runtime.files import (
-    atomic_write,
-    file_lock,
-    folder_lock,
-    load_checkpoint,
-    read_text,
-    sha256,
-    source_checkpoint,
-)
+from config.runtime.errors import UserError, file_errors, import_optional
+from config.runtime.files import atomic_write, file_lock, folder_lock, read_text, sha256
+from config.runtime.processes import print0
+from config.runtime.run import load_checkpoint, source_checkpoint
 from data.dataset import SPLITS, VERSION, read_meta, token_dtype
 from data.tokenizer import CharTokenizer, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state, train_bpe
 

@@ -176,13 +176,16 @@ def reason(error):
 
 
 def tokenizer_from_state(state) -> Tokenizer:
-    if state["kind"] == "char":
-        return CharTokenizer(state["characters"])
-    if state["kind"] == "hf":
-        return HFTokenizer(state["json"])
-    lines = map(str.split, state["ranks"].splitlines())
-    ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
-    return BPETokenizer(ranks, state["pattern"], state["special_tokens"])
+    try:
+        if state["kind"] == "char":
+            return CharTokenizer(state["characters"])
+        if state["kind"] == "hf":
+            return HFTokenizer(state["json"])
+        lines = map(str.split, state["ranks"].splitlines())
+        ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+        return BPETokenizer(ranks, state["pattern"], state["special_tokens"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TokenizerError(f"damaged tokenizer: {type(error).__name__}: {error}") from None
 
 
 def first_tokens(tokenizer) -> list[int]:

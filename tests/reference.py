@@ -14,13 +14,10 @@ Shapes: T positions, C = n_embd, d = head_dim. There is no batch axis: one row a
 """
 
 import math
-from dataclasses import fields
-from itertools import combinations, permutations, product
 
 import torch
 
 from data.huggingface import llama_names, to_llama
-from model import CHOICES, GPTConfig  # their names alone, so that every entry is tested
 
 # ----------------------------------------------------------------------------------------------
 # between a model and its plain dict of tensors
@@ -108,6 +105,18 @@ def w2_scores(mu_q, mu_k, sigma_q, sigma_k, log_tau):
     return torch.stack(rows)
 
 
+def overlap_scores(mu_q, mu_k, sigma_q, sigma_k):
+    """
+    "−½ ( ‖Rμ_q − Rμ_k‖² / (σ_q + σ_k) + D · log(σ_q + σ_k) )", with one σ per head and token, (T,)
+    """
+    T, D = mu_q.shape
+    rows = []
+    for m in range(T):
+        spread = sigma_q[m] + sigma_k
+        rows.append(-(((mu_q[m] - mu_k) ** 2).sum(dim=-1) / spread + D * torch.log(spread)) / 2)
+    return torch.stack(rows)
+
+
 def summed_scores(qk, d, scale, learned):
     """Σ_i QK_iᵀ / d_s over the layers i < m. In 5.5 "d_s is a learned vector √d_k · a⃗"; a_i = exp(log_a_i)."""
     m, total = len(qk), 0
@@ -142,9 +151,13 @@ def weights_standard(q, k, **_):
 
 
 def weights_w2(q, k, h, kv, normed, extras, config, **_):
-    n = {"scalar": 1, "diagonal": q.shape[-1], "none": 0}[config.sigma]
+    overlap = config.w2_score == "overlap"
+    n = q.shape[-1] if overlap else {"scalar": 1, "diagonal": q.shape[-1], "none": 0}[config.sigma]
     spread = torch.nn.functional.softplus(normed @ extras["sigma.weight"].T) if n else torch.zeros(len(normed), 0)
     own, other = h * n, (config.n_head + kv) * n  # the query heads come first
+    if overlap:  # "σ = mean over D of softplus(...) + 1e-4"
+        sigma_q, sigma_k = (spread[:, first : first + n].mean(dim=-1) + 1e-4 for first in (own, other))
+        return causal_softmax(overlap_scores(q, k, sigma_q, sigma_k))
     log_tau = math.log(2 * q.shape[-1] ** 0.5) + 0.1 * extras["tau_shift"][h]  # q·k starts with 1/√d
     return causal_softmax(w2_scores(q, k, spread[:, own : own + n], spread[:, other : other + n], log_tau))
 
@@ -155,16 +168,7 @@ def weights_summed(q, qk, extras, config, **_):
 
 WEIGHTS = {"standard": weights_standard, "w2": weights_w2, "summed_qk": weights_summed}
 
-# Functions of a layer's mixed heads y (T, C) before W_O, by kind. Kinds not listed leave y unchanged.
-OUTPUTS = {}
-
-T_BY_T = set()  # kinds that hold T x T tensors, which the tests then allow
-
-
-def extras_of(state, layer):
-    """A layer's own parameters of attention, by their names in it."""
-    own = f"blocks.{layer}.attn."
-    return {key.removeprefix(own): value for key, value in state.items() if key.startswith(own)}
+T_BY_T = [{"attention": "w2", "w2_score": "overlap"}]  # settings under which T x T tensors are made: a test allows them
 
 
 def attention_weights(config, state, layer, normed, qk):
@@ -174,7 +178,8 @@ def attention_weights(config, state, layer, normed, qk):
     Method 5: "attention becomes softmax( Σ QKᵀ / d_s ), the sum running over this layer's QKᵀ and
     those of all earlier layers".
     """
-    name, extras = f"model.layers.{layer}.self_attn.", extras_of(state, layer)
+    name, own = f"model.layers.{layer}.self_attn.", f"blocks.{layer}.attn."
+    extras = {key.removeprefix(own): value for key, value in state.items() if key.startswith(own)}
     n_head, n_kv_head = config.n_head, config.n_kv_head or config.n_head
     d = config.n_embd // n_head
     assert config.attention in WEIGHTS, f"add the formula of attention = {config.attention!r} to WEIGHTS"
@@ -222,10 +227,7 @@ def attention_output(config, state, i, weights, x):
     for head in range(n_head):
         kv = head // (n_head // n_kv_head)
         heads.append(weights[head] @ values[:, kv * d : (kv + 1) * d])
-    y = torch.cat(heads, dim=-1)
-    if config.attention in OUTPUTS:
-        y = OUTPUTS[config.attention](y=y, normed=normed, extras=extras_of(state, i), config=config)
-    return linear(state, name + "self_attn.o_proj", y)
+    return linear(state, name + "self_attn.o_proj", torch.cat(heads, dim=-1))
 
 
 def mlp_output(config, state, i, h):
@@ -352,92 +354,3 @@ def uncached_greedy(model, idx, max_new_tokens):
             window = window[:, size - size // 2 :]
         window = torch.cat([window, chosen], dim=1)
     return idx
-
-
-# ----------------------------------------------------------------------------------------------
-# every kind x method, for the tests
-
-OPTIONS = {"w2": "sigma", "summed_qk": "qk_scale"}  # kinds with a setting that only they read
-
-KINDS = {}  # a kind's name here, with the value of its option: its settings
-for kind in CHOICES["attention"]:
-    option = OPTIONS.get(kind)
-    for value in CHOICES.get(option, [None]):
-        name = f"{kind.removesuffix('_qk')}-{value}" if option else kind
-        KINDS[name] = {"attention": kind} | ({option: value} if option else {})
-
-METHODS = {}
-for residual in CHOICES["residual"]:
-    METHODS[residual] = {"residual": residual}
-    if residual != "standard":
-        METHODS[residual + "+input"] = {"residual": residual, "keep_input": True}
-
-GRID = [(kind, method) for kind in KINDS for method in METHODS]
-
-# values to try for numeric fields of GPTConfig, and the fields that each test sets itself
-NUMBERS = {"n_kv_head": [None, 2, 1], "rope_theta": [10000.0, 500.0], "norm_eps": [1e-5, 1e-2]}
-SHAPES = {"block_size", "vocab_size", "n_layer", "n_head", "n_embd", "n_inner", "dropout"}
-
-
-def columns(config=GPTConfig):
-    """What the tests vary: {name: [settings]} of kinds, and of every other bool, choice and number of the config."""
-    options = set(OPTIONS.values())
-    found = {"attention": list(KINDS.values())}
-    for field in fields(config):
-        if isinstance(field.default, bool):
-            found[field.name] = [{field.name: value} for value in (False, True)]
-        elif field.name in CHOICES.keys() - options - {"attention"}:
-            found[field.name] = [{field.name: value} for value in CHOICES[field.name]]
-        elif field.name in NUMBERS:
-            found[field.name] = [{field.name: value} for value in NUMBERS[field.name]]
-        elif field.name not in SHAPES | options | {"attention"}:
-            raise ValueError(f"{field.name} is not varied by any test: add its values to NUMBERS in tests/reference.py")
-    return found
-
-
-def covering(columns):
-    """Return dicts of settings in which every pair of values from two columns occurs."""
-    cells = [[(name, i) for i in range(len(values))] for name, values in columns.items()]
-    left = {pair for a, b in combinations(cells, 2) for pair in product(a, b)}
-    first, second = sorted(cells, key=len)[-2:]
-    seeds, rows = list(product(first, second)), []
-    while left:
-        row = dict(seeds.pop(0) if seeds else min(left))
-        for column in cells:
-            if column[0][0] not in row:  # the value with the most pairs that are left
-                row |= [max(column, key=lambda cell: sum({(cell, x), (x, cell)} & left != set() for x in row.items()))]
-        left -= set(permutations(row.items(), 2))
-        rows.append({key: value for name, i in row.items() for key, value in columns[name][i].items()})
-    return rows
-
-
-COVER = covering(columns())
-
-
-def each(columns):
-    """Return a few dicts of settings that together contain every value of every column."""
-    return [
-        {key: value for values in columns.values() for key, value in values[i % len(values)].items()}
-        for i in range(max(map(len, columns.values())))
-    ]
-
-
-TINY = dict(block_size=16, vocab_size=19, n_layer=3, n_head=4, n_embd=32, n_inner=24)
-
-
-def settings(kind, method, **changes):
-    """A tiny configuration of a kind and a method, as a dict of GPTConfig's arguments."""
-    return {**TINY, **KINDS[kind], **METHODS[method], **changes}
-
-
-def perturb(model, seed=0):
-    """Move every parameter away from its initial value, so that nothing is tested at 0 or 1."""
-    rng = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            noise = torch.randn(p.shape, generator=rng, dtype=torch.float64).to(p.dtype)
-            if p.dim() >= 2:
-                p.copy_(noise / p.shape[-1] ** 0.5)
-            else:
-                p.add_(0.3 * noise)
-    return model

@@ -7,9 +7,11 @@ a checkpoint sees the parts as variables. tests/test_settings.py has more of the
 tests/test_preprocess.py of prepare.py, tests/test_dataset.py of data folders, tests/test_finetune.py of Llamas.
 """
 
+import math  # noqa: F401, for the damages
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -19,9 +21,12 @@ import pytest
 import torch
 
 from config import read_settings
-from config.runtime.checkpoint import load_checkpoint
+from config.runtime.checks import check_settings
 from config.runtime.errors import UserError
-from conftest import ROOT, TINY, hear_signals, refused
+from config.runtime.run import load_checkpoint, resume_notes, resume_optimizer, resumed_model, resumed_settings
+from conftest import ROOT, TINY, change_checkpoint, error_of, hear_signals, refused
+from data.dataset import load_dataset
+from data.tokenizer import TokenizerError, tokenizer_from_state
 from model import GPT, GPTConfig  # noqa: F401, for the damages
 
 TRAIN, LATEST = f"train.py {TINY}", Path("out/run/ckpt.pt")
@@ -142,6 +147,17 @@ def test_training_outlives_a_full_disk_for_what_it_prints(repo):
     assert (run.returncode, run.stderr) == (0, b"") and LATEST.exists()
 
 
+def test_ctrl_c_while_sampling_is_silent(trained):
+    command = [sys.executable, "sample.py", "--max_new_tokens=100000"]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_signals)
+    with subprocess.Popen(command, **pipes) as process:
+        process.stdout.readline()
+        process.stdout.read(200)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate()
+    assert (process.returncode, error) == (130, "")
+
+
 @pytest.mark.parametrize("program", ["train.py", "sample.py"])
 def test_ctrl_c_while_pytorch_is_imported_is_silent(repo, program):
     Path("torch.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
@@ -184,10 +200,18 @@ DAMAGES = {
     "torch.save(GPT(GPTConfig(8, 9, 1, 1, n_embd=4)).state_dict(), LATEST)": NO_CHECKPOINT,
     "torch.save(GPT(GPTConfig(8, 9, 1, 1, n_embd=4)), LATEST)": NO_CHECKPOINT,
     "torch.save(Call(os.system, 'touch marker'), LATEST)": NO_CHECKPOINT,
-    "rewrite('version = 4')": "ckpt.pt: checkpoint version 4; this program reads version ",
+    "rewrite('version = 9')": "ckpt.pt: checkpoint version 9; this program reads version 10",
     # a part that is missing, or is another model's
     "rewrite('del version')": NO_CHECKPOINT,
     "rewrite('config[\"n_experts\"] = 8')": "ckpt.pt does not match this model.py: .* 'n_experts'",
+    # a part that cannot be
+    "rewrite('del tokenizer')": "ckpt.pt: damaged: tokenizer is missing or has an impossible value",
+    "rewrite('del code[\"files\"]')": "ckpt.pt: damaged: code.files is missing or has an impossible value",
+    "rewrite('val_loss = \"low\"')": "ckpt.pt: damaged: val_loss is missing or has an impossible value",
+    "rewrite('iter_num = -1')": "ckpt.pt: damaged: iter_num is missing or has an impossible value",
+    "rewrite('config[\"n_layer\"] = 2.0')": "ckpt.pt: damaged: config.n_layer is missing or has an impossible value",
+    "rewrite('config[\"n_head\"] = 3')": "ckpt.pt does not match this model.py: n_head = 3",
+    "rewrite('model[\"norm.weight\"][3] = math.nan')": "ckpt.pt: damaged: the weight norm.weight is missing or has an",
     "rewrite('model.popitem()')": 'ckpt.pt does not match this model.py: .* Missing .*: "head.weight"',
 }
 
@@ -211,6 +235,52 @@ def test_any_bit_of_a_checkpoint(trained):
         LATEST.write_bytes(turned)
         with pytest.raises(UserError, match=NO_CHECKPOINT):
             load_checkpoint(LATEST)
+
+
+def test_any_part_of_a_checkpoint(trained):
+    """Whatever is missing or of another type, whoever reads it says so in a line, or does without it."""
+    saved, data = torch.load(LATEST, weights_only=True), load_dataset("data/shakespeare_char")
+    defaults, said = read_settings("train.py", []), 0
+    for name, part in saved.items():
+        for key in (None, *(part if isinstance(part, dict) else ())):
+            for value in ("delete", "a text", -1, None):
+                changed = saved | {name: dict(part) if isinstance(part, dict) else part}
+                owner, place = (changed, name) if key is None else (changed[name], key)
+                owner[place] = value
+                if value == "delete":
+                    del owner[place]
+                torch.save(changed, LATEST)
+                try:
+                    read = load_checkpoint(LATEST)
+                    tokenizer_from_state(read["tokenizer"])
+                    settings = resumed_settings(read, {}, defaults)
+                    check_settings(settings, 1)
+                    model = resumed_model(read, settings, data)
+                    resume_notes(read, settings, "a machine", saved["code"])
+                    optimizer = model.configure_optimizers(0.1, 0.1, (0.9, 0.9), "cpu")
+                    resume_optimizer(read, optimizer, torch.amp.GradScaler("cpu", enabled=False))
+                except (UserError, TokenizerError):
+                    said += 1
+    assert said > 100
+
+
+def test_no_control_character_of_a_file_reaches_the_terminal(trained, capsys, monkeypatch):
+    """... where it could move the cursor, or type a command."""
+    for name in ("best.pt", "ckpt.pt"):
+        parts = torch.load(f"out/run/{name}", weights_only=True)
+        code = parts["code"] | {"files": {"\x1b[2J": "1", "model.py": "2"}}
+        source = parts["data"] | {"source": "\x1b[31mred\x9b0m\rred\nNOTE    red"}
+        change_checkpoint(f"out/run/{name}", data=source, code=code, machine="\x1b[A")
+    shown = trained(SAMPLE) + trained(f"{RESUME} --eval_only") + trained(RESUME)
+    assert r"\x1b[31mred\x9b0m red NOTE    red" in shown and r"\x1b[2J, model.py: changed" in shown
+    change_checkpoint("out/run/ckpt.pt", config=parts["config"] | {"\x1b[31m": 1})
+    shown += error_of(trained, SAMPLE, capsys)
+    alphabet = parts["tokenizer"]["characters"]
+    other = parts["tokenizer"] | {"characters": "\x1b" + alphabet[1:]}
+    change_checkpoint("out/run/ckpt.pt", config=parts["config"], tokenizer=other)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    shown += trained(f"{SAMPLE} --start=\x1b")
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
 
 
 def test_a_prompt_that_is_not_utf8(repo):

@@ -9,8 +9,8 @@ from torch._dynamo.testing import CompileCounter
 
 from config.runtime.devices import use_plain_attention
 from conftest import ROOT
+from cover import perturb, settings
 from model import GPT, GPTConfig
-from reference import perturb, settings
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from cover import GRID, KINDS, perturb, settings
 from model import GPT, GPTConfig
-from reference import GRID, KINDS, perturb, settings
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

@@ -15,11 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import TINY, refused
+from cover import TINY as SHAPE
+from cover import columns, each, perturb, settings
 from data.huggingface import from_pretrained, save_pretrained
 from data.tokenizer import CharTokenizer
 from model import GPT, GPTConfig
-from reference import TINY as SHAPE
-from reference import columns, each, perturb, settings
 
 STANDARD = {"attention": "standard"}
 

@@ -18,8 +18,9 @@ import model
 import reference
 import test_model
 from conftest import ROOT, TINY, load
+from cover import COVER, columns, each
 from model import Attention
-from reference import causal_softmax, columns, each, standard_scores
+from reference import causal_softmax, standard_scores
 from test_model import build, over
 
 PROMISES = [
@@ -48,7 +49,7 @@ def test_every_entry_keeps_every_promise(row):
 def test_every_two_values_meet():
     found = columns()
     pairs = [(a, b) for x in found for y in found if x < y for a in found[x] for b in found[y]]
-    missed = [(a, b) for a, b in pairs if not any({**a, **b}.items() <= row.items() for row in reference.COVER)]
+    missed = [(a, b) for a, b in pairs if not any({**a, **b}.items() <= row.items() for row in COVER)]
     assert len(pairs) > 400 and not missed
 
 
@@ -167,7 +168,7 @@ def own(monkeypatch):
         monkeypatch.setitem(model.ATTENTIONS, name, kind)
         monkeypatch.setitem(model.CHOICES, "attention", (*model.CHOICES["attention"], name))
         monkeypatch.setitem(reference.WEIGHTS, name, weights)
-    monkeypatch.setattr(reference, "T_BY_T", {"windowed"})
+    monkeypatch.setattr(reference, "T_BY_T", [{"attention": "windowed"}])
 
 
 @pytest.mark.parametrize("residual", ["m4.2", "m3.2"])  # which recompute attention only, and the MLP too

@@ -13,8 +13,7 @@ if sys.platform != "linux":
 import faults
 
 
-def test_killed_it_is_the_undisturbed_run(tmp_path, monkeypatch):
+def test_disturbed_it_is_the_undisturbed_run(tmp_path, monkeypatch):
     random.seed(1)
     monkeypatch.setattr(faults, "STEPS", 40)
-    repository, settings = copy_repository(tmp_path / "repository"), f"{faults.METHODS['w2, m1']} --max_iters=40"
-    faults.try_kills(repository, settings, tmp_path / "w2, m1", kills=1)
+    faults.try_faults(copy_repository(tmp_path / "repository"), "w2, m1", tmp_path / "runs", faults=1)

@@ -11,9 +11,10 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
 
+from cover import columns, each, perturb
 from data.huggingface import from_llama, from_pretrained, save_pretrained, to_llama
 from model import GPT, GPTConfig
-from reference import columns, each, perturb, reference_logits
+from reference import reference_logits
 from test_model import over
 
 torch.set_num_threads(1)

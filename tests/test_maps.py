@@ -7,13 +7,16 @@ import pytest
 import torch
 
 import reference
-from config.runtime.maps import look_inside
-from conftest import TINY, refused
+from conftest import ROOT, TINY, error_of
+from cover import KINDS, perturb
+from cover import TINY as SHAPE
 from model import GPT, GPTConfig
-from reference import KINDS, perturb
-from reference import TINY as SHAPE
 from test_extend import KINDS_OF_OWN, own  # noqa: F401, a fixture
 from test_model import close, tokens
+
+sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there
+
+from plot import attention_weights
 
 
 @pytest.mark.parametrize("residual", ["standard", "m1", "m4.2"])
@@ -26,11 +29,10 @@ def test_weights_are_those_that_the_layers_use(own, kind, residual):  # noqa: F8
         logits = gpt(idx)[0]
         hooks = [block.register_forward_pre_hook(lambda block, args: inputs.append(args[0])) for block in gpt.blocks]
         hooks += [block.attn.register_forward_hook(lambda *args: outputs.append(args)) for block in gpt.blocks]
-        weights = look_inside(gpt, idx)
+        weights = attention_weights(gpt, idx)
         for hook in hooks:
             hook.remove()
         assert torch.equal(gpt(idx)[0], logits)
-    assert not any(module._forward_hooks for module in gpt.modules())
     assert not torch.stack(weights).triu(1).any()
     state = {name: value.detach() for name, value in reference.get_state(gpt).items()}
     for l, block in enumerate(gpt.blocks):
@@ -39,24 +41,9 @@ def test_weights_are_those_that_the_layers_use(own, kind, residual):  # noqa: F8
             close(output[row], reference.attention_output(gpt.config, state, l, weights[l][row], inputs[l][row]))
 
 
-def test_a_picture_from_sample(repo, capsys, monkeypatch):
+def test_a_picture_of_a_run(repo, capsys):
     repo(f"train.py config/m1_shakespeare.py {TINY}")
-    shown = repo(["sample.py", "--start=the dog sleeps! the dog", "--maps=maps.png"])  # longer than the context
-    assert shown.startswith("maps.png: attention weights of out/m1_")
-    assert Path("maps.png").read_bytes().startswith(b"\x89PNG")
-    for name, words in {
-        "maps.png": "already exists",
-        "new.pgf": "new.pgf: must be a .png, .pdf or .svg file",
-        "nowhere/new.png": "nowhere/new.png",
-    }.items():
-        assert words in refused(repo, f"sample.py --start=dogs --maps={name}", capsys)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "pip install matplotlib" in refused(repo, "sample.py --start=dogs --maps=new.png", capsys)
-
-
-def test_a_model_that_fails_keeps_no_hook(monkeypatch):
-    gpt = GPT(GPTConfig(**SHAPE))
-    monkeypatch.setattr(GPT, "features", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        look_inside(gpt, tokens(gpt, 1, 7))
-    assert not any(module._forward_hooks for module in gpt.modules())
+    plot = [str(ROOT / "tests" / "bench" / "plot.py"), "out/m1_shakespeare"]
+    shown = repo([*plot, "--maps=the dog sleeps! the dog", "--out=maps.png"])  # longer than the context
+    assert shown == "figure: maps.png\n" and Path("maps.png").read_bytes().startswith(b"\x89PNG")
+    assert "nowhere/new.png" in error_of(repo, [*plot, "--maps=dogs", "--out=nowhere/new.png"], capsys)

@@ -17,8 +17,9 @@ import reference
 import verify
 from config.runtime.devices import use_plain_attention
 from conftest import ROOT, Outputs
-from model import ATTENTIONS, CHOICES, GPT, Block, ConfigError, GPTConfig, causal_attention, rope_table
-from reference import COVER, KINDS, settings, uncached_greedy
+from cover import COVER, KINDS, settings
+from model import CHOICES, GPT, Block, ConfigError, GPTConfig, causal_attention, rope_table
+from reference import uncached_greedy
 from verify import build, close, tokens
 
 torch.set_num_threads(1)  # tiny tensors: a second thread only costs time
@@ -97,7 +98,7 @@ def test_no_tensor_of_T_by_T(row):
     with Outputs() as outputs:
         model(idx, idx)[1].backward()
     found = [shape for shape in outputs.shapes if shape.count(T) >= 2]
-    assert bool(found) == (row["attention"] in reference.T_BY_T), found
+    assert bool(found) == any(kind.items() <= row.items() for kind in reference.T_BY_T), found
 
 
 # ----------------------------------------------------------------------------------------------
@@ -204,11 +205,11 @@ def test_operations_are_those_of_the_formulas(kind, residual):
     model = build(kind, residual, moved=False, n_kv_head=G)
     total = C * V
     for l in range(L):
-        spread = {"w2-scalar": 1, "w2-diagonal": D}.get(kind, 0)
+        spread = {"w2-scalar": 1, "w2-diagonal": D, "w2-overlap": D}.get(kind, 0)
         width = D  # of q̂ and k̂
         if kind.startswith("summed"):
             width = (l + 1) * D
-        elif kind.startswith("w2"):
+        elif kind.startswith("w2") and kind != "w2-overlap":  # whose only matrix product is that of the means
             width = D + spread + 2
         scoring = C * C + C * G * D + C * (H + G) * spread
         attn = C * G * D + C * C + T * H * (width + D)
@@ -321,7 +322,7 @@ def attention_error(kind, seed):
     torch.manual_seed(seed)
     C, T = 128, 128
     config = GPTConfig(n_head=2, n_embd=C, **KINDS[kind])
-    attn = ATTENTIONS[config.attention](config, layer=0)
+    attn = Block(config, layer=0).attn
     for p in attn.parameters():
         p.copy_(torch.randn(p.shape).mul(C**-0.5 if p.dim() == 2 else 2).bfloat16())
     for proj in (attn.v_proj, attn.o_proj):
@@ -329,7 +330,7 @@ def attention_error(kind, seed):
 
     def output(attn, x):
         q, k, v = attn.project(x, rope_table(0, T, config.head_dim, config.rope_theta, x))
-        return attn(x, *attn.score_vectors(q, k, x, ()), v).double()
+        return attn(*attn.score_vectors(q, k, x, ()), v).double()
 
     x = torch.randn(2, T, C).sign()
     exact = output(copy.deepcopy(attn).double(), x.double())
@@ -371,10 +372,11 @@ def test_bfloat16_is_causal_and_near_the_reference(row):
     assert error < 5 * rounding_error(model, idx[:1])
 
 
-@pytest.mark.parametrize("kind", ["w2-scalar", "w2-diagonal"])
-def test_w2_in_bfloat16_is_as_exact_as_standard_attention(kind, kernel):
+# the overlap's scores are larger, μ·μ/(σ + σ) instead of q·k/√D, and so are the errors that projections bring into them
+@pytest.mark.parametrize("kind, times", [("w2-scalar", 1.5), ("w2-diagonal", 1.5), ("w2-overlap", 3)])
+def test_w2_in_bfloat16_is_nearly_as_exact_as_standard_attention(kind, times, kernel):
     error, standard = (sum(attention_error(name, seed) for seed in range(4)) for name in (kind, "standard"))
-    assert 0 < error < 1.5 * standard < 0.06
+    assert 0 < error < times * standard and standard < 0.04
 
 
 def test_rope_turns_a_bfloat16_model_by_exact_angles():
@@ -438,6 +440,34 @@ def test_nanogpt_calls():
     GPTConfig()  # every field has a default there
 
 
+def test_negative_targets_are_left_out():
+    model = build()
+    idx, targets = tokens(model, 2, 8), tokens(model, 2, 8, seed=1)
+    left_out = [targets.clone() for _ in range(2)]
+    for ignored, row in zip((-1, -100), left_out):
+        row[:, ::2] = ignored
+    first, second = (model(idx, row)[1] for row in left_out)
+    assert first == second != model(idx, targets)[1]
+
+
+def test_no_token_is_drawn_beyond_the_vocabulary():
+    """A model may have more rows than its tokenizer has tokens, to fill a multiple of 64."""
+    model = build(vocab_size=64)
+    idx = tokens(model, 50, 3) % 60
+    for options in (dict(temperature=5.0), dict(temperature=0), dict(top_k=64), dict(top_p=0.9)):
+        assert model.generate(idx, 10, vocab_size=5, **options)[:, 3:].max() < 5
+
+
+def test_pruned_and_parametrized_matrices_keep_their_decay():
+    model = build()
+    groups = [len(group["params"]) for group in model.param_groups(0.1)]
+    torch.nn.utils.parametrizations.weight_norm(model.blocks[0].mlp.up_proj)  # adds a column of norms
+    torch.nn.utils.prune.l1_unstructured(model.blocks[1].mlp.up_proj, "weight", amount=0.5)
+    matrices, tables, vectors = model.param_groups(0.1)
+    assert len(matrices["params"]) == groups[0] + 1 and len(tables["params"]) == groups[1]
+    assert any(p is model.blocks[1].mlp.up_proj.weight_orig for p in matrices["params"])
+
+
 def test_a_shared_matrix_is_updated_once():
     """As an edit may have it: queries and keys of one matrix, and the head that of the embedding."""
     model = GPT(GPTConfig(16, 50, 2, 2, n_embd=32, tie_weights=True))
@@ -454,6 +484,11 @@ def test_a_shared_matrix_is_updated_once():
         ("n_head", 32),
         ("n_kv_head", 3),
         ("n_embd", 30),
+        ("n_layer", -1),
+        ("block_size", 0),
+        ("rope_theta", -3),
+        ("norm_eps", -1),
+        ("dropout", 5),
         ("qk_scale", 5.1),
         *((field, "other") for field in CHOICES),
     ],
@@ -465,7 +500,7 @@ def test_bad_settings_are_named(field, value):
 
 
 @pytest.mark.parametrize("method", [dict(residual="m1"), dict(attention="summed_qk")])
-def test_a_block_alone(method):
+def test_a_block_needs_what_earlier_blocks_have_kept(method):
     x = torch.zeros(1, 4, 32)
     config = GPTConfig(**settings("standard", "standard", **method))
     rope = rope_table(0, 4, config.head_dim, config.rope_theta, x)

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 import model
-from config.runtime import devices, log
+from config.runtime import devices
+from config.runtime import run as runs
 from conftest import (
     TEXT,
     TINY,
@@ -134,7 +135,7 @@ def test_scale_of_float16_is_resumed(run, monkeypatch):
     method = "--dtype=float16 --max_iters=24 --optimizer=muon"  # which has AdamW for vectors
     run(f"{RUN} {method} --out_dir={WHOLE}")
     before, after = load("steps/2.pt"), load("steps/23.pt")
-    assert before["optimizer"] == {} and after["optimizer"] != {}  # the first has learned nothing yet
+    assert before["optimizer"]["state"] == {} != after["optimizer"]["state"]  # the first has learned nothing yet
     assert before["scaler"]["scale"] == 2.0**38 and after["scaler"]["scale"] > 1
     for step in (2, 23):
         kill_after(step)
@@ -217,32 +218,21 @@ def test_another_model_py_is_said(killed):
         names = "model.py, train.py" if command == RESUME else "model.py"
         shown = killed(command)
         assert shown.count(f"NOTE    {names}: changed since out/resumed/") == 1
-        assert "to go back: restore the files of that run\n" in shown
+        assert "at commit" not in shown
 
 
-def test_the_way_back_to_a_commit_keeps_edits(run, monkeypatch):
-    monkeypatch.setattr(log, "ROOT", run.folder)
-    for role in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{role}_NAME", "name")
-        monkeypatch.setenv(f"GIT_{role}_EMAIL", "email")
-    subprocess.run("git init -q && git add *.py config && git commit -qm first", shell=True, check=True)
-    contents = [Path("model.py").read_text() + comment for comment in ("", "# a commit", "# an edit")]
-    run(f"{RUN} --out_dir={WHOLE}")
-    kill_after(3)
-    Path("model.py").write_text(contents[1])
-    subprocess.run("git commit -qam second", shell=True, check=True)
-    Path("model.py").write_text(contents[2])
-    (back,) = re.findall("^NOTE    model.py: changed since .*; to go back: (.*)", run(RESUME), re.MULTILINE)
-    subprocess.run(back, shell=True, check=True)
-    assert Path("model.py").read_text() == contents[0]
-    stashed = subprocess.run(["git", "show", "stash:model.py"], capture_output=True, text=True, check=True)
-    assert stashed.stdout == contents[2]
+def test_only_a_commit_by_its_number_is_said(killed):
+    for commit, said in {"1a2b3c4d5e": " at commit 1a2b3c4d5e, so", "HEAD; touch X #": " was trained, so"}.items():
+        kill_after(3)
+        files = load(RESUMED / "ckpt.pt")["code"]["files"] | {"model.py": "another"}
+        change_checkpoint(RESUMED / "ckpt.pt", code={"commit": commit, "files": files})
+        assert said in killed(RESUME)
 
 
 def test_code_is_hashed_before_anybody_edits_it(run, monkeypatch):
     """... during the minute in which data are prepared, or blocks compiled."""
-    monkeypatch.setattr(log, "ROOT", run.folder)
-    before = log.code_version()["files"]
+    monkeypatch.setattr(runs, "ROOT", run.folder)
+    before = runs.code_version()["files"]
 
     def edit(*_):
         Path("model.py").write_text("# edited")
@@ -250,7 +240,7 @@ def test_code_is_hashed_before_anybody_edits_it(run, monkeypatch):
 
     monkeypatch.setattr(devices, "compile_model", edit)
     run(f"{RUN} --out_dir={WHOLE}")
-    assert load(WHOLE / "ckpt.pt")["code"]["files"] == before != log.code_version()["files"]
+    assert load(WHOLE / "ckpt.pt")["code"]["files"] == before != runs.code_version()["files"]
 
 
 def test_other_data_are_refused(killed, capsys):
@@ -287,84 +277,84 @@ def test_second_process_in_a_folder_is_refused(run, capsys):
     run(f"{RESUME} --lr_decay=none")
 
 
-@pytest.mark.parametrize("how", ["", "--overwrite", "--init_from=resume"])
-def test_a_folder_where_another_process_has_trained_meanwhile_is_left_alone(run, monkeypatch, capsys, how):
+def test_a_folder_where_another_process_has_trained_meanwhile_is_left_alone(run, monkeypatch, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
-    if how:
-        kill_after(3)
 
     def meanwhile(*_):
         shutil.copytree(WHOLE, RESUMED, dirs_exist_ok=True)
         return "false"
 
     monkeypatch.setattr(devices, "compile_model", meanwhile)
-    assert "another process" in error_of(run, f"{RUN} --out_dir={RESUMED} {how}".strip(), capsys, code=3)
+    assert "another process" in error_of(run, f"{RUN} --out_dir={RESUMED}", capsys, code=3)
     assert_same_files()
 
 
-@pytest.mark.parametrize("trouble", ["diverged", "diverged, itself the source", "disk full"])
-def test_a_run_is_whole_until_another_has_saved_in_its_place(run, monkeypatch, capsys, trouble):
+# -- overwriting ---------------------------------------------------------------------------------------------
+
+OLD = Path("out/whole.old")
+OVERWRITE = f"{RUN} --out_dir={WHOLE} --overwrite"
+
+
+def in_folder(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_an_overwritten_run_is_moved_aside(run, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
-    settings = "--learning_rate=1e300 --warmup_iters=0" if "diverged" in trouble else ""
-    settings += f" --init_from=run:{WHOLE}" if "itself" in trouble else ""
-    with monkeypatch.context() as until_here:
-        full_disk(until_here, lambda step: True)
-        error = refused(run, f"{RUN} --out_dir={WHOLE} --overwrite --checkpoint_interval=9 {settings}".split(), capsys)
-    assert "nothing was saved" in error
-    replaced = run(f"{RUN} --out_dir={WHOLE} --overwrite --seed=2 --max_iters=5")
-    assert "NOT SAVED" not in replaced and [line["step"] for line in log_of(WHOLE, "step")] == [1, 2, 3, 4, 5]
-    run(f"{RUN} --out_dir={RESUMED} --seed=2 --max_iters=5")
-    assert_same_run()
-    assert differences(RESUMED / "best.pt", WHOLE / "best.pt") == [] and losses(RESUMED) == losses(WHOLE)
+    old = in_folder(WHOLE)
+    assert "the old run in out/whole is now in out/whole.old\n" in run(f"{OVERWRITE} --seed=2")
+    assert in_folder(OLD) == old
+    old = in_folder(WHOLE)
+    assert "out/whole.old, in place of an older one\n" in run(f"{OVERWRITE} --seed=3 --init_from=run:{WHOLE}")
+    assert in_folder(OLD) == old and len(log_of(WHOLE, "start")) == 1
+    for how in ("resume", "auto"):
+        assert "overwrite = True starts a new run" in refused(run, f"{OVERWRITE} --init_from={how}", capsys)
+
+
+def test_a_folder_that_is_no_run_is_not_overwritten(run, capsys):
+    run(f"{RUN} --out_dir={WHOLE}")
+    OLD.mkdir()
+    (OLD / "photo.png").write_bytes(b"1")
+    before = in_folder(WHOLE)
+    assert "out/whole.old: Directory not empty" in error_of(run, OVERWRITE, capsys)
+    assert in_folder(WHOLE) == before and in_folder(OLD) == {"photo.png": b"1"}
+
+
+def test_a_slip_in_model_py_costs_no_run(run, monkeypatch, capsys):
+    """Neither one that shows when the model is built, nor one that shows in the first step, nor both in turn."""
+    run(f"{RUN} --out_dir={WHOLE}")
+    before = in_folder(WHOLE)
+    for method in ("__init__", "forward", "__init__", "forward"):
+        with monkeypatch.context() as until_here, pytest.raises(SystemExit):
+            until_here.setattr(model.GPT, method, lambda *_: 1 / 0)
+            run(OVERWRITE)
+    capsys.readouterr()
+    assert in_folder(OLD) == before
+    run(OVERWRITE)
+    assert in_folder(OLD) == before
 
 
 class Killed(BaseException):
     pass
 
 
-def kill_before(monkeypatch, place):
-    """Kill the process before one of what it does to files, counted from the first fsync on."""
-    places = iter(range(10**9))
-    killed = []
+@pytest.mark.parametrize("place", ["rmtree", "rename", "mkdir"])
+def test_a_kill_while_a_run_is_moved_leaves_it_whole(run, monkeypatch, place):
+    run(f"{RUN} --out_dir={WHOLE}")
+    run(f"{OVERWRITE} --seed=2")  # so there is an older one to remove
+    before = in_folder(WHOLE)
 
-    def stop_at(function, begins=False):
-        def stopping(*arguments, **options):
-            if killed:
-                return None  # the dead do nothing
-            if (begins or started) and next(places) == place:
-                killed.append(function)
-                raise Killed
-            if begins:
-                started.append(True)
-            return function(*arguments, **options)
+    def end(*_, **__):
+        raise Killed
 
-        return stopping
-
-    started = []
-    monkeypatch.setattr(os, "fsync", stop_at(os.fsync, begins=True))
-    monkeypatch.setattr(os, "replace", stop_at(os.replace))
-    monkeypatch.setattr(Path, "unlink", stop_at(Path.unlink))
-
-
-@pytest.mark.parametrize("first", ["", "--checkpoint_interval=9 --eval_interval=1"])  # ckpt.pt, or best.pt
-@pytest.mark.parametrize("place", ["fsync", "replace", "unlink", "unlink the other", "rename"])
-def test_a_kill_while_a_run_is_replaced_leaves_one_of_the_two(run, monkeypatch, first, place):
-    """After the first rename it is the new one, and nothing of the old one is taken for it."""
-    run(f"{RUN} --out_dir={RESUMED} --max_iters=9 --learning_rate=0.01")
-    old = contents(RESUMED)
-    new = f"--overwrite --seed=2 --max_iters=5 {first}".strip()
     with monkeypatch.context() as until_here, pytest.raises(SystemExit):
-        kill_before(until_here, ["fsync", "replace", "unlink", "unlink the other", "rename"].index(place))
-        run(f"{RUN} --out_dir={RESUMED} {new}")
-    if place in ("fsync", "replace"):
-        assert {path: content for path, content in contents(RESUMED).items() if path.suffix != ".tmp"} == old
-        return
-    assert "step 1," in run(f"sample.py --out_dir={RESUMED} --max_new_tokens=1 --device=cpu")
-    run(f"train.py --init_from=resume --out_dir={RESUMED}")
-    run(f"{RUN} --out_dir={WHOLE} {new}")
-    assert_same_run()
-    assert differences(RESUMED / "best.pt", WHOLE / "best.pt") == [] and not list(RESUMED.glob("new.pt"))
-    assert losses(RESUMED) == losses(WHOLE)[1:]  # those before the first checkpoint are lost with the process
+        owner, name = {"rmtree": (shutil, "rmtree"), "rename": (Path, "rename"), "mkdir": (runs, "end_of_log")}[place]
+        until_here.setattr(owner, name, end)
+        run(OVERWRITE)
+    assert in_folder(OLD if place == "mkdir" else WHOLE) == before
+
+
+# -- writes that fail ----------------------------------------------------------------------------------------
 
 
 def in_step_3(monkeypatch, happens):
@@ -379,7 +369,7 @@ def in_step_3(monkeypatch, happens):
     monkeypatch.setattr(Dataset, "batch", batch_and_more)
 
 
-def test_a_run_whose_folder_was_moved_leaves_the_run_in_its_place_alone(run, monkeypatch, capsys):
+def test_a_run_whose_folder_was_moved_ends(run, monkeypatch, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
 
     def move():
@@ -388,85 +378,67 @@ def test_a_run_whose_folder_was_moved_leaves_the_run_in_its_place_alone(run, mon
 
     with monkeypatch.context() as until_here:
         in_step_3(until_here, move)
-        assert "another process" in error_of(run, f"{RUN} --out_dir={RESUMED}", capsys, code=3)
+        error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
+    assert "out/resumed/ckpt.pt: the folder was moved during training; to go on: python train.py" in error
     assert_same_files()
     assert load("out/moved/ckpt.pt")["iter_num"] == 2
 
 
-def test_a_folder_that_was_deleted_is_made_again(run, monkeypatch):
+def goes_on(run, error):
+    """Do what the line of error says, and expect the undisturbed run."""
+    run(error.rpartition("; to go on: python ")[2].strip())
+    assert_same_run()
+    assert losses(RESUMED) == losses(WHOLE) and not list(RESUMED.glob("*.tmp"))
+
+
+def test_a_run_whose_folder_was_deleted_ends(run, monkeypatch, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
     with monkeypatch.context() as until_here:
         in_step_3(until_here, lambda: shutil.rmtree(RESUMED))
-        run(f"{RUN} --out_dir={RESUMED}")
-    assert_same_run()
-    assert losses(RESUMED) == losses(WHOLE)[3:]
+        error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
+    assert "out/resumed/log.jsonl: No such file or directory; to go on: " in error or "out/resumed/ckpt.pt: No" in error
+    goes_on(run, error)
 
 
-def test_a_folder_that_cannot_be_written_to_is_an_error_at_the_start(run, capsys):
-    (RESUMED / "ckpt.pt.tmp").mkdir(parents=True)  # as good as a folder without the right to write
-    shown = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
-    assert "out/resumed/ckpt.pt.tmp: Is a directory" in shown and not log_of(RESUMED)
-
-
-def full_disk(monkeypatch, fails):
-    """Break off saving from now on, after some bytes, whenever fails(iter_num)."""
+@pytest.mark.parametrize("step", [1, 5])  # before and after there is something to go on from
+def test_a_full_disk_ends_a_run_which_then_goes_on(run, monkeypatch, capsys, step):
+    run(f"{RUN} --out_dir={WHOLE}")
     save = torch.save
 
     def save_or_fail(state, file):
-        if fails(state["iter_num"]):
+        if state["iter_num"] == step:
             file.write(b"PK")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         save(state, file)
 
-    monkeypatch.setattr(torch, "save", save_or_fail)
-
-
-def test_training_goes_on_when_the_disk_is_full(run, monkeypatch):
-    run(f"{RUN} --out_dir={WHOLE}")
-    full_disk(monkeypatch, lambda step: 2 <= step <= 4)
-    shown = run(f"{RUN} --out_dir={RESUMED}")
-    for step in (2, 3, 4):
-        assert f"NOT SAVED: out/resumed/ckpt.pt at step {step}: No space left on device" in shown
-    assert_same_run()
-    assert not list(RESUMED.glob("*.tmp"))
-
-
-def test_a_run_that_could_not_be_saved_ends_in_an_error(run, monkeypatch, capsys):
-    run(f"{RUN} --out_dir={WHOLE}")
     with monkeypatch.context() as until_here:
-        full_disk(until_here, lambda step: step > 3)
+        until_here.setattr(torch, "save", save_or_fail)
         error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
-    assert "step 6 could not be saved (No space left on device)" in error and "saved: out/resumed, step 3" in error
-    run(error.partition("then python ")[2].partition(";")[0])  # what it says to do
-    assert_same_run()
-    with monkeypatch.context() as until_here:  # in a run that is made longer
-        full_disk(until_here, lambda step: step > 6)
-        error = error_of(run, f"train.py --init_from=resume --out_dir={RESUMED} --max_iters=8", capsys)
-    run(error.partition("then python ")[2].partition(";")[0])
-    assert load(RESUMED / "ckpt.pt")["iter_num"] == 8
+    assert "out/resumed/ckpt.pt: No space left on device; to go on: " in error
+    assert (RESUMED / "ckpt.pt").exists() == (step > 1)
+    goes_on(run, error)
 
 
-class FullDisk(io.FileIO):
-    """A file that takes a few bytes of some lines, none of others, and all of those after."""
-
-    room = [7, 0, None, 3, None]
-
-    def write(self, line):
-        room = self.room.pop(0) if self.room else len(line)
-        if room is None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().write(line[:room])
-
-
-def test_log_lines_wait_for_room(run, monkeypatch):
+def test_a_log_that_cannot_be_written_ends_a_run_which_then_goes_on(run, monkeypatch, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
     opened = open
-    monkeypatch.setattr("builtins.open", lambda path, mode="r", *rest, **more: (
-        io.BufferedWriter(FullDisk(path, "ab"), 2**20) if mode == "ab" else opened(path, mode, *rest, **more)
-    ))  # fmt: skip
-    shown = run(f"{RUN} --out_dir={RESUMED}")
-    assert shown.count("NOT WRITTEN: out/resumed/log.jsonl") == 2
-    assert losses(RESUMED) == losses(WHOLE)
+
+    class FullDisk(io.FileIO):
+        def write(self, line):
+            """Take a few bytes of a line, as far as there is room."""
+            if b'"step": 3' in line:
+                return super().write(line[:9])
+            if not line.startswith(b"{"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(line)
+
+    with monkeypatch.context() as until_here:
+        until_here.setattr(runs, "open", lambda path, mode, **more: (
+            FullDisk(path, mode) if mode == "ab" else opened(path, mode, **more)
+        ), raising=False)  # fmt: skip
+        error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
+    assert "out/resumed/log.jsonl: No space left on device; to go on: " in error
+    goes_on(run, error)
 
 
 # -- numbers that are not finite -----------------------------------------------------------------------------
@@ -493,7 +465,7 @@ def test_what_is_not_finite_ends_the_run(run, monkeypatch, capsys, kind, grad_cl
     intervals = "--log_interval=9 --eval_interval=9 --checkpoint_interval=2"  # it is looked for before a save
     error = error_of(run, f"{ONE} --grad_clip={grad_clip} {intervals}", capsys)
     assert "the loss is" in error and "at step 4: the run has diverged" in error
-    assert "saved: out/whole, step 2" in error and load(WHOLE / "ckpt.pt")["iter_num"] == 2
+    assert load(WHOLE / "ckpt.pt")["iter_num"] == 2
 
 
 # -- signals -------------------------------------------------------------------------------------------------
@@ -521,16 +493,6 @@ def test_a_signal_saves_and_says_how_to_go_on(run, monkeypatch, capsys, number, 
     assert "stopped after step 3, saved in out/resumed/ckpt.pt" in shown
     run(shown.partition("to resume: python ")[2])
     assert_same_run()
-
-
-@pytest.mark.parametrize("how", ["scratch", "auto"])
-def test_a_log_without_its_checkpoints_is_kept(run, capsys, how):
-    run(f"{RUN} --out_dir={RESUMED}")
-    for path in RESUMED.glob("*.pt"):
-        path.unlink()
-    error = refused(run, f"{RUN} --out_dir={RESUMED} --init_from={how}", capsys)
-    assert "no checkpoint: --overwrite=true" in error
-    run(f"{RUN} --out_dir={RESUMED} --overwrite")
 
 
 def test_a_run_outlives_its_terminal(run):

@@ -1,6 +1,8 @@
 """Settings: config/__init__.py and the files beside it."""
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,9 +10,11 @@ import torch
 
 import config
 from config import convert, read_settings, split_settings
-from config.runtime.errors import FolderInUse, UserError, report_error
+from config.runtime.errors import FolderInUse, UserError
+from config.runtime.processes import report_error
 from model import ConfigError
 
+CONFIGS = Path(config.__file__).parent
 PROGRAM = '''"""A program."""
 from config import read_settings
 
@@ -62,10 +66,16 @@ def test_files_in_order_then_options(program, tmp_path, monkeypatch):
     ("0", 0.5, 0.0),
     ("False", True, False),
     (False, "auto", "false"),
+    ("~/x", "", "/home/me/x"),
+    ("run:~/x", "", "run:/home/me/x"),
+    ("hf:~/x", "", "hf:/home/me/x"),
+    ("FILE:~/x", "", "FILE:/home/me/x"),
+    ("x ~/x", "", "x ~/x"),
     (5.1, "5.1", "5.1"),
     ("a=b", "text", "a=b"),
 ])  # fmt: skip
-def test_conversions(value, default, expected):
+def test_conversions(monkeypatch, value, default, expected):
+    monkeypatch.setenv("HOME", "/home/me")
     result = convert("x", value, {"x": default}, "--x")
     assert result == expected and type(result) is type(expected)
 
@@ -80,6 +90,17 @@ def test_refused_values(value, default):
     with pytest.raises(UserError, match="--x: expected .*, not") as error:
         convert("x", value, {"x": default}, "--x")
     assert len(str(error.value)) < 150
+
+
+def test_a_prompt_that_begins_with_a_tilde_stays():
+    assert convert("start", "~/x", {"start": ""}, "--start") == "~/x"
+
+
+@pytest.mark.parametrize("name", config.NANOGPT)
+def test_nanogpt_s_names_are_known(name):
+    here = config.NANOGPT[name]
+    with pytest.raises(UserError, match=f"unknown setting .did you mean {here}"):
+        convert(name, "1", read_settings(CONFIGS.parent / "train.py", []), f"--{name}")
 
 
 @pytest.mark.parametrize("argument, named", [
@@ -109,6 +130,13 @@ def test_help_prints_the_settings_as_they_stand(program, capsys):
     assert end.value.code == 0
     block = PROGRAM.split(config.RULE)[1].strip()
     assert capsys.readouterr().out == f"A program.\n\n{block}\n"
+
+
+def test_help_needs_no_pytorch(repo):
+    Path("torch.py").write_text("raise SystemExit('PyTorch was imported')")
+    for program in ("train.py", "sample.py"):
+        shown = subprocess.run([sys.executable, program, "--help"], capture_output=True, text=True, check=True)
+        assert "seed = 1337" in shown.stdout
 
 
 # -- errors --------------------------------------------------------------------------------------------------
@@ -143,7 +171,6 @@ def test_every_other_error_keeps_its_traceback(capsys, kind):
 
 # -- the config files ----------------------------------------------------------------------------------------
 
-CONFIGS = Path(config.__file__).parent
 METHODS = {
     "standard": {"attention": "standard", "residual": "standard"},
     "w2": {"attention": "w2"},

@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -15,9 +14,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from config.runtime.devices import pick_dtype
+from config.runtime.waiting import choose_waiting
 from conftest import ROOT, TEXT, TINY, contents, error_of, load, log_of, refused
 from data.dataset import Dataset, load_dataset
 from data.prepare import prepare
+from data.tokenizer import tokenizer_from_state
 from model import GPT, GPTConfig
 
 CONFIGS = sorted(path.name for path in (ROOT / "config").glob("*.py") if path.name != "__init__.py")
@@ -161,7 +162,7 @@ def test_threads_wait_asleep_beside_a_busy_program(monkeypatch, others, threads,
     monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": str(threads)})
     with monkeypatch.context() as before:
         before.delitem(sys.modules, "torch")
-        runpy.run_path(str(ROOT / "config" / "runtime" / "waiting.py"))
+        choose_waiting()
     assert os.environ.get("OMP_WAIT_POLICY") == policy
 
 
@@ -177,24 +178,23 @@ def test_a_run_stays_eager_where_nothing_can_be_compiled(repo, monkeypatch):
         raise RuntimeError("no compiler here")
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=no_compiler))
-    assert "compiling ...\n" in repo(f"{RUN} --n_layer=1 --compile=true")
-    assert log_of(OUT)[-1]["event"] == "end"
+    shown = repo(f"{RUN} --n_layer=1 --compile=True")
+    assert shown.count("NOTE") == 1 and "NOTE    compile = false, since PyTorch's compiler does not work here" in shown
+    assert log_of(OUT, "start")[0]["settings"]["compile"] == "false"
 
 
 def test_a_diverged_run_ends_and_saves_nothing(repo, capsys):
     error = error_of(repo, f"{RUN} --learning_rate=1e38 --warmup_iters=0", capsys)
     likely = "learning_rate = 1e+38, weight_decay = 0.1 or dtype = "
-    assert "the run has diverged, most likely because of " + likely in error and "; nothing was saved" in error
+    assert "the run has diverged, most likely because of " + likely in error
     repo(RUN)  # a folder with only a log is free
 
 
-def test_a_run_is_replaced_only_if_asked(repo, capsys):
+def test_a_folder_that_holds_a_run_is_refused(repo, capsys):
     repo(RUN)
     error = refused(repo, RUN, capsys)
-    for way in ("out/x already holds a run", "--init_from=resume", "--overwrite=true", "--out_dir=FOLDER"):
+    for way in ("out/x already holds a run", "--init_from=resume", "--overwrite", "--out_dir=FOLDER"):
         assert way in error
-    repo(f"{RUN} --overwrite --max_iters=3")
-    assert len(log_of(OUT, "start")) == 1 and load(OUT / "ckpt.pt")["iter_num"] == 3
 
 
 # -- a run's loss over the whole validation split ------------------------------------------------------------
@@ -246,6 +246,26 @@ def test_sampling_drops_nothing(repo):
     repo(f"{RUN} --dropout=0.5")
     _, first, second = repo("sample.py --num_samples=2 --max_new_tokens=60 --temperature=0").split("-" * 80 + "\n")
     assert first == second
+
+
+def test_a_sample_ends_where_the_next_document_begins(repo, monkeypatch):
+    repo(RUN)
+    command = "sample.py --num_samples=1 --max_new_tokens=60 --start=d"
+    text = repo(command).rpartition("-\n")[2]
+    begin = text[5]  # let this be the token that begins a document
+    tokenizer = tokenizer_from_state(load(OUT / "ckpt.pt")["tokenizer"])
+    monkeypatch.setattr("data.tokenizer.Tokenizer.document_start", tokenizer.encode(begin))
+    assert repo(command).rpartition("-\n")[2] == "d" + text[1:].partition(begin)[0] + "\n"
+
+
+def test_commands_shown_work_where_they_are_shown(repo, monkeypatch):
+    (repo.folder / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    shown = repo(f"../train.py {TINY} --out_dir=x")
+    commands = re.findall("^to .*: python (.*)", shown, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        repo(command)
 
 
 def test_which_checkpoint_is_sampled(repo):

@@ -16,8 +16,9 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import torch
 
 import reference
+from cover import COVER, KINDS, perturb, settings
 from model import GPT, GPTConfig, apply_rope, rope_table
-from reference import COVER, KINDS, perturb, settings, uncached_greedy
+from reference import uncached_greedy
 
 B, T, HIDDEN, HEADS, INNER = 2, 64, 512, 8, 2048
 
@@ -73,7 +74,7 @@ def attention_forward():
         block, x, rope = one_layer(kind)
         normed = block.attn_norm(x)
         q, k, v = block.attn.project(normed, rope)
-        out = block.attn(normed, *block.attn.score_vectors(q, k, normed, ()), v)
+        out = block.attn(*block.attn.score_vectors(q, k, normed, ()), v)
         assert out.shape == x.shape and out.isfinite().all(), f"{kind}: {tuple(out.shape)}, or not finite"
 
 

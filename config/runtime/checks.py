@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from config.runtime.errors import UserError, import_optional
-from model import GPTConfig
+from model import ConfigError, GPTConfig
 
 CHOICES = {  # of settings that are not the model's
     "init_from": ("scratch", "resume", "auto", "hf:NAME", "run:FOLDER"),
@@ -13,7 +13,6 @@ CHOICES = {  # of settings that are not the model's
     "lr_decay": ("cosine", "linear", "none"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "compile": ("auto", "true", "false"),
-    "parallel": ("ddp", "fsdp"),
 }
 
 # what comes from the model that a run starts from, with --init_from=hf:NAME and --init_from=run:FOLDER
@@ -22,11 +21,19 @@ SHAPE = {"n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "bias", "rope_th
 # options that have no effect with certain values of other settings
 NO_EFFECT = {
     "qk_scale": {"attention=standard", "attention=w2"},
-    "sigma": {"attention=standard", "attention=summed_qk"},
+    "w2_score": {"attention=standard", "attention=summed_qk"},
+    "sigma": {"attention=standard", "attention=summed_qk", "w2_score=overlap"},
     "keep_input": {"residual=standard"},
 }
 
-METHOD = ("attention", "qk_scale", "sigma", "residual", "keep_input")  # settings that a run's folder is named after
+METHOD = (
+    "attention",
+    "qk_scale",
+    "w2_score",
+    "sigma",
+    "residual",
+    "keep_input",
+)  # settings that a run's folder is named after
 
 
 def of_model(settings) -> dict:
@@ -34,25 +41,32 @@ def of_model(settings) -> dict:
     return {field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings}
 
 
+def make_config(settings, **others) -> GPTConfig:
+    """Return the shape and the method of the settings' model, and `others` where the settings have no such field."""
+    try:
+        return GPTConfig(**others | of_model(settings))
+    except ConfigError as error:
+        raise UserError(error) from None
+
+
 def run_folder(settings, defaults, argv) -> Path:
     config_files = [Path(argument).stem for argument in argv if not argument.startswith("-")]
     method = [name for name in METHOD if settings[name] != defaults[name]]
     options = [name if settings[name] is True else settings[name] for name in method]
     name = settings["out_dir"] or "out/" + "-".join(config_files or [settings["dataset"], *options])
-    return Path(name).expanduser()
+    return Path(name)
 
 
 def check_settings(settings, world_size):
     """Raise a UserError for a setting that cannot work, before anything is read, written or downloaded."""
     of_another = settings["init_from"].startswith(("hf:", "run:"))
+    settings["compile"] = settings["compile"].lower()  # True and False are typed as for a switch
     for name, choices in CHOICES.items():
         if settings[name] not in choices and not (name == "init_from" and of_another):
             raise UserError(f"{name} = {settings[name]!r} is invalid: it must be one of {', '.join(choices)}")
-    check_range(settings, "n_layer n_head n_embd block_size batch_size grad_accum_steps rope_theta max_iters", 1)
-    check_range(settings, "checkpoint_interval eval_tokens log_interval", 1)
-    check_range(settings, "n_kv_head n_inner norm_eps seed eval_interval warmup_iters learning_rate", 0)
-    check_range(settings, "min_lr_frac weight_decay grad_clip", 0)
-    check_range(settings, "dropout beta1 beta2", 0, 1)
+    check_range(settings, "batch_size grad_accum_steps max_iters checkpoint_interval eval_tokens log_interval", 1)
+    check_range(settings, "seed eval_interval warmup_iters learning_rate min_lr_frac weight_decay grad_clip", 0)
+    check_range(settings, "beta1 beta2", 0, 1)
     if settings["grad_accum_steps"] % world_size and not settings["eval_only"]:
         shared = f"it must be a multiple of {world_size}, the number of processes"
         raise UserError(f"grad_accum_steps = {settings['grad_accum_steps']} is invalid: {shared}")
@@ -60,7 +74,7 @@ def check_settings(settings, world_size):
         if settings[package]:
             import_optional(package)
     if not of_another:
-        GPTConfig(**of_model(settings))  # raises a ConfigError
+        make_config(settings)
 
 
 def check_range(settings, names, low, high=math.inf):

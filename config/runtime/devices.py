@@ -5,7 +5,8 @@ from contextlib import suppress
 
 import torch
 
-from config.runtime.errors import UserError, print0
+from config.runtime.errors import UserError
+from config.runtime.processes import print0
 
 
 def pick_device(device) -> torch.device:
@@ -53,13 +54,18 @@ def pick_compile(compile, device) -> str:
 
 
 def compile_model(model, compile, device) -> str:
-    """Compile the blocks of `model` if pick_compile says so, and return what it said."""
-    compile = pick_compile(compile, device)
-    if compile == "true":
-        print0("compiling ...")
-        torch._dynamo.config.suppress_errors = True  # what cannot be compiled, as without a compiler, stays eager
-        model.compile_blocks()
-    return compile
+    """Compile the blocks of `model` if pick_compile says so. Return "true" or "false": whether they are compiled."""
+    if pick_compile(compile, device) == "false":
+        return "false"
+    print0("compiling ...")
+    try:
+        torch.compile(lambda x: x.sin() + x.cos())(torch.ones(64, device=device))
+    except Exception as error:  # of PyTorch's compiler, Triton or the system's C++ compiler
+        print0(f"NOTE    compile = false, since PyTorch's compiler does not work here: {str(error):.150}")
+        return "false"
+    torch._dynamo.config.suppress_errors = True  # what cannot be compiled stays eager
+    model.compile_blocks()
+    return "true"
 
 
 def pick_attention_kernel(model, device, dtype):

@@ -1,17 +1,11 @@
-"""Files: atomic writes, checkpoints, locks, texts."""
+"""Files: atomic writes, locks, texts."""
 
 import hashlib
 import os
-import zipfile
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from config.runtime.errors import UserError, file_errors
-
-CHECKPOINT_VERSION = 9  # of the layout of a checkpoint
-CHECKPOINTS = ("new.pt", "ckpt.pt", "best.pt")  # of a run; new.pt: the first one of a run that is replacing another
 
 
 @contextmanager
@@ -30,47 +24,6 @@ def atomic_write(path):
         if isinstance(error, OSError):
             error.filename = str(path)  # rather than the temporary one
         raise
-
-
-@file_errors()
-def find_checkpoint(folder, prefer="latest"):
-    """Return the path of ckpt.pt ("latest") or best.pt ("best") of a run, or the other one if only that exists.
-
-    Next to new.pt, both belong to the run that was being replaced.
-    """
-    names = ("best.pt", "ckpt.pt") if prefer == "best" else ("ckpt.pt", "best.pt")
-    existing = [folder / name for name in ("new.pt", *names) if (folder / name).exists()]
-    return existing[0] if existing else folder / names[0]
-
-
-def source_checkpoint(name):
-    """Return the path of the checkpoint that run:FOLDER names."""
-    return find_checkpoint(Path(os.path.expanduser(name.removeprefix("run:"))), prefer="best")
-
-
-@file_errors()
-def load_checkpoint(path) -> dict:
-    """Return a whole checkpoint, on the CPU, and its "path". No code in it is run."""
-    checkpoint = None
-    with open(path, "rb") as file, suppress(Exception):  # damaged bytes raise all sorts of errors
-        if zipfile.ZipFile(file).testzip() is None:  # torch.load does not look at the checksums in it
-            file.seek(0)
-            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(checkpoint, dict) or "version" not in checkpoint:
-        raise UserError(f"{path}: damaged, or not a checkpoint of train.py")
-    version = checkpoint["version"]
-    if version != CHECKPOINT_VERSION:
-        raise UserError(f"{path}: checkpoint version {version!r}; this program reads version {CHECKPOINT_VERSION}")
-    return checkpoint | {"path": path}
-
-
-def load_weights(model, weights, owner):
-    """Copy `weights`, which must be all of a model's and no others, into `model`."""
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:  # says which are missing, unexpected or of another size
-        problem = " ".join(str(error).split())
-        raise UserError(f"{owner} does not match this model.py: {problem:.300}") from None
 
 
 def file_lock(file, wait=False) -> bool:

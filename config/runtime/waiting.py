@@ -1,4 +1,4 @@
-"""How OpenMP's threads wait for each other, decided before PyTorch is imported.
+"""How OpenMP's threads wait for each other, which must be decided before PyTorch is imported.
 
 They wait in a loop, which is fast on a quiet machine. Where another program needs the same cores, a looping thread
 takes the core from the one it waits for, so there they sleep instead. Results do not depend on it, and
@@ -12,14 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def core_times():
-    """Return the clock ticks, idle and total, of the cores that this process may use, and how many cores there are."""
-    lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
-    cores = [[int(ticks) for ticks in line[1:9]] for line in lines if line[0][3:] in map(str, os.sched_getaffinity(0))]
-    return sum(ticks[3] + ticks[4] for ticks in cores), sum(map(sum, cores)), len(cores)
-
-
-if sys.platform == "linux" and "torch" not in sys.modules and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & {*os.environ}:
+def choose_waiting():
+    """Let threads sleep if fewer cores are idle than there are threads."""
+    if sys.platform != "linux" or "torch" in sys.modules or {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & {*os.environ}:
+        return
     with suppress(OSError):  # a system that hides /proc
         idle_before, total_before, cores = core_times()
         time.sleep(0.1)
@@ -27,5 +23,12 @@ if sys.platform == "linux" and "torch" not in sys.modules and not {"OMP_WAIT_POL
         idle, total = idle_after - idle_before, total_after - total_before
         number = os.environ.get("OMP_NUM_THREADS", "")
         threads = int(number) if number.isdecimal() else cores
-        if total > 0 and 1 < threads > cores * idle / total + 0.5:  # fewer cores were idle than there are threads
+        if total > 0 and 1 < threads > cores * idle / total + 0.5:
             os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+
+def core_times():
+    """Return the clock ticks, idle and total, of the cores that this process may use, and how many cores there are."""
+    lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    cores = [[int(ticks) for ticks in line[1:9]] for line in lines if line[0][3:] in map(str, os.sched_getaffinity(0))]
+    return sum(ticks[3] + ticks[4] for ticks in cores), sum(map(sum, cores)), len(cores)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
 from config import read_settings
-from config.runtime.errors import install_excepthook
+from config.runtime.processes import install_excepthook
 from data.prepare import prepare, read_dataset
 
 # -----------------------------------------------------------------------------

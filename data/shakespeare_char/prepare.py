@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
 from config import read_settings
-from config.runtime.errors import install_excepthook
+from config.runtime.processes import install_excepthook
 from data.prepare import prepare
 from data.shakespeare import tiny_shakespeare
 

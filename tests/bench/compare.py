@@ -26,8 +26,9 @@ import torch
 
 from config import read_settings, split_settings
 from config.runtime.devices import pick_device
-from config.runtime.errors import UserError, file_errors, install_excepthook, quiet_pipe
+from config.runtime.errors import UserError, file_errors
 from config.runtime.files import atomic_write, sha256
+from config.runtime.processes import install_excepthook, quiet_pipe
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared
 from figure import write_figure

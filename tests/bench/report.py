@@ -11,7 +11,7 @@ from datetime import timedelta
 from config.runtime.devices import machine_name
 from config.runtime.errors import file_errors
 from config.runtime.files import atomic_write
-from config.runtime.log import code_version
+from config.runtime.run import code_version
 from stats import PAYS, UNDECIDED
 from variants import differing_files
 

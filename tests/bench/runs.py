@@ -14,9 +14,10 @@ from pathlib import Path
 
 import torch
 
-from config.runtime.errors import StopSignal, UserError, file_errors
+from config.runtime.errors import UserError, file_errors
 from config.runtime.files import sha256
-from config.runtime.log import whole_line
+from config.runtime.processes import StopSignal
+from config.runtime.run import whole_line
 from variants import NO_MATTER, Variant, digest
 
 CRASHED = "crashed"

@@ -25,9 +25,9 @@ import torch
 from config import read_settings
 from config.runtime.checks import of_model
 from config.runtime.devices import machine_name, pick_attention_kernel, pick_device, pick_dtype
-from config.runtime.errors import install_excepthook
 from config.runtime.files import atomic_write
-from config.runtime.log import code_version
+from config.runtime.processes import install_excepthook
+from config.runtime.run import code_version
 from model import GPT, GPTConfig
 from report import as_table
 from variants import read_words

@@ -1,11 +1,13 @@
 """
-The tasks of the W2 document: python tests/bench/tasks.py {recall,entailment}
+The benchmarks of the W2 document: python tests/bench/tasks.py {recall,entailment,micro}
 
     recall       copy random tokens, as in the document; and multi-query associative recall (MQAR)
     entailment   is one node of a tree an ancestor of another?
+    micro        the copy task again, with models that are shorter, longer, wider or deeper
 
-Each compares W2 with standard attention: at the document's widths and rates, then at equal widths. Rerun an interrupted
-experiment to continue. --out=tests/bench/results prints the tables of the committed results.
+Each compares W2, with the score that the document states (distance) and with the one that its code has (overlap), with
+standard attention: at the document's widths and rates, then at equal widths, with rates chosen the same way for all.
+Rerun an interrupted experiment to continue. --out=tests/bench/results prints the tables of the committed results.
 """
 
 import json
@@ -23,8 +25,9 @@ import torch
 
 from config import read_settings
 from config.runtime.devices import machine_name, pick_attention_kernel, pick_device, pick_dtype
-from config.runtime.errors import UserError, install_excepthook
+from config.runtime.errors import UserError
 from config.runtime.files import atomic_write
+from config.runtime.processes import install_excepthook
 from model import GPT, GPTConfig
 from report import as_table
 from stats import differences, next_rate
@@ -34,25 +37,42 @@ device = "auto"  # auto, cpu, cuda, cuda:1
 out = "out/bench"  # folder of the results
 # -----------------------------------------------------------------------------
 
-W2_KINDS = {"W2, scalar σ": {"attention": "w2"}, "W2, diagonal σ": {"attention": "w2", "sigma": "diagonal"}}
+OVERLAP = {"attention": "w2", "w2_score": "overlap"}
+DIAGONAL = {"attention": "w2", "sigma": "diagonal"}
+W2_KINDS = {"W2, scalar σ": {"attention": "w2"}, "W2, diagonal σ": DIAGONAL, "W2, overlap": OVERLAP}
 TASKS = {  # the settings of their runs
     "copy": {"batch_size": 32, "steps": 500},
     "mqar": {"batch_size": 256, "steps": 1000, "pairs": 4, "dtype": "auto"},
     "entailment": {"batch_size": 32, "steps": 2000},
+    "micro": {"batch_size": 32, "steps": 500},
 }
 SHAPES = {  # of their models
     "copy": {"block_size": 127, "vocab_size": 1024, "n_layer": 2},
     # with biases a head can find the previous token from the start, whatever the tokens are
     "mqar": {"block_size": 64, "vocab_size": 8192, "n_layer": 2, "tie_weights": True, "bias": True},
     "entailment": {"block_size": 2, "vocab_size": 1024, "n_layer": 2},
+    "micro": {"block_size": 127, "vocab_size": 1024, "n_layer": 2},
 }
-# What the document states: models and learning rates. Its parameter counts are those of a diagonal σ. It does not give
-# the width of W2's MLP in entailment, which is taken to be four times the model's, as in the standard model.
-DIAGONAL, STANDARD = W2_KINDS["W2, diagonal σ"], ({"n_embd": 96, "n_head": 6, "n_inner": 384}, 1e-3)
-W2 = {
-    "copy": ({"n_embd": 64, "n_head": 4, "n_inner": 256} | DIAGONAL, 5e-3),
-    "entailment": ({"n_embd": 88, "n_head": 4, "n_inner": 352} | DIAGONAL, 5e-4),
+# The document's runs: widths and heads of the standard model and of W2, the MLP's width as a multiple, and the rates.
+# Its parameter counts are those of a diagonal σ. "init" is what its code does: PyTorch's own initial values (and 0.02
+# in W2's attention), or orthogonal ones everywhere.
+PUBLISHED = {
+    "recall": {"task": "copy", "widths": ((96, 6), (64, 4)), "inner": 4, "rates": (1e-3, 5e-3), "init": "orthogonal"},
+    "entailment": {"task": "entailment", "widths": ((96, 6), (88, 4)), "inner": 2.68, "rates": (1e-3, 5e-4)},
+    "base": {"task": "micro", "widths": ((96, 6), (64, 4)), "inner": 4},
+    "long": {"task": "micro", "widths": ((96, 6), (64, 4)), "inner": 4, "batch_size": 4, "block_size": 511},
+    "large": {"task": "micro", "widths": ((192, 12), (128, 8)), "inner": 4, "batch_size": 16},
+    "deep": {"task": "micro", "widths": ((96, 6), (64, 4)), "inner": 4, "n_layer": 4},
 }
+FIGURES = {  # losses that the document reports, of the standard model and of W2
+    "recall": (3.68, 3.45),
+    "entailment": (0.0078, 0.0067),
+    "base": (6.94, 6.80),
+    "long": (6.96, 6.94),
+    "large": (6.95, 5.94),
+    "deep": (6.49, 5.84),
+}
+PLATEAU = 6.5  # a copying model whose loss is lower has begun to copy: guessing has ln 1024 = 6.93
 
 # -- data: x and y (B, T) for a step, y is -1 where there is no target --------------------------------------
 
@@ -143,23 +163,24 @@ def entailments(run, step):
     return torch.from_numpy(np.concatenate((yes, no))), torch.from_numpy(classes)
 
 
-DATA = {"copy": copies, "mqar": queries, "entailment": entailments}
+DATA = {"copy": copies, "mqar": queries, "entailment": entailments, "micro": copies}
 
 
 def trial(run, device):
-    """Train a model, and return its results on data that it has not seen."""
+    """Train a model, and return its results on data that it has not seen, and those of training."""
     task = run["task"]
     torch.manual_seed(run["seed"])
     model = GPT(GPTConfig(**run["model"]))
     if task == "entailment":
         model.head = torch.nn.Linear(model.config.n_embd, 2, bias=False)
-    if task != "mqar":  # as in the document: its small embeddings do not drown the attention's output
-        for p in model.parameters():
-            if p.dim() == 2:
-                torch.nn.init.orthogonal_(p)
-    fit(run, model.to(device), DATA[task])
-    results = {"parameters": model.get_num_params()}
-    tests, size = ({"seen ": SEEN, "": HELD_OUT}, 4096) if task == "entailment" else ({"": UNSEEN}, 512)
+    if task != "mqar":
+        initialize(model, run.get("init", "orthogonal"))
+    losses = fit(run, model.to(device), DATA[task])
+    left = next((step for step, loss in enumerate(losses, 1) if loss < PLATEAU), None)
+    results = {"parameters": model.get_num_params(), "last 100 steps": statistics.fmean(losses[-100:]), "left": left}
+    # the document's micro-benchmarks are judged by their last training steps alone
+    tests = {"entailment": {"seen ": SEEN, "": HELD_OUT}, "micro": {}}.get(task, {"": UNSEEN})
+    size = 4096 if task == "entailment" else 512
     for name, stream in tests.items():
         x, y = DATA[task](run | {"batch_size": size}, stream)
         with torch.no_grad():
@@ -171,6 +192,19 @@ def trial(run, device):
     return results
 
 
+@torch.no_grad()
+def initialize(model, init):
+    """Give a model orthogonal matrices, or PyTorch's initial values, with W2's attention at 0.02 as in its code."""
+    for module in model.modules():
+        if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
+            torch.nn.init.orthogonal_(module.weight) if init == "orthogonal" else module.reset_parameters()
+    if init == "pytorch" and model.config.attention == "w2":
+        for block in model.blocks:
+            for p in block.attn.parameters():
+                if p.dim() == 2:
+                    torch.nn.init.normal_(p, std=0.02)
+
+
 def answers(model, x, y):
     """Return logits, loss and targets of the positions that have a target; all logits would cost far more."""
     asked = y >= 0
@@ -179,7 +213,7 @@ def answers(model, x, y):
 
 
 def fit(run, model, data):
-    """Train a model by the recipe "fair", which is train.py's, or "published": AdamW with PyTorch's defaults."""
+    """Train by the recipe "fair", which is train.py's, or "published": AdamW with PyTorch's defaults. Return losses."""
     steps, highest, device = run["steps"], run["learning_rate"], model.embed.weight.device
     dtype = pick_dtype(run.get("dtype", "float32"), device)
     context = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
@@ -190,6 +224,7 @@ def fit(run, model, data):
     else:
         optimizer = torch.optim.AdamW(model.parameters(), highest)
         warmup, final, largest_norm = 0, 1.0, math.inf
+    losses = []
     for step in range(steps):
         done = (step - warmup) / max(steps - warmup, 1)
         decayed = final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
@@ -202,6 +237,8 @@ def fit(run, model, data):
         torch.nn.utils.clip_grad_norm_(model.parameters(), largest_norm)
         optimizer.step()
         optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
 
 
 class Sweep:
@@ -216,11 +253,12 @@ class Sweep:
     def result(self, run):
         if key(run) not in self.finished:
             result = {"run": run, **trial(run, self.device), "machine": machine_name(self.device)}
-            result |= {name: None for name in ("loss", "seen loss") if not math.isfinite(result.get(name, 0))}
+            numbers = {name: number for name, number in result.items() if isinstance(number, float)}
+            result |= {name: None for name, number in numbers.items() if not math.isfinite(number)}
             self.finished[key(run)] = result
             with atomic_write(self.path) as file:  # a line for each run
                 file.write(("[\n" + ",\n".join(map(json.dumps, self.finished.values())) + "\n]\n").encode())
-            print(f"{key(run)}: loss {result.get('loss', '-')}", flush=True)
+            print(f"{key(run)}: loss {result.get('loss', result['last 100 steps'])}", flush=True)
         return self.finished[key(run)]
 
     def repeated(self, cells, seeds):
@@ -231,10 +269,10 @@ class Sweep:
         """Return `repeated` at each cell's best learning rate. The grid grows until the best is not at its edge."""
         best_cells = {}
         for name, cell in cells.items():
-            grid, scores, sign = list(rates), {}, 1 if by == "loss" else -1
+            grid, scores, sign = list(rates), {}, -1 if by == "accuracy" else 1
             for rate in grid:  # which grows
                 results = [self.result(cell | {"learning_rate": rate, "seed": seed}) for seed in tuning_seeds]
-                diverged = any(result["loss"] is None for result in results)
+                diverged = any(result[by] is None for result in results)
                 scores[rate] = math.inf if diverged else sign * statistics.fmean(result[by] for result in results)
                 another = next_rate(scores)
                 if another and rate == grid[-1]:
@@ -265,15 +303,27 @@ def fair_cells(task, model, **more):
     return cells
 
 
-def published_cells(task, **more):
-    """Return the two runs of the W2 document, without a seed."""
-    run, cells = TASKS[task] | more | {"task": task, "recipe": "published"}, {}
-    for name, (model, rate) in {"standard": STANDARD, "W2, diagonal σ": W2[task]}.items():
-        cells[name] = run | {"model": SHAPES[task] | model, "learning_rate": rate}
+def published_cells(name, **more):
+    """Return the document's runs of a benchmark, without a seed: standard, W2 by distance, and W2 by overlap."""
+    given = {"rates": (1e-3, 1e-3), "init": "pytorch"} | PUBLISHED[name]
+    cells = {}
+    for kind, settings in {"standard": {}, "W2, distance": DIAGONAL, "W2, overlap": OVERLAP}.items():
+        (width, heads), rate = (given[pair][bool(settings)] for pair in ("widths", "rates"))
+        model = SHAPES[given["task"]] | {field: given[field] for field in ("block_size", "n_layer") if field in given}
+        model |= {"n_embd": width, "n_head": heads, "n_inner": int(given["inner"] * width)} | settings
+        run = TASKS[given["task"]] | {field: given[field] for field in ("batch_size", "task", "init") if field in given}
+        cells[kind] = run | more | {"recipe": "published", "model": model, "learning_rate": rate}
     return cells
 
 
-def print_table(title, results, *columns):
+def equal_cells(name):
+    """Return a micro-benchmark's runs without rate and seed: all kinds as wide as W2, by the document's recipe."""
+    cells = published_cells(name)
+    shape = {field: cells["W2, overlap"]["model"][field] for field in ("n_embd", "n_head", "n_inner")}
+    return {kind: cell | {"model": cell["model"] | shape} for kind, cell in cells.items()}
+
+
+def print_table(title, results, *columns, figures=()):
     """Print a row of `results` for each name, and what their `columns` differ from the first row's."""
     header, rows = ["", "parameters", "learning rate"], {}
     for name, group in results.items():
@@ -285,13 +335,18 @@ def print_table(title, results, *columns):
         for name, group in groups.items():
             values = [math.nan if value is None else value for value in group]
             rows[name] += [f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}", differing[name]]
+    if figures:
+        header += ["left the plateau", "the document"]
+        for name, group in results.items():
+            left = ", ".join(str(one["left"] or "-") for one in group)
+            rows[name] += [left, f"{figures[name != 'standard']}" if name != "W2, distance" else ""]
     print(f"\n{title}\n\n{as_table(header, rows.values())}", flush=True)
 
 
 def recall(sweep):
     seeds = [1, 2, 3]
-    results = sweep.repeated(published_cells("copy"), seeds)
-    print_table("Copy, as published", results, "loss", "accuracy")
+    results = sweep.repeated(published_cells("recall"), seeds)
+    print_table("Copy, as published", results, "last 100 steps", "accuracy", figures=FIGURES["recall"])
     cells = fair_cells("copy", {"n_embd": 64, "n_head": 4, "n_inner": 256})
     results = sweep.tuned(cells, [1e-3, 2e-3, 5e-3], seeds)
     print_table("Copy, width 64, equal parameters", results, "loss", "accuracy")
@@ -311,7 +366,17 @@ def entailment(sweep):
         print_table(f"Candidates {candidates}, width 96, equal parameters", results, *columns)
 
 
-EXPERIMENTS = {"recall": recall, "entailment": entailment}
+def micro(sweep):
+    seeds, column = [1, 2, 3], "last 100 steps"
+    for name in ("deep", "base", "large", "long"):
+        results = sweep.repeated(published_cells(name), seeds)
+        print_table(f"{name}, as published", results, column, figures=FIGURES[name])
+    for name in ("deep", "base", "large", "long"):
+        results = sweep.tuned(equal_cells(name), [1e-3, 2e-3, 4e-3], seeds, column)
+        print_table(f"{name}, equal widths", results, column, figures=FIGURES[name])
+
+
+EXPERIMENTS = {"recall": recall, "entailment": entailment, "micro": micro}
 
 
 def main(argv):

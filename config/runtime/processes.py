@@ -1,0 +1,167 @@
+"""The processes of a program: torchrun's, what they print, signals, and how they end.
+
+PyTorch is imported where it is used, since these functions are needed before that.
+"""
+
+import atexit
+import errno
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from config.runtime.errors import UserError, one_line
+
+
+def rank() -> int:
+    number = os.environ.get("RANK", "")  # torchrun sets it; world_size checks it
+    return int(number) if number.isdecimal() else 0
+
+
+def print0(line):
+    """Print a line on the first process. A full disk or a closed terminal is no reason to lose a run."""
+    if rank() == 0:
+        with suppress(OSError):
+            print(one_line(line), flush=True)
+
+
+# -- the end of a program
+
+
+def install_excepthook():
+    """Show users' mistakes as one line on stderr from here on, and Ctrl-C, also during slow imports, as none."""
+    sys.excepthook = report_error
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # text is UTF-8, on any terminal and in any pipe
+        # a line is written when it is printed: on a full disk print raises an error, not the end of Python
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def report_error(kind, error, traceback):
+    code = 1
+    line = ""
+    if issubclass(kind, KeyboardInterrupt):
+        code = 128 + signal.SIGINT
+    elif getattr(error, "for_user", False):
+        code = getattr(error, "exit_code", 2)
+        line = error
+    elif issubclass(kind, OSError) and error.errno == errno.ENOSPC:
+        code = 2
+        line = f"{error.filename or 'the output'}: {error.strerror}"
+    elif kind.__name__ == "OutOfMemoryError":  # PyTorch's, which may not have been imported yet
+        code = 2
+        line = f"the GPU ran out of memory: use smaller sizes ({str(error).partition('. ')[0]})"
+    else:
+        sys.__excepthook__(kind, error, traceback)
+    if line:
+        process = f" (process {rank()})" if rank() else ""
+        print(f"{Path(sys.argv[0]).name}: error{process}: {one_line(line)}", file=sys.stderr)
+    exit_program(code)
+
+
+def exit_program(code=0):
+    dist = joined()
+    if dist:
+        atexit._run_exitfuncs()  # of the trackers
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:  # a full disk or a closed terminal, reported before
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if dist:  # the interpreter's shutdown would be aborted by a waiting thread of gloo
+        os._exit(code)
+    raise SystemExit(code)
+
+
+def quiet_pipe():
+    """Let `| head` end the program silently."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+class StopSignal:
+    """Remember the `number` of a Ctrl-C, SIGTERM or SIGHUP, so that a run can finish its step, save and leave.
+
+    A second signal ends the program at once, but not under torchrun, whose processes get a terminal's Ctrl-C twice.
+    """
+
+    def __init__(self):
+        self.number = 0  # no signal yet
+        self.listen(self.remember)
+
+    def remember(self, number, frame):
+        self.number = number
+        self.listen(signal.SIG_IGN if "TORCHELASTIC_RUN_ID" in os.environ else signal.SIG_DFL)
+
+    def listen(self, handler):
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it on purpose
+                signal.signal(number, handler)
+
+
+# -- several processes
+
+
+def world_size() -> int:
+    """Return the number of processes, 1 without torchrun. Raise a UserError if torchrun's variables are incomplete."""
+    number, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    complete = os.environ.keys() >= {"RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} or size == "1"
+    if not complete or not size.isdecimal() or rank() >= int(size):
+        cure = "start several processes with torchrun, or unset both"
+        raise UserError(f"RANK = {number!r}, WORLD_SIZE = {size!r} in the environment do not work: {cure}")
+    return int(size)
+
+
+def init_distributed(device):
+    """Return this process's device, for its name or "auto". Under torchrun, join the other processes."""
+    from config.runtime.devices import pick_device
+
+    device, size = pick_device(device), world_size()
+    if size > 1:
+        import torch
+        import torch.distributed as dist
+
+        if device.type == "cuda":
+            device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
+            torch.cuda.set_device(device)
+        store, *_ = next(dist.rendezvous("env://"))
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            # it outlives the processes: restarted ones would find the addresses of those that died
+            store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank(), world_size=size)
+        install_excepthook()  # again: init_process_group installs one that holds back our message
+    return device
+
+
+def joined():
+    """Return torch.distributed if this process has joined others, else None."""
+    dist = sys.modules.get("torch.distributed")  # if an import was interrupted, only a part of it
+    return dist if hasattr(dist, "is_initialized") and dist.is_initialized() else None
+
+
+def all_max(number) -> int:
+    import torch
+
+    number = torch.tensor(int(number))
+    if dist := joined():
+        dist.all_reduce(number, dist.ReduceOp.MAX)
+    return number.item()
+
+
+def all_sum(tensor):
+    if dist := joined():
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def barrier():
+    if dist := joined():
+        dist.barrier()
+
+
+def exit_together(code=0):
+    """End this process, when all others have come as far."""
+    barrier()
+    exit_program(code)
