@@ -65,8 +65,8 @@ def test_an_exit_code_is_told_in_words(tmp_path, code, kind, said):
 def test_a_process_that_is_asked_to_end_has_not_failed(tmp_path, monkeypatch):
     workers = Workers(1, pick_device("cpu"))
     workers.offer(Printing(tmp_path, "", code=2))
-    (job,) = workers.running.values()
-    monkeypatch.setattr(runs.time, "sleep", lambda seconds: setattr(workers.signal, "number", 15) or job.process.wait())
+    ((*_, process),) = workers.running.values()
+    monkeypatch.setattr(runs.time, "sleep", lambda seconds: setattr(workers.signal, "number", 15) or process.wait())
     with pytest.raises(runs.Stopped):
         workers.wait()
 

@@ -10,7 +10,9 @@ Settings outside quotes apply to all; a variant's own take precedence. Rerun to 
 """
 
 import json
+import math
 import os
+import re
 import shlex
 import sys
 import time
@@ -98,8 +100,9 @@ def main(argv):
     if options["first_seed"] < 1:
         raise UserError(f"first_seed = {options['first_seed']} is invalid: the seed before tunes the rates")
     if ":" in options["device"]:
-        cure = "CUDA_VISIBLE_DEVICES restricts them to one"
-        raise UserError(f"device = {options['device']!r} is invalid: runs use all GPUs; {cure}")
+        raise UserError(
+            f"device = {options['device']!r} is invalid: CUDA_VISIBLE_DEVICES restricts the runs to one GPU"
+        )
     deadline, device = began + seconds_of(options["budget"]), pick_device(options["device"])
     out, number = Path(options["out"]).expanduser(), runs_at_a_time(options["workers"], device)
     comparison = make_comparison(options, words, common, device)
@@ -125,12 +128,9 @@ def main(argv):
 
 def seconds_of(budget):
     """Return a budget such as 20m in seconds."""
-    number, unit = budget[:-1], budget[-1:]
-    if not budget:
-        return float("inf")
-    if not number.isdecimal() or unit not in "smh":
+    if budget and not re.fullmatch(r"\d+[smh]", budget):
         raise UserError(f"budget = {budget!r} is invalid: write it as 90s, 20m or 2h")
-    return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+    return int(budget[:-1]) * {"s": 1, "m": 60, "h": 3600}[budget[-1]] if budget else math.inf
 
 
 def print_plan(comparison, variables, device):
@@ -151,20 +151,15 @@ def do_runs(comparison, workers, deadline):
             return
         try:
             for run, its_seconds in workers.wait().items():
-                say(comparison, run)
                 comparison.ended.append((run.flops, its_seconds))
+                result = comparison.result(run)
+                said = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
+                print(f"{run.label()}: {result['refused'] or said}", flush=True)
+                tidy(run.folder)
         except Crashed as crash:  # the other variants go on
             run, said = crash.args
             print(f"{run.label()}:\n{said}", file=sys.stderr)
             comparison.leave_out(run.variant, CRASHED, said.splitlines()[-1])
-
-
-def say(comparison, run):
-    """Say what a run has brought."""
-    result = comparison.result(run)
-    tidy(run.folder)
-    said = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
-    print(f"{run.label()}: {result['refused'] or said}", flush=True)
 
 
 def exit_code_of(report, asked):

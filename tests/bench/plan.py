@@ -63,18 +63,15 @@ class Comparison:
         for variant in variants:
             if variant.trouble:
                 self.leave_out(variant, *variant.trouble)
-            elif first.setdefault(variant.identity, variant) is not variant:
-                same = first[variant.identity]
-                cure = f"; after a commit, use --against={same.name}~1" if same.code == f"@{same.name}" else ""
-                self.leave_out(variant, SAME, f"it has the code and the settings of {same.name}{cure}")
+            elif (same := first.setdefault(variant.identity, variant)) is not variant:
+                self.leave_out(variant, SAME, f"it has the code and the settings of {same.name}")
 
     def leave_out(self, variant, verdict, why):
         """Note why a variant cannot take part. The others go on, unless it is the baseline."""
         self.trouble.setdefault(variant, (verdict, why))
-        if variant is self.baseline and verdict == CRASHED:
-            raise SystemExit(1)  # its traceback has been printed
         if variant is self.baseline:
-            raise Refused(f"the baseline, {variant.name}, is {verdict}: {why}")
+            told = f"the baseline, {variant.name}, is {verdict}: {why}"
+            raise SystemExit(1) if verdict == CRASHED else Refused(told)  # a traceback has been printed
 
     # -- decisions -----------------------------------------------------------------------------------------------
 
@@ -161,31 +158,26 @@ class Comparison:
         first = self.options["first_seed"]
         return range(first, first + self.looks[look])
 
-    def run(self, variant, seed, cost=1.0):
-        """Return the run of a variant at a multiple of its length, and at its best rate there."""
-        return self.run_at(variant, self.rate(variant, cost), seed, cost)
-
-    def run_at(self, variant, rate, seed, cost):
+    def run(self, variant, seed, cost=1.0, rate=None):
+        """Return the run of a variant at a multiple of its length, and at its best rate there unless one is given."""
         steps = max(1, round(cost * variant.settings["max_iters"]))
-        return Run(variant, rate, seed, steps, self.folder, self.windows)
+        return Run(variant, rate or self.rate(variant, cost), seed, steps, self.folder, self.windows)
 
     def result(self, run):
         """Return the result of a run, or None if it has not ended."""
-        found = self.results.get(run) or result_of(run, self.tokens)
-        if found:
+        if run not in self.results and (found := result_of(run, self.tokens)):
             self.results[run] = found
-        return found
+        return self.results.get(run)
 
     def need(self, runs):
         """Return the results of runs. Raise LeftOut if one does not count, and Missing if one has not ended."""
-        results = {run: self.result(run) for run in runs}
-        for run, result in results.items():
+        results = [self.result(run) for run in runs]
+        for run, result in zip(runs, results):
             if result and result["refused"]:
                 raise LeftOut(run.variant, REFUSED, result["refused"])
-        missing = [run for run, result in results.items() if not result]
-        if missing:
-            raise Missing(missing)
-        return list(results.values())
+        if None in results:
+            raise Missing([run for run, result in zip(runs, results) if not result])
+        return results
 
     def losses(self, variant, look, cost=1.0):
         """Return {seed: loss} of a variant at a look, and at a multiple of its length."""
@@ -193,7 +185,7 @@ class Comparison:
         for run, result in zip(runs, self.need(runs)):
             if result["loss"] is None:
                 raise LeftOut(variant, DIVERGED, run.label())
-        return {run.seed: self.results[run]["loss"] for run in runs}
+        return {run.seed: self.result(run)["loss"] for run in runs}
 
     # -- learning rates ------------------------------------------------------------------------------------------
 
@@ -215,7 +207,7 @@ class Comparison:
         """
         rates, seed = self.first_rates(variant, cost), self.options["first_seed"] - 1
         while True:
-            found = [result["loss"] for result in self.need([self.run_at(variant, rate, seed, cost) for rate in rates])]
+            found = [result["loss"] for result in self.need([self.run(variant, seed, cost, rate) for rate in rates])]
             losses = {rate: math.inf if loss is None else loss for rate, loss in zip(rates, found)}
             another = next_rate(losses)
             if not another:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -19,6 +20,7 @@ SCHEMA = 2  # of verdict.json
 LEDGER = "verdicts.jsonl"  # all verdicts, next to the folders of the comparisons
 OF_RUN = ["rate", "seed", "steps", "flops"]  # columns of runs.csv
 OF_RESULT = ["loss", "logged", "refused", "seconds", "machine"]
+MAY_DIFFER = re.compile(r"model\.py|config/(?!__init__)\w+\.py")  # without a note
 SLOWER = 4 / 3  # of a candidate's time over its operations: above that, some may not be counted
 
 
@@ -63,7 +65,7 @@ class Report:
         flops = (needed - seeds) * self.base.flops * (1 + facts["operations"])
         left = timedelta(seconds=round(self.comparison.run_seconds(flops)))
         how = "rerun the command" if looks[-1] > seeds else f"--seeds={','.join(map(str, [*looks, needed]))}"
-        return f"{needed - seeds} more seeds ({left} of one worker) would decide, if this gain stays: {how}"
+        return f"{needed - seeds} more seeds ({left} of one worker) would decide if this gain stays: {how}"
 
     def how_far(self, candidate):
         """Return which runs have ended where there are too few for a first look."""
@@ -80,9 +82,10 @@ class Report:
         return as_table(HEADER, map(self.row, self.facts))
 
     def row(self, facts):
-        ratios = [f"{facts[name]:.2f}" if facts[name] else "" for name in ("operations", "seconds")]
-        gains = [signed(facts[name]) for name in ("equal_steps", "equal_cost")]
-        return [facts["name"], gains[0], *ratios, gains[1], facts["verdict"], str(facts["seeds"])]
+        operations, seconds = (f"{facts[name]:.2f}" if facts[name] else "" for name in ("operations", "seconds"))
+        equal, gain = signed(facts["equal_steps"]), signed(facts["equal_cost"])
+        cost = operations or "not known"
+        return [facts["name"], equal, cost, seconds, gain, facts["verdict"], str(facts["seeds"])]
 
     def where(self):
         """Return where a verdict holds."""
@@ -95,32 +98,29 @@ class Report:
 
     def notes(self):
         """Yield the caveats of the table."""
-        if not self.comparison.searches:
+        comparison = self.comparison
+        if not comparison.searches:
             yield "learning rates are not tuned: one unsuited to a length weakens the baseline there"
-        if any(found.paired for found in self.comparison.standing.values()):
+        if any(found.paired for found in comparison.standing.values()):
             yield "seeds shift all losses alike (F test), so equal seeds are compared and intervals are narrower"
-        said = {(run.variant.name, note) for run, result in self.comparison.results.items() for note in result["notes"]}
-        said |= {(variant.name, note) for variant in self.comparison.variants for note in variant.notes}
-        for name, note in sorted(said):
-            yield f"{name}: {note}"
-        for candidate, facts in zip(self.comparison.candidates, self.facts):
-            yield from self.notes_on(facts, len(self.comparison.others(candidate)))
+        said = {(run.variant.name, note) for run, result in comparison.results.items() for note in result["notes"]}
+        said |= {(variant.name, note) for variant in comparison.variants for note in variant.notes}
+        yield from (f"{name}: {note}" for name, note in sorted(said))
+        for candidate, facts in zip(comparison.candidates, self.facts):
+            name, seconds, operations = facts["name"], facts["seconds"] or 0, facts["operations"] or 0
+            files = [file for file in facts["code"]["differs_in"] if not MAY_DIFFER.fullmatch(file)]
+            if files:
+                yield f"{name} has its own {', '.join(files)}: what a step, a batch or the text is may differ"
+            if seconds > SLOWER * operations:
+                ratios = f"{seconds:.2f} times the time for {operations:.2f} times the operations"
+                yield f"{name} takes {ratios}: something may not be counted"
+            if looks := len(comparison.others(candidate)):
+                yield f"{looks} earlier looks at {name} count ({LEDGER}): its interval is one of {facts['level']:.1%}"
+            times = facts["parameters"] / self.base.parameters
+            if times and abs(times - 1) > 0.2:
+                yield f"{name} has {times:.2f} times the baseline's parameters: compare it with another --n_embd too"
         if len(self.facts) > 4:
             yield "about 3% of useless candidates seem to pay: confirm with --first_seed=101"
-
-    def notes_on(self, facts, looks):
-        name, seconds, operations = facts["name"], facts["seconds"], facts["operations"]
-        files = [file for file in facts["code"]["differs_in"] if not is_settled(file)]
-        if files:
-            yield f"{name} has its own {', '.join(files)}: what a step, a batch or the text is may differ"
-        if seconds and seconds > SLOWER * operations:
-            ratios = f"{seconds:.2f} times the time for {operations:.2f} times the operations"
-            yield f"{name} takes {ratios}: something may not be counted"
-        if looks:
-            yield f"{looks} earlier looks at {name} count ({LEDGER}): its interval is one of {facts['level']:.1%}"
-        times = facts["parameters"] / self.base.parameters
-        if times and abs(times - 1) > 0.2:
-            yield f"{name} has {times:.2f} times the baseline's parameters: compare it with another --n_embd too"
 
     def markdown(self):
         sentences = [f"{facts['name']}: {facts['verdict']}: {facts['why']}." for facts in self.facts if facts["why"]]
@@ -176,11 +176,6 @@ def earlier_looks(ledger, baseline, tokens, first_seed):
                     new = {look for look in map(tuple, one["looks"]) if one["verdict"] != PAYS or look[0] == first_seed}
                     looks[one["identity"]] = looks.get(one["identity"], set()) | new
     return looks
-
-
-def is_settled(file):
-    """Return whether a file that differs is model.py or a config, which may differ."""
-    return file == "model.py" or file.startswith("config/") and file.count("/") == 1 and file != "config/__init__.py"
 
 
 def as_csv(results):

@@ -159,50 +159,6 @@ class Crashed(Exception):
     """A run ended with a traceback, a slip in the variant's code. Holds the run and what it printed."""
 
 
-class Job:
-    """The commands of a run, one after another. What they print goes to output.txt in its folder."""
-
-    def __init__(self, run, place, device, environment):
-        self.run, self.place, self.environment, self.began = run, place, environment, time.time()
-        self.commands = run.commands(device)
-        with file_errors():
-            run.folder.mkdir(parents=True, exist_ok=True)
-            self.output = open(run.folder / "output.txt", "ab")
-        self.printed = self.output.tell()  # what is before was printed earlier, or by another comparison
-        self.start()
-
-    def start(self):
-        self.process = subprocess.Popen(
-            self.commands.pop(0),
-            stdin=subprocess.DEVNULL,
-            stdout=self.output,
-            stderr=self.output,
-            env=self.environment,
-            start_new_session=True,  # a terminal's Ctrl-C comes to this process, which passes it on once
-            preexec_fn=WITH_PARENT,
-        )
-
-    def has_ended(self):
-        if self.process.poll() is None:
-            return False
-        if self.process.returncode == 0 and self.commands:
-            self.start()
-            return False
-        self.output.close()
-        return True
-
-    def check(self):
-        """Raise what the exit code of its last command means, unless that is success, or divergence."""
-        code, where, lines = self.process.returncode, self.run.folder / "output.txt", read_log(self.run.folder)
-        if code == 0 or code == 2 and lines and lines[-1]["event"] == "diverged":
-            return
-        said = where.read_bytes()[self.printed :].decode(errors="replace").strip() or "it printed nothing"
-        if code == 1:
-            raise Crashed(self.run, said)
-        why = f"ended by signal {abs(code) % 128}: rerun the command" if not 0 < code < 128 else said.splitlines()[-1]
-        raise UserError(f"{self.run.label()}: {why} ({where})")
-
-
 def end_with_parent():
     """Let the kernel end a process, which then saves and leaves, when the comparison has been killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -217,7 +173,7 @@ class Workers:
     def __init__(self, number, device):
         self.places, self.device = list(range(number)), device
         self.environment = os.environ | variables_of_runs(number, device)
-        self.running = {}  # {run: its job}
+        self.running = {}  # {run: (its place, when it began, what does it, its process)}
         self.signal = StopSignal()
 
     def offer(self, run):
@@ -225,30 +181,62 @@ class Workers:
         if self.places and run not in self.running:
             place = self.places.pop(0)
             device = f"cuda:{place % torch.cuda.device_count()}" if self.device.type == "cuda" else self.device.type
-            self.running[run] = Job(run, place, device, self.environment)
+            work = self.do(run, device)
+            self.running[run] = place, time.time(), work, next(work)
+
+    def do(self, run, device):
+        """Do the commands of a run one after another, and yield the process at work. Its output goes to output.txt."""
+        with file_errors():
+            run.folder.mkdir(parents=True, exist_ok=True)
+            output = open(run.folder / "output.txt", "ab")
+        before = output.tell()  # what was printed earlier, or by another comparison
+        with output:
+            for command in run.commands(device):
+                into = {"stdout": output, "stderr": output, "stdin": subprocess.DEVNULL, "env": self.environment}
+                # in a session of its own: a terminal's Ctrl-C comes to this process, which passes it on once
+                process = subprocess.Popen(command, **into, start_new_session=True, preexec_fn=WITH_PARENT)
+                yield process
+                while process.poll() is None:
+                    yield process
+                if process.returncode:
+                    break
+        code, lines = process.returncode, read_log(run.folder)
+        if code == 0 or code == 2 and lines and lines[-1]["event"] == "diverged":
+            return
+        said = Path(output.name).read_bytes()[before:].decode(errors="replace").strip() or "it printed nothing"
+        if code == 1:
+            raise Crashed(run, said)
+        why = f"ended by signal {abs(code) % 128}: rerun the command" if not 0 < code < 128 else said.splitlines()[-1]
+        raise UserError(f"{run.label()}: {why} ({output.name})")
 
     def wait(self) -> dict:
         """Return the runs that have ended, once one has, and the seconds that they took.
 
         Raises Stopped after a signal, Crashed where one's code has failed, and UserError for another failure.
         """
-        ended = []
-        while not ended and not self.signal.number:
+        ended, failure = {}, None
+        while not ended and not failure and not self.signal.number:
             time.sleep(0.1)
-            ended = [job for job in list(self.running.values()) if job.has_ended()]
+            for run, (place, began, work, _) in list(self.running.items()):
+                try:
+                    self.running[run] = place, began, work, next(work)
+                    continue
+                except StopIteration:
+                    ended[run] = time.time() - began
+                except (Crashed, UserError) as error:
+                    failure = error
+                del self.running[run]
+                self.places.append(place)
         if self.signal.number:  # it may have ended a process that had hardly begun, which is no failure
             raise Stopped(self.signal.number)
-        for job in ended:
-            del self.running[job.run]
-            self.places.append(job.place)
-        for job in ended:
-            job.check()
-        return {job.run: time.time() - job.began for job in ended}
+        if failure:
+            raise failure
+        return ended
 
     def stop(self):
         """Let what is running finish its step, save and end, and wait for it."""
-        for job in self.running.values():
-            job.process.send_signal(signal.SIGTERM)
-        for job in self.running.values():
-            job.process.wait()
+        for *_, process in self.running.values():
+            process.send_signal(signal.SIGTERM)
+        for *_, process in self.running.values():
+            process.wait()
         self.running.clear()
