@@ -55,11 +55,12 @@ def read_meta(folder) -> dict:
 def check_input(folder, meta):
     """Raise a UserError if the input.txt from which a prepare.py makes `folder` has changed since."""
     text, script = folder / "input.txt", folder / "prepare.py"
-    if not text.exists() or not script.exists() or folder.name == "text":  # data/text/prepare.py is told what to read
+    told = folder.name == "text"  # data/text/prepare.py is told what to read
+    if told or not (text.exists() and script.exists()):
         return
     if sha256(read_text(text).encode()) != meta["text_sha256"]:
-        settings = meta["settings"]
-        options = [f"--{name}={settings[name]}" for name in read_settings(script, []) if name in settings]
+        known = read_settings(script, [])
+        options = [f"--{name}={value}" for name, value in meta["settings"].items() if name in known]
         raise UserError(f"{text} has changed since it was prepared: run {command(script, *options)}")
 
 

@@ -5,7 +5,6 @@ A text is a str or, for several documents, anything that yields a str for each, 
 
 import hashlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -36,7 +35,7 @@ TABLES = (".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".bz2", ".xz", "
 
 def dataset_folder(name) -> Path:
     """Return the folder of a dataset: data/NAME or, if the name has a slash, the folder of that path."""
-    return Path(name) if "/" in name or os.sep in name else DATA / name
+    return Path(name) if "/" in name else DATA / name
 
 
 @file_errors()
@@ -230,10 +229,13 @@ def write_dataset(folder, coder, encoded, length, source, settings):
             marked |= bool(mark) and mark in text
             seconds = time.monotonic() - began
             if seconds > shown + 5:
-                shown, megabytes = seconds, sizes.total() / 1e6
+                shown = seconds
+                megabytes = sizes.total() / 1e6
                 left = timedelta(seconds=round(seconds * (length - characters) / max(characters, 1)))
-                done = f"{characters / length:.1%}   {megabytes:,.0f} MB   {tokens.total():,} tokens"
-                print0(f"{done}   {megabytes / seconds:.1f} MB/s   {left} left")
+                print0(
+                    f"{characters / length:.1%}   {megabytes:,.0f} MB   {tokens.total():,} tokens   "
+                    f"{megabytes / seconds:.1f} MB/s   {left} left"
+                )
         for split in SPLITS:
             if tokens[split] < 2:
                 problem = f"the text is too short: its {split} part has fewer than two tokens"
