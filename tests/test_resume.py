@@ -31,6 +31,7 @@ from conftest import (
     log_of,
     refused,
 )
+from cover import KINDS
 from data.dataset import Dataset
 from data.prepare import prepare
 
@@ -40,7 +41,7 @@ WHOLE, RESUMED = Path("out/whole"), Path("out/resumed")
 RUN = f"train.py {TINY} --max_iters=6 --dropout=0.2 --grad_accum_steps=2 --checkpoint_interval=1"
 RESUME = f"{RUN} --out_dir={RESUMED} --init_from=resume"
 # every kind and every method; test_model.py has all of them together
-METHODS = list(zip(cycle(model.ATTENTIONS), model.RESIDUALS))
+METHODS = list(zip(KINDS, cycle(model.RESIDUALS)))
 
 
 @pytest.fixture
@@ -94,7 +95,8 @@ def assert_same_files():
 
 @pytest.mark.parametrize("kind, residual", METHODS)
 def test_every_method_resumes_exactly(run, kind, residual):
-    method = f"--n_layer=4 --n_kv_head=1 --attention={kind} --residual={residual} --qk_scale=5.6"
+    method = " ".join(f"--{name}={value}" for name, value in KINDS[kind].items())
+    method += f" --n_layer=4 --n_kv_head=1 --residual={residual}"
     run(f"{RUN} {method} --checkpoint_interval=3 --out_dir={WHOLE}")
     kill_after(3)
     run(f"{RESUME} {method}")

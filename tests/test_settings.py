@@ -12,7 +12,6 @@ import config
 from config import convert, read_settings, split_settings
 from config.runtime.errors import FolderInUse, UserError
 from config.runtime.processes import report_error
-from model import ConfigError
 
 CONFIGS = Path(config.__file__).parent
 PROGRAM = '''"""A program."""
@@ -147,7 +146,6 @@ MEMORY = "the GPU ran out of memory: use smaller sizes (CUDA out of memory)"
 
 @pytest.mark.parametrize("error, line, code", [
     (UserError("two\nlines"), "two lines", 2),
-    (ConfigError("two\nlines"), "two lines", 2),
     (FolderInUse("two\nlines"), "two lines", 3),
     (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), MEMORY, 2),
 ])  # fmt: skip

@@ -57,7 +57,9 @@ class Run:
             self.log_file = lock_folder(self.folder)
             if not iter_num and any(self.folder.glob("*.pt")):
                 if not settings["overwrite"]:
-                    raise FolderInUse(f"{self.folder}: another process has just trained there")
+                    raise FolderInUse(
+                        f"{self.folder}: another process has just trained there: choose another --out_dir"
+                    )
                 self.move_aside()
             self.log_file.truncate(end_of_log(self.log_path, iter_num))
         self.trackers = start_trackers(self.folder, iter_num, settings)
