@@ -137,7 +137,7 @@ def look_before(home, windows, options):
 
 def look_after(home, windows, run):
     """Return the loss of a run's weights. Another process reads the prefixes: neither knows what the other reads."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("fork" if hasattr(os, "fork") else None)) as other:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")) as other:
         prefixes = other.submit(read_prefixes_of, home, windows, run)
         model, saved = load(run / "ckpt.pt")
         whole = read_windows(model, windows, saved["settings"]["batch_size"])
@@ -148,13 +148,13 @@ def look_after(home, windows, run):
 
 
 def read_prefixes_of(home, windows, run):
-    sys.path[0] = home
+    sys.path.insert(0, home)
     return read_prefixes(load(run / "ckpt.pt")[0], windows, PAIRS)
 
 
 def main(home, windows, answer, *source):
     windows, answer = torch.load(windows, weights_only=True), Path(answer)
-    sys.path[0] = home
+    sys.path.insert(0, home)
     del sys.modules["operations"]  # the variant may have one
     before = source[0].startswith("--")
     try:

@@ -64,7 +64,8 @@ class Run:
 
 def examine(variant, folder, windows, device):
     """Return a variant with what examine.py says of it."""
-    asked = [variant.home.name, digest(variant.settings), EXAMINE.read_bytes()]
+    programs = [path.read_bytes() for path in (EXAMINE, EXAMINE.with_name("operations.py"))]
+    asked = [variant.home.name, digest(variant.settings), device.type, programs]
     answer = folder / f"examined-{sha256(repr(asked).encode())[:12]}.json"
     if not answer.exists():
         print(f"examining {variant.name}", file=sys.stderr, flush=True)

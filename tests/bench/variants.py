@@ -15,6 +15,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,6 +187,7 @@ def apply(diff, copy):
         raise UserError(f"{diff.name} makes {links[0]} a link: write the file itself, so that the code stays as it is")
 
 
+@cache
 def trees_of(code):
     """Return the syntax tree of each program in a frozen code, and the bytes of its other files."""
     trees = {}
