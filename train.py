@@ -41,7 +41,7 @@ init_from = "scratch"  # scratch, hf:NAME (a Llama), run:FOLDER (another run), r
 overwrite = False  # move the run in out_dir aside, to out_dir.old
 seed = 1337  # the same seed on the same machine gives the same run
 # data
-dataset = "shakespeare_char"  # folder in data/; prepared when first used
+dataset = "shakespeare_char"  # folder in data/, prepared when first used; with a slash: any folder
 batch_size = 16  # sequences per forward pass
 grad_accum_steps = 1  # forward passes per step, over all processes
 block_size = 128  # context length, in tokens
