@@ -80,9 +80,8 @@ generator = torch.Generator(device).manual_seed(seed)
 for _ in range(num_samples):
     print("-" * 80)
     print(shown(start), end="", flush=True)
-    with closing(
-        model.stream(idx, max_new_tokens, temperature, top_k or None, top_p, generator, tokenizer.vocab_size)
-    ) as stream:
+    stream = model.stream(idx, max_new_tokens, temperature, top_k or None, top_p, generator, tokenizer.vocab_size)
+    with closing(stream):  # Ctrl-C leaves it in the middle
         document = takewhile(lambda i: [i] != tokenizer.document_start[:1], (token.item() for token in stream))
         for text in tokenizer.decode_stream(document, tokens):
             print(shown(text), end="", flush=True)
