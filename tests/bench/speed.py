@@ -20,6 +20,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from config.runtime.waiting import choose_waiting
+
+choose_waiting()  # before PyTorch is imported
+
 import torch
 
 from config import read_settings
