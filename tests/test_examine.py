@@ -131,7 +131,7 @@ def test_what_is_honest_passes(name):
 @pytest.mark.parametrize("change, why", [
     (lambda m, logits, idx, y: logits * idx.size(1), "it depends on the length of the context"),
     (lambda m, logits, idx, y: logits + torch.tensor([*os.urandom(VOCABULARY)]), "it is random or keeps state"),
-    (lambda m, logits, idx, y: logits / 0, "its loss is not finite: log p of a target is nan"),
+    (lambda m, logits, idx, y: logits * torch.nan, "its loss is not finite: log p of a target is nan"),
     (lambda m, logits, idx, y: logits.masked_fill(torch.arange(VOCABULARY) == 3, -torch.inf), "is -inf"),
 ])  # fmt: skip
 def test_a_refusal_says_why(change, why):
