@@ -452,7 +452,7 @@ class GPT(nn.Module):
         nn.init.normal_(self.head.weight, std=self.config.n_embd**-0.5)  # if tied, the embedding starts as the head
 
     def init_weights(self):
-        """Give every parameter its initial value again: the constructor has done so, unless on the meta device."""
+        """Set every parameter to its initial value, as the constructor does: for models from the meta device."""
         for block in self.blocks:
             block.init_weights()
         self.norm.reset_parameters()

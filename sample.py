@@ -81,7 +81,7 @@ for _ in range(num_samples):
     print("-" * 80)
     print(shown(start), end="", flush=True)
     stream = model.stream(idx, max_new_tokens, temperature, top_k or None, top_p, generator, tokenizer.vocab_size)
-    with closing(stream):  # Ctrl-C leaves it in the middle
+    with closing(stream):  # left early at Ctrl-C, or where the next document begins
         document = takewhile(lambda i: [i] != tokenizer.document_start[:1], (token.item() for token in stream))
         for text in tokenizer.decode_stream(document, tokens):
             print(shown(text), end="", flush=True)

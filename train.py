@@ -94,7 +94,7 @@ compile = "auto"  # auto: on CUDA; true (on a CPU, pays off after ten minutes); 
 world_size = processes.world_size()  # 1 without torchrun
 out = checks.run_folder(defaults | given, defaults, sys.argv[1:])
 run = runs.Run(out)
-settings, ckpt = runs.begin(run, defaults, given, world_size)  # ckpt: the checkpoint to resume from, or None
+settings, ckpt = runs.begin(out, defaults, given)  # ckpt: the checkpoint to resume from, or None
 resuming = ckpt is not None
 globals().update(settings)  # now the names above hold this run's values; but the model's are in `shape`, below
 
@@ -242,8 +242,7 @@ def log_step(loss, grad_norm, lr, iters, seconds):
 
 
 def save(name):
-    parts = {"model": raw_model, "optimizer": optimizer, "scaler": scaler}
-    state = {part: parts[part].state_dict() for part in parts}
+    state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
     run.save(name, saved | state | {"iter_num": iter_num, "val_loss": val_loss})
 
 

@@ -126,7 +126,6 @@ class Dataset:
         A split with no more targets is covered from end to end, each target once. Targets of -1 are left out, and fill
         the last batch. The targets do not depend on batch_size. Each process gets its share, in equally many batches.
         """
-        self.check_block_size(block_size)
         targets = len(self.splits[split]) - 1
         if targets <= max_tokens:
             starts = np.arange(0, targets, block_size)

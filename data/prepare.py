@@ -53,7 +53,7 @@ def ensure_prepared(name) -> Path:
         file_lock(file, wait=True)  # of runs that start together one prepares, and the others wait for it
         if not meta.exists():
             print0(f"data/{name}: not prepared yet, running data/{name}/prepare.py")
-            if subprocess.run([sys.executable, script], stdout=2).returncode:  # the program's own output is apart
+            if subprocess.run([sys.executable, script], stdout=2).returncode:  # to stderr: stdout is train.py's
                 raise SystemExit(2)  # prepare.py has printed the reason
     return folder
 

@@ -26,7 +26,7 @@ class Tokenizer:
     document_start = []  # the tokens that tell a document from the one before it
 
     def encode(self, text) -> list[int]:
-        """Return the tokens of a prompt. Unlike in a text (`encode_array`), special tokens may be written out."""
+        """Return the tokens of a prompt. Special tokens count as such here, and as plain text in `encode_array`."""
         return self.encode_array(text).tolist()
 
     def decode_stream(self, ids, prompt=()):
@@ -137,9 +137,10 @@ class HFTokenizer(Tokenizer):
     def encode(self, text) -> list[int]:
         """Return the tokens of a prompt, after those that the model expects first."""
         self.tokenizer.encode_special_tokens = False
-        tokens = self.prompt_start + self.run(text, add_special_tokens=False)
-        self.tokenizer.encode_special_tokens = True
-        return tokens
+        try:
+            return self.prompt_start + self.run(text, add_special_tokens=False)
+        finally:
+            self.tokenizer.encode_special_tokens = True
 
     def encode_array(self, text) -> np.ndarray:
         return np.array(self.run(text, add_special_tokens=False), np.uint32)
@@ -192,7 +193,9 @@ def tokenizer_from_state(state) -> Tokenizer:
         lines = map(str.split, state["ranks"].splitlines())
         ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
         return BPETokenizer(ranks, state["pattern"], state["special_tokens"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except TokenizerError:  # says what is missing
+        raise
+    except Exception as error:  # damaged data raise many types, and `tokenizers` has none of its own
         raise TokenizerError(f"damaged tokenizer: {type(error).__name__}: {error}") from None
 
 

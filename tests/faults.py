@@ -104,7 +104,7 @@ def live(repository, method, folder, faults):
         disturbed = met < faults and disturb(process, folder, several)
         met += disturbed
         code, shown = process.wait(300), Path(f"{folder}.txt").read_text()
-        in_one_line = "; to go on: " in shown
+        in_one_line = "; to resume: " in shown
         assert code == 0 or disturbed, f"exit code {code} after:\n{shown[-1000:]}"
         assert in_one_line or several or "Traceback" not in shown, shown
         counts["ended in one line"] += in_one_line

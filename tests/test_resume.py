@@ -381,14 +381,14 @@ def test_a_run_whose_folder_was_moved_ends(run, monkeypatch, capsys):
     with monkeypatch.context() as until_here:
         in_step_3(until_here, move)
         error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
-    assert "out/resumed/ckpt.pt: the folder was moved during training; to go on: python train.py" in error
+    assert "out/resumed/ckpt.pt: the folder was moved during training: resume it from there" in error
     assert_same_files()
     assert load("out/moved/ckpt.pt")["iter_num"] == 2
 
 
 def goes_on(run, error):
     """Do what the line of error says, and expect the undisturbed run."""
-    run(error.rpartition("; to go on: python ")[2].strip())
+    run(error.rpartition("; to resume: python ")[2].strip())
     assert_same_run()
     assert losses(RESUMED) == losses(WHOLE) and not list(RESUMED.glob("*.tmp"))
 
@@ -398,7 +398,9 @@ def test_a_run_whose_folder_was_deleted_ends(run, monkeypatch, capsys):
     with monkeypatch.context() as until_here:
         in_step_3(until_here, lambda: shutil.rmtree(RESUMED))
         error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
-    assert "out/resumed/log.jsonl: No such file or directory; to go on: " in error or "out/resumed/ckpt.pt: No" in error
+    assert (
+        "out/resumed/log.jsonl: No such file or directory; to resume: " in error or "out/resumed/ckpt.pt: No" in error
+    )
     goes_on(run, error)
 
 
@@ -416,7 +418,7 @@ def test_a_full_disk_ends_a_run_which_then_goes_on(run, monkeypatch, capsys, ste
     with monkeypatch.context() as until_here:
         until_here.setattr(torch, "save", save_or_fail)
         error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
-    assert "out/resumed/ckpt.pt: No space left on device; to go on: " in error
+    assert "out/resumed/ckpt.pt: No space left on device; to resume: " in error
     assert (RESUMED / "ckpt.pt").exists() == (step > 1)
     goes_on(run, error)
 
@@ -439,7 +441,7 @@ def test_a_log_that_cannot_be_written_ends_a_run_which_then_goes_on(run, monkeyp
             FullDisk(path, mode) if mode == "ab" else opened(path, mode, **more)
         ), raising=False)  # fmt: skip
         error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
-    assert "out/resumed/log.jsonl: No space left on device; to go on: " in error
+    assert "out/resumed/log.jsonl: No space left on device; to resume: " in error
     goes_on(run, error)
 
 

@@ -116,6 +116,5 @@ def test_the_version_is_that_of_all_code(repo, monkeypatch):
         versions.append(run.code_version())
     Path("config/mine.py").write_text("n_layer = 4")  # is in the settings of a run
     assert run.code_version() == versions[-1]
-    assert len({version["sha256"] for version in versions}) == 6
     for before, after, name in zip(versions, versions[1:], names):
         assert [file for file in after["files"] if after["files"][file] != before["files"][file]] == [name]

@@ -47,15 +47,9 @@ def count_flops(model) -> float:
     return math.nan
 
 
-def pick_compile(compile, device) -> str:
-    """Return "true" or "false": whether to compile, for "auto" only on a GPU."""
-    default = "true" if device.type == "cuda" else "false"
-    return default if compile == "auto" else compile
-
-
 def compile_model(model, compile, device) -> str:
-    """Compile the blocks of `model` if pick_compile says so. Return "true" or "false": whether they are compiled."""
-    if pick_compile(compile, device) == "false":
+    """Compile the blocks of `model`, for "auto" only on a GPU. Return "true" or "false": whether they are compiled."""
+    if compile == "false" or compile == "auto" and device.type != "cuda":
         return "false"
     print0("compiling ...")
     try:

@@ -30,7 +30,7 @@ def print0(line):
 
 
 def install_excepthook():
-    """Show users' mistakes as one line on stderr from here on, and Ctrl-C, also during slow imports, as none."""
+    """From here on, show users' mistakes in one line on stderr, and end silently on Ctrl-C, even during imports."""
     sys.excepthook = report_error
     for stream in filter(None, (sys.stdout, sys.stderr)):  # text is UTF-8, on any terminal and in any pipe
         # a line is written when it is printed: on a full disk print raises an error, not the end of Python

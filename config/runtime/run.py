@@ -1,6 +1,5 @@
 """A run's folder: its lock, its log and its checkpoints, and how a run starts or resumes."""
 
-import errno
 import json
 import math
 import os
@@ -32,7 +31,7 @@ FIELDS |= {"data.source": str, "data.sha256": dict, "code.files": dict, "code.co
 MAY_CHANGE = {"out_dir", "init_from", "overwrite", "eval_only", "max_iters", "device", "compile"}
 MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval", "tensorboard", "wandb"}
 # settings that a run does not inherit from the one it starts from
-NOT_INHERITED = {"block_size", "vocab_size", "dropout", "activation_checkpointing"}
+NOT_INHERITED = {"block_size", "dropout", "activation_checkpointing"}
 # weights that mean something else under another value of a setting, in spite of the same name and shape
 OWN = r"\.attn\.(?!\w+_proj\.)"  # weights of an attention kind that others do not have
 MEANING = {"attention": OWN, "w2_score": OWN, "qk_scale": r"\.attn\.(log_a|a|b)$", "residual": r"\.mix$"}
@@ -50,7 +49,6 @@ class Run:
     def open(self, iter_num, settings):
         """Lock the folder for this process. Keep the lines of its log up to step iter_num."""
         self.max_iters = settings["max_iters"]
-        self.trackers = []
         if rank() != 0:
             return
         with file_errors():
@@ -95,20 +93,21 @@ class Run:
             return
         with self.write_errors(self.folder / name):
             if not os.path.samestat(self.log_path.stat(), os.fstat(self.log_file.fileno())):
-                raise OSError(errno.ESTALE, "the folder was moved during training")
+                cure = "resume it from there with --init_from=resume --out_dir=FOLDER"
+                raise UserError(f"{self.folder / name}: the folder was moved during training: {cure}")
             with atomic_write(self.folder / name) as file:
                 torch.save({"version": CHECKPOINT_VERSION, **state}, file)
 
     @contextmanager
     def write_errors(self, path):
-        """Raise a UserError that says how to go on for an OSError inside."""
+        """Turn an OSError inside into a UserError with the command that resumes the run."""
         try:
             yield
         except (OSError, RuntimeError) as raised:
             error = raised if isinstance(raised, OSError) else raised.__context__  # PyTorch hides what `file` raises
             if not isinstance(error, OSError):
                 raise
-            raise UserError(f"{path}: {error.strerror}; to go on: {self.resume_command(self.max_iters)}") from error
+            raise UserError(f"{path}: {error.strerror}; to resume: {self.resume_command(self.max_iters)}") from error
 
     def resume_command(self, max_iters):
         """Return the command that resumes this run or, if it has no checkpoint, starts it again."""
@@ -167,24 +166,24 @@ def start_trackers(folder, iter_num, settings):
 # -- how a run starts, or resumes
 
 
-def begin(run, defaults, given, world_size):
+def begin(folder, defaults, given):
     """Return the settings of a run and, if it resumes, the checkpoint to resume from, else None."""
     settings = defaults | given
     checkpoint, requested = None, settings["init_from"]
     resuming = requested == "resume"
     if requested == "auto":
-        resuming = find_checkpoint(run.folder).exists()
+        resuming = find_checkpoint(folder).exists()
         settings["init_from"] = "scratch"
     if settings["overwrite"] and requested in ("resume", "auto"):
         raise UserError(
             f"overwrite = True starts a new run, and init_from = {requested!r} continues one: leave out one"
         )
     if resuming:
-        checkpoint = load_checkpoint(find_checkpoint(run.folder, "best" if settings["eval_only"] else "latest"))
+        checkpoint = load_checkpoint(find_checkpoint(folder, "best" if settings["eval_only"] else "latest"))
         settings = resumed_settings(checkpoint, given, defaults)
-    check_settings(settings, world_size)
+    check_settings(settings, world_size())
     if not resuming:
-        check_folder(run.folder, settings)
+        check_folder(folder, settings)
     elif checkpoint["iter_num"] >= settings["max_iters"] and not settings["eval_only"]:
         reached = f"{checkpoint['path']} is at step {checkpoint['iter_num']}"
         if requested == "auto":
@@ -395,15 +394,14 @@ def load_weights(model, weights, owner):
 
 @file_errors()
 def code_version() -> dict:
-    """Return the SHA-256 of the training code, of each of its files, and the git commit."""
+    """Return the SHA-256 of each file of the training code, and the git commit."""
     paths = [path for pattern in CODE for path in sorted(ROOT.glob(pattern))]
     commit = None
     with suppress(OSError, subprocess.SubprocessError):
         git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=10"]
         commit = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    contents = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in paths}
-    files = {name: sha256(content) for name, content in contents.items()}
-    return {"sha256": sha256(b"".join(contents.values())), "files": files, "commit": commit}
+    files = {path.relative_to(ROOT).as_posix(): sha256(path.read_bytes()) for path in paths}
+    return {"files": files, "commit": commit}
 
 
 def code_notes(checkpoint, code, training=True):
