@@ -91,8 +91,9 @@ def test_refused_values(value, default):
     assert len(str(error.value)) < 150
 
 
-def test_a_prompt_that_begins_with_a_tilde_stays():
-    assert convert("start", "~/x", {"start": ""}, "--start") == "~/x"
+@pytest.mark.parametrize("name", ["start", "separator"])
+def test_a_text_that_begins_with_a_tilde_stays(name):
+    assert convert(name, "~/x", {name: ""}, f"--{name}") == "~/x"
 
 
 @pytest.mark.parametrize("name", config.NANOGPT)
