@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from functools import partial
 from glob import escape, glob
@@ -153,7 +153,8 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
         coder = CharTokenizer(chain.from_iterable(part for _, _, part in parts(cut)))
     if tokenizer == "bpe":
         coder = train_bpe(sample(parts(cut), cut), vocab_size or 1024)
-    write_dataset(Path(folder), coder, encode_all(coder, parts(cut)), length, source, settings)
+    with closing(encode_all(coder, parts(cut))) as encoded:  # its threads end here, also after an error
+        write_dataset(Path(folder), coder, encoded, length, source, settings)
 
 
 def find_tokenizer(name):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,13 @@ def test_on_a_full_disk_what_was_there_stays(folder, monkeypatch, name):
     with pytest.raises(UserError):
         prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
     assert contents(folder) == before
+
+
+def test_no_thread_outlives_an_error(folder):
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="surrogates") as error:
+        prepare(folder, TEXT + "\udc80", "bad")
+    assert threading.active_count() == before and error  # which holds what the failed call had made
 
 
 def test_half_replaced_folder_is_not_taken_for_whole(folder, monkeypatch):
