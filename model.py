@@ -495,22 +495,22 @@ class GPT(nn.Module):
 
     # -- generation
 
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None, vocab_size=None):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, vocab_size=None):
         """Return idx (B, T) continued by max_new_tokens, (B, T + max_new_tokens). See `stream`."""
-        tokens = self.stream(idx, max_new_tokens, temperature, top_k, top_p, generator, vocab_size)
+        tokens = self.stream(idx, max_new_tokens, temperature, top_k, generator, vocab_size)
         return torch.cat((idx, *tokens), dim=1)
 
     @torch.no_grad()
-    def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, generator=None, vocab_size=None):
+    def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, vocab_size=None):
         """Yield max_new_tokens tensors (B, 1), the continuation of idx (B, T), each as soon as it is drawn.
 
-        temperature 0 takes the likeliest token; top_k draws from the k likeliest ones, top_p from the fewest whose
-        probabilities sum to p. Only ids below vocab_size are drawn, the tokenizer's, if the model's was rounded up.
-        Whenever the context is full, its older half is dropped and the newer half read again.
+        temperature 0 takes the likeliest token, top_k draws from the k likeliest ones. Only ids below vocab_size are
+        drawn, the tokenizer's, if the model's was rounded up. Whenever the context is full, its older half is dropped
+        and the newer half read again.
         """
-        if temperature < 0 or top_k is not None and top_k < 1 or top_p is not None and not 0 < top_p <= 1:
-            given = f"temperature = {temperature}, top_k = {top_k}, top_p = {top_p}"
-            raise ValueError(f"{given}: temperature must be >= 0, top_k None or >= 1, top_p None or in (0, 1]")
+        if temperature < 0 or top_k is not None and top_k < 1:
+            given = f"temperature = {temperature}, top_k = {top_k}"
+            raise ValueError(f"{given}: temperature must be >= 0, top_k None or >= 1")
 
         block_size = self.config.block_size
         window = idx[:, -block_size:]  # the context; the cache holds all of it except `unread`
@@ -518,7 +518,7 @@ class GPT(nn.Module):
         unread, cache = window, KVCache(room)
         for _ in range(max_new_tokens):
             logits = self.head(self.features(unread, cache)[:, -1])[:, :vocab_size]
-            token = sample_next_token(logits, temperature, top_k, top_p, generator)
+            token = sample_next_token(logits, temperature, top_k, generator)
             yield token
             if window.size(1) < block_size:
                 window, unread = torch.cat((window, token), dim=1), token
@@ -672,7 +672,7 @@ class KVCache:
         self.length, self.calls = length, 0
 
 
-def sample_next_token(logits, temperature, top_k, top_p, generator):
+def sample_next_token(logits, temperature, top_k, generator):
     """Draw a token (B, 1) from logits (B, V)."""
     if temperature < 1e-6:
         return logits.argmax(dim=-1, keepdim=True)
@@ -681,10 +681,4 @@ def sample_next_token(logits, temperature, top_k, top_p, generator):
     if top_k is not None:
         least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
         logits = logits.masked_fill(logits < least, -math.inf)
-    if top_p is not None and top_p < 1:  # sorting a large vocabulary takes time
-        ordered, order = logits.sort(descending=True)
-        p = ordered.softmax(dim=-1)
-        beyond = p.cumsum(dim=-1) - p >= top_p
-        beyond[:, 0] = False  # the likeliest always stays
-        logits = torch.empty_like(logits).scatter(1, order, ordered.masked_fill(beyond, -math.inf))
     return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)

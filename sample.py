@@ -33,7 +33,6 @@ num_samples = 3  # number of samples
 max_new_tokens = 500  # tokens per sample, which ends earlier where the next document would begin
 temperature = 0.8  # below 1 favors likely tokens; 0: always the likeliest
 top_k = 0  # sample from the k likeliest tokens only; 0: from all
-top_p = 1.0  # sample from the fewest tokens whose probabilities sum to at least p
 seed = 1337  # the same seed gives the same text
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 export = ""  # write model and tokenizer to this new folder, for transformers, instead of sampling
@@ -42,8 +41,6 @@ globals().update(settings)
 
 check_range(settings, "num_samples max_new_tokens", 1)
 check_range(settings, "temperature top_k seed", 0)
-if not 0 < top_p <= 1:
-    raise UserError(f"top_p = {top_p} is invalid: it must be in (0, 1]")
 if checkpoint not in ("best", "latest"):
     raise UserError(f"checkpoint = {checkpoint!r} is invalid: it must be best or latest")
 device = pick_device(device)
@@ -80,7 +77,7 @@ generator = torch.Generator(device).manual_seed(seed)
 for _ in range(num_samples):
     print("-" * 80)
     print(shown(start), end="", flush=True)
-    stream = model.stream(idx, max_new_tokens, temperature, top_k or None, top_p, generator, tokenizer.vocab_size)
+    stream = model.stream(idx, max_new_tokens, temperature, top_k or None, generator, tokenizer.vocab_size)
     with closing(stream):  # left early at Ctrl-C, or where the next document begins
         document = takewhile(lambda i: [i] != tokenizer.document_start[:1], (token.item() for token in stream))
         for text in tokenizer.decode_stream(document, tokens):

@@ -174,7 +174,7 @@ def estimate_loss(split, max_tokens):
         if count:  # not in batches that only keep the processes in step
             sums += torch.tensor([loss.item() * count, count])
     model.train()
-    total, count = processes.all_sum(sums).tolist()
+    total, count = processes.all_reduce(sums).tolist()
     return total / count
 
 
@@ -279,14 +279,14 @@ while iter_num < max_iters and not stopped_by:
     iter_num += 1
     local_iter_num += 1
 
-    stopped_by = processes.all_max(stop.number)  # on the CPU, so it does not wait for the GPU
+    stopped_by = processes.all_reduce(torch.tensor(stop.number), "MAX").item()  # on the CPU: the GPU goes on
     evaluating = iter_num % steps_per_eval == 0 or iter_num == max_iters
     saving = iter_num % checkpoint_interval == 0 or iter_num == max_iters or stopped_by
     if not (evaluating or saving or iter_num % log_interval == 0):
         continue
 
     # log, evaluate, save
-    lossf = (processes.all_sum(loss) / world_size).item()  # only here, because it waits for the GPU
+    lossf = (processes.all_reduce(loss) / world_size).item()  # only here, because it waits for the GPU
     norm = grad_norm.item()
     recovers = scaler.is_enabled() and scaler.get_scale() > 1  # by a lower scale in the next step
     if not math.isfinite(lossf) or not math.isfinite(norm) and not recovers:

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from datetime import timedelta
 from functools import partial
 from glob import escape, glob
 from itertools import chain, islice
@@ -210,7 +209,7 @@ def write_dataset(folder, coder, encoded, length, source, settings):
     """Write what `encode_all` yields, of `length` characters. meta.json comes last: with it the folder is whole."""
     tokens, sizes, characters = Counter(), Counter(), 0
     mark, marked = coder.decode(coder.document_start), False
-    began, shown = time.monotonic(), 0.0
+    shown = time.monotonic()
     hashes, text_hash = {split: hashlib.sha256() for split in SPLITS}, hashlib.sha256()
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:  # at its end the files take their places, the last opened first
@@ -228,15 +227,9 @@ def write_dataset(folder, coder, encoded, length, source, settings):
             sizes[split] += len(content)
             characters += len(text)
             marked |= bool(mark) and mark in text
-            seconds = time.monotonic() - began
-            if seconds > shown + 5:
-                shown = seconds
-                megabytes = sizes.total() / 1e6
-                left = timedelta(seconds=round(seconds * (length - characters) / max(characters, 1)))
-                print0(
-                    f"{characters / length:.1%}   {megabytes:,.0f} MB   {tokens.total():,} tokens   "
-                    f"{megabytes / seconds:.1f} MB/s   {left} left"
-                )
+            if (now := time.monotonic()) > shown + 5:
+                shown = now
+                print0(f"{characters / length:.1%}   {sizes.total() / 1e6:,.0f} MB   {tokens.total():,} tokens")
         for split in SPLITS:
             if tokens[split] < 2:
                 problem = f"the text is too short: its {split} part has fewer than two tokens"

@@ -150,12 +150,6 @@ def method_of(words):
     return f"{kind} --residual={residual}"
 
 
-def test_what_is_not_inherited_is_noted(repo):
-    repo(f"train.py {SOURCE} --dropout=0.2")
-    repo(f"train.py {NEXT}")
-    assert "dropout = 0.0, not 0.2 as in run:out/source" in log_of("out/next", "start")[0]["notes"]
-
-
 @pytest.mark.parametrize("source", BECOMES)
 def test_a_run_starts_where_another_is(repo, source):
     """It has all weights that both have; what only the new model has is as in one that starts from scratch."""

@@ -221,7 +221,7 @@ def append(path, text):
 def test_an_edit_is_compared_with_the_last_commit(checkout, forked, capsys):
     """Also with a candidate that changes its own evaluation, and with one that crashes."""
     evaluation = diff_of(
-        checkout, "evaluation", ("train.py", "all_sum(sums).tolist()", "all_sum(sums * 0 + 1).tolist()")
+        checkout, "evaluation", ("train.py", "all_reduce(sums).tolist()", "all_reduce(sums * 0 + 1).tolist()")
     )
     late = "    iter_num += 1\n    assert max_iters == 18 or iter_num < 10, 'mine'\n"
     crash = diff_of(checkout, "crash", ("train.py", "    iter_num += 1\n", late))

@@ -11,12 +11,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from config.runtime.errors import UserError, one_line
+from config.runtime.errors import one_line
 
 
 def rank() -> int:
-    number = os.environ.get("RANK", "")  # torchrun sets it; world_size checks it
-    return int(number) if number.isdecimal() else 0
+    return int(os.environ.get("RANK", "0"))  # torchrun sets it
 
 
 def print0(line):
@@ -104,13 +103,7 @@ class StopSignal:
 
 
 def world_size() -> int:
-    """Return the number of processes, 1 without torchrun. Raise a UserError if torchrun's variables are incomplete."""
-    number, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    complete = os.environ.keys() >= {"RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} or size == "1"
-    if not complete or not size.isdecimal() or rank() >= int(size):
-        cure = "start several processes with torchrun, or unset both"
-        raise UserError(f"RANK = {number!r}, WORLD_SIZE = {size!r} in the environment do not work: {cure}")
-    return int(size)
+    return int(os.environ.get("WORLD_SIZE", "1"))  # torchrun sets it
 
 
 def init_distributed(device):
@@ -141,18 +134,10 @@ def joined():
     return dist if hasattr(dist, "is_initialized") and dist.is_initialized() else None
 
 
-def all_max(number) -> int:
-    import torch
-
-    number = torch.tensor(int(number))
+def all_reduce(tensor, operation="SUM"):
+    """Return the sum, or "MAX", of a tensor over all processes."""
     if dist := joined():
-        dist.all_reduce(number, dist.ReduceOp.MAX)
-    return number.item()
-
-
-def all_sum(tensor):
-    if dist := joined():
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, getattr(dist.ReduceOp, operation))
     return tensor
 
 

@@ -55,9 +55,7 @@ class Run:
             self.log_file = lock_folder(self.folder)
             if not iter_num and any(self.folder.glob("*.pt")):
                 if not settings["overwrite"]:
-                    raise FolderInUse(
-                        f"{self.folder}: another process has just trained there: choose another --out_dir"
-                    )
+                    raise FolderInUse(f"{self.folder}: another process has just trained there: choose another one")
                 self.move_aside()
             self.log_file.truncate(end_of_log(self.log_path, iter_num))
         self.trackers = start_trackers(self.folder, iter_num, settings)
@@ -254,11 +252,7 @@ def resume_notes(checkpoint, settings, machine, code):
     if settings["eval_only"]:
         return code_notes(checkpoint, code, training=False)
     lines = code_notes(checkpoint, code)
-    was = checkpoint["settings"]
-    for name in sorted(was.keys() ^ settings.keys()):
-        change = "added since the checkpoint" if name in settings else "no longer in train.py"
-        lines.append(f"{name} = {(was | settings)[name]!r}: {change}")
-    steps, steps_were = settings["max_iters"], was.get("max_iters")
+    steps, steps_were = settings["max_iters"], checkpoint["settings"].get("max_iters")
     if steps_were not in (steps, None) and settings["lr_decay"] != "none":
         lines.append(f"max_iters = {steps} (was {steps_were}): the learning rate decays differently")
     if checkpoint["machine"] != machine:
@@ -288,9 +282,6 @@ def begin_from_run(settings, given, data):
             kept[name] = found
     model.load_state_dict(kept, strict=False)
     notes = [f"new weights, not from {settings['init_from']}: {', '.join(sorted(new))}"] if new else []
-    for name in ("block_size", "dropout"):
-        if name not in given and settings[name] != getattr(old, name):
-            notes.append(f"{name} = {settings[name]}, not {getattr(old, name)} as in {settings['init_from']}")
     return model, notes
 
 
