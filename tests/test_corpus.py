@@ -204,7 +204,7 @@ def test_a_long_preparation_shows_how_far_it_is(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("time.monotonic", count(0, 2).__next__)
     prepare(tmp_path / "data", ["x" * 999_999] * 7, "test", "gpt2", 0, 0.5)
     lines = [line.split("   ") for line in capsys.readouterr().out.splitlines() if "%" in line]
-    assert lines == [["42.9%", "3 MB", "3,000,000 tokens"], ["85.7%", "6 MB", "6,000,000 tokens"]]
+    assert lines == [["42.9%", "3 MB", "3,000,000 tokens"], ["71.4%", "5 MB", "5,000,000 tokens"]]
 
 
 # -- threads -------------------------------------------------------------------------------------------------
