@@ -4,7 +4,7 @@ Kill training runs or make their writes fail, and compare them with undisturbed 
 This tests a promise: a run that is killed, or cannot write, ends; what it leaves is whole, and resumed it equals the
 undisturbed run bit for bit. Every process is a real one. (This cannot show what a power cut does to data that have not
 reached the disk.) At the first broken promise it exits with code 1 and keeps all files. Linux only; takes about eight
-minutes; test_faults.py is a short version.
+minutes; test_resume.py has a short version.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.runtime.run import build_model, load_checkpoint
-from conftest import TINY, copy_repository, differences, log_of
+from conftest import TINY, copy_repository, differences, progress
 
 STEPS = 150
 RUN = f"{TINY} --eval_interval=7 --init_from=auto"
@@ -113,12 +113,6 @@ def live(repository, method, folder, faults):
     return met
 
 
-def losses(folder):
-    """Return the log, without what depends on the clock and on where a run was interrupted."""
-    lines = [line for line in log_of(folder) if line["event"] in ("step", "eval")]
-    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
-
-
 def try_faults(repository, method, work, faults):
     """Train one run after another until so many faults have been met, and compare each with an undisturbed one."""
     work.mkdir()
@@ -131,7 +125,7 @@ def try_faults(repository, method, work, faults):
         for name in ("ckpt.pt", "best.pt"):
             found = differences(folder / name, whole / name)
             assert not found, f"{folder / name} is not {whole / name}: {found}"
-        assert losses(folder) == losses(whole), f"{folder}/log.jsonl: not the losses of {whole}"
+        assert progress(folder) == progress(whole), f"{folder}/log.jsonl: not the losses of {whole}"
         assert not list(folder.glob("*.tmp")), f"{folder}: files are left over"
         print(f"{method}: {folder.name}: equal to the undisturbed run", flush=True)
 

@@ -19,8 +19,7 @@ import torch
 
 from data.huggingface import llama_names, to_llama
 
-# ----------------------------------------------------------------------------------------------
-# between a model and its plain dict of tensors
+# -- between a model and its plain dict of tensors -----------------------------------------------------------
 
 
 def get_state(model):
@@ -38,8 +37,7 @@ def reference_logits(model, idx):
     return logits_of(model.config, get_state(model), idx)
 
 
-# ----------------------------------------------------------------------------------------------
-# the parts every Llama has
+# -- the parts every Llama has -------------------------------------------------------------------------------
 
 
 def linear(state, name, x):
@@ -81,8 +79,7 @@ def causal_softmax(scores):
     return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1)
 
 
-# ----------------------------------------------------------------------------------------------
-# scores: for each query head a T x T matrix
+# -- scores: for each query head a T x T matrix --------------------------------------------------------------
 
 
 def standard_scores(q, k):
@@ -209,8 +206,7 @@ def attention_weights(config, state, layer, normed, qk):
     return weights
 
 
-# ----------------------------------------------------------------------------------------------
-# a layer's two outputs on any input, with the attention weights of its first run kept
+# -- a layer's two outputs on any input, with the attention weights of its first run kept --------------------
 
 
 def attention_output(config, state, i, weights, x):
@@ -236,8 +232,7 @@ def mlp_output(config, state, i, h):
     return swiglu(state, i, rms_norm(h, norm, config.norm_eps))
 
 
-# ----------------------------------------------------------------------------------------------
-# the residual methods at layer l >= 1; attn(i, x) and mlp(i, h) recompute layer i; w: a weight for each layer up to l
+# -- the residual methods at layer l >= 1. attn(i, x) and mlp(i, h) rerun layer i, w has weights of layers 0..l --------
 
 
 def standard_block(l, x, attn, mlp, w=None, keep_input=None):
@@ -294,8 +289,7 @@ BLOCKS = {
 }
 
 
-# ----------------------------------------------------------------------------------------------
-# the whole model
+# -- the whole model -----------------------------------------------------------------------------------------
 
 
 def row_logits(config, state, tokens):

@@ -85,8 +85,7 @@ def block_forward():
         assert out.shape == x.shape and out.isfinite().all(), f"{kind}: {tuple(out.shape)}, or not finite"
 
 
-# ----------------------------------------------------------------------------------------------
-# for one row of settings
+# -- for one row of settings ---------------------------------------------------------------------------------
 
 
 def equals_the_reference(row):
