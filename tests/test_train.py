@@ -187,7 +187,7 @@ def loss_over(path, dataset):
 
 @pytest.mark.parametrize("name, dataset", [("best.pt", "shakespeare_char"), ("ckpt.pt", "text")])
 def test_the_loss_over_all_of_a_split(repo, dataset, name):
-    repo(f"{RUN} --max_iters=8 --learning_rate=0.3 --warmup_iters=8")  # learns at first, then diverges
+    repo(f"{RUN} --max_iters=8 --learning_rate=1 --warmup_iters=8")  # learns at first, then diverges
     best, latest = (load(OUT / file)["val_loss"] for file in ("best.pt", "ckpt.pt"))
     assert best == min(line["val_loss"] for line in log_of(OUT, "eval")) < latest
     prepare("data/text", "".join(sorted(TEXT)), "the same letters")
