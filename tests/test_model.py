@@ -193,14 +193,6 @@ def test_operations_are_those_of_the_formulas(kind, residual):
     assert model.flops_per_token() == 6 * total  # two a multiply-add, and twice that backward
 
 
-def test_operations_follow_the_context_and_draw_no_random_number():
-    model = build("w2-scalar", "m1")
-    before, state = model.flops_per_token(), torch.get_rng_state()
-    model.crop_block_size(8)
-    assert model.flops_per_token() == build("w2-scalar", "m1", block_size=8).flops_per_token() < before
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 # -- what each kind of device gets ---------------------------------------------------------------------------
 
 half, single = torch.bfloat16, torch.float32
@@ -378,7 +370,7 @@ def test_nanogpt_calls():
     args = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, bias=False, vocab_size=50, dropout=0.0)
     model = GPT(GPTConfig(**args))
     assert model.get_num_params() == sum(p.numel() for p in model.parameters())
-    assert model.estimate_mfu(8, 0.1) > 0
+    mfu = model.estimate_mfu(8, 0.1)
     optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
     idx = torch.randint(50, (2, 16))
     _, loss = model(idx, idx)
@@ -387,7 +379,9 @@ def test_nanogpt_calls():
     checkpoint = {"model": model.state_dict(), "model_args": args}
     model = GPT(GPTConfig(**checkpoint["model_args"]))
     model.load_state_dict(checkpoint["model"])
+    assert model.estimate_mfu(8, 0.1) == mfu > 0
     model.crop_block_size(8)
+    assert model.estimate_mfu(8, 0.1) < mfu / 2
     assert model.generate(idx[:, :1], 20, temperature=0.8, top_k=200).shape == (2, 21)
     GPTConfig()  # every field has a default there
 

@@ -1,11 +1,9 @@
 """A run that is stopped, killed or short of disk is, in the end, the run that nothing happened to."""
 
-import errno
-import io
 import json
-import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -327,14 +325,13 @@ def test_a_kill_while_a_run_is_moved_leaves_it_whole(run, monkeypatch, owner, na
 # -- writes that fail ----------------------------------------------------------------------------------------
 
 
-def in_step_3(monkeypatch, happens):
-    """Call `happens` in the third step."""
+def in_step(step, monkeypatch, happens):
     batch = Dataset.batch
 
-    def batch_and_more(self, seed, step, micro_step, *rest):
-        if (step, micro_step) == (2, 0):
+    def batch_and_more(self, seed, done, micro_step, *rest):
+        if (done + 1, micro_step) == (step, 0):
             happens()
-        return batch(self, seed, step, micro_step, *rest)
+        return batch(self, seed, done, micro_step, *rest)
 
     monkeypatch.setattr(Dataset, "batch", batch_and_more)
 
@@ -347,59 +344,37 @@ def test_a_run_whose_folder_was_moved_ends(run, monkeypatch, capsys):
         shutil.copytree(WHOLE, RESUMED)
 
     with monkeypatch.context() as until_here:
-        in_step_3(until_here, move)
+        in_step(3, until_here, move)
         error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
     assert "out/resumed/ckpt.pt: the folder was moved during training: resume it from there" in error
     assert in_folder(RESUMED) == in_folder(WHOLE)
     assert load("out/moved/ckpt.pt")["iter_num"] == 2
 
 
-def goes_on(run, error):
-    """Do what the line of error says, and expect the undisturbed run."""
+@pytest.fixture
+def limit_files():
+    """Return a function that lets no file grow beyond some size, until the test or the function with -1 lifts it."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (limits[0] if size < 0 else size, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("step, name, room", [
+    (1, "ckpt.pt", 20_000),  # there is nothing yet to go on from
+    (5, "ckpt.pt", 20_000),
+    (3, "log.jsonl", 9),  # bytes, for a part of a line
+])  # fmt: skip
+def test_a_full_disk_ends_a_run_which_then_goes_on(run, monkeypatch, capsys, limit_files, step, name, room):
+    run(f"{RUN} --out_dir={WHOLE}")
+    with monkeypatch.context() as until_here:
+        in_step(step, until_here, lambda: limit_files((RESUMED / "log.jsonl").stat().st_size + room))
+        error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
+    limit_files(-1)
+    assert f"out/resumed/{name}: File too large; to resume: " in error
+    assert (RESUMED / "ckpt.pt").exists() == (step > 1)
     run(error.rpartition("; to resume: python ")[2].strip())
     assert_same_run()
     assert progress(RESUMED) == progress(WHOLE) and not list(RESUMED.glob("*.tmp"))
-
-
-@pytest.mark.parametrize("step", [1, 5])  # before and after there is something to go on from
-def test_a_full_disk_ends_a_run_which_then_goes_on(run, monkeypatch, capsys, step):
-    run(f"{RUN} --out_dir={WHOLE}")
-    save = torch.save
-
-    def save_or_fail(state, file):
-        if state["iter_num"] == step:
-            file.write(b"PK")
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        save(state, file)
-
-    with monkeypatch.context() as until_here:
-        until_here.setattr(torch, "save", save_or_fail)
-        error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
-    assert "out/resumed/ckpt.pt: No space left on device; to resume: " in error
-    assert (RESUMED / "ckpt.pt").exists() == (step > 1)
-    goes_on(run, error)
-
-
-def test_a_log_that_cannot_be_written_ends_a_run_which_then_goes_on(run, monkeypatch, capsys):
-    run(f"{RUN} --out_dir={WHOLE}")
-    opened = open
-
-    class FullDisk(io.FileIO):
-        def write(self, line):
-            """Take a few bytes of a line, as far as there is room."""
-            if b'"step": 3' in line:
-                return super().write(line[:9])
-            if not line.startswith(b"{"):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return super().write(line)
-
-    with monkeypatch.context() as until_here:
-        until_here.setattr(runs, "open", lambda path, mode, **more: (
-            FullDisk(path, mode) if mode == "ab" else opened(path, mode, **more)
-        ), raising=False)  # fmt: skip
-        error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
-    assert "out/resumed/log.jsonl: No space left on device; to resume: " in error
-    goes_on(run, error)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
@@ -447,7 +422,7 @@ def test_a_signal_saves_and_says_how_to_go_on(run, monkeypatch, capsys, number, 
     run(f"{RUN} --out_dir={WHOLE}")
     hear_signals()  # conftest.py gives the handlers back
     with monkeypatch.context() as until_here, pytest.raises(SystemExit) as end:
-        in_step_3(until_here, hear)
+        in_step(3, until_here, hear)
         run(f"{RUN} --checkpoint_interval=9 --out_dir={RESUMED}")
     assert end.value.code == code
     assert handlers == [signal.SIG_DFL] * 3  # a second signal ends the program at once
