@@ -184,6 +184,7 @@ def attention_weights(config, state, layer, normed, qk):
     keys = linear(state, name + "k_proj", normed)
 
     qk.append([])
+    weights_of_head, common = WEIGHTS[config.attention], dict(normed=normed, extras=extras, config=config)
     weights = []
     for h in range(n_head):
         kv = h // (n_head // n_kv_head)  # the key head that this query head reads
@@ -191,17 +192,7 @@ def attention_weights(config, state, layer, normed, qk):
         q, k = (rope(x, config.rope_theta) for x in unrotated)
         qk[layer].append(q @ k.T)
         weights.append(
-            WEIGHTS[config.attention](
-                q=q,
-                k=k,
-                unrotated=unrotated,
-                qk=[of_layer[h] for of_layer in qk],
-                h=h,
-                kv=kv,
-                normed=normed,
-                extras=extras,
-                config=config,
-            )
+            weights_of_head(q=q, k=k, unrotated=unrotated, qk=[of_layer[h] for of_layer in qk], h=h, kv=kv, **common)
         )
     return weights
 

@@ -253,17 +253,56 @@ def test_any_part_of_a_checkpoint(trained):
 
 def test_no_control_character_of_a_file_reaches_the_terminal(trained, capsys, monkeypatch):
     """... where it could move the cursor, or type a command."""
-    for name in ("best.pt", "ckpt.pt"):
-        parts = torch.load(f"out/run/{name}", weights_only=True)
-        code = parts["code"] | {"files": {"\x1b[2J": "1", "model.py": "2"}}
-        source = parts["data"] | {"source": "\x1b[31mred\x9b0m\rred\nNOTE    red"}
-        change_checkpoint(f"out/run/{name}", data=source, code=code, machine="\x1b[A")
-    shown = trained(SAMPLE) + trained(f"{RESUME} --eval_only") + trained(RESUME)
+    saved = torch.load(LATEST, weights_only=True)
+    code = saved["code"] | {"files": {"\x1b[2J": "1", "model.py": "2"}}
+    source = saved["data"] | {"source": "\x1b[31mred\x9b0m\rred\nNOTE    red"}
+    change_checkpoint(LATEST, data=source, code=code, machine="\x1b[A")
+    shown = trained(SAMPLE) + trained(RESUME)
     assert r"\x1b[31mred\x9b0m red NOTE    red" in shown and r"\x1b[2J, model.py: changed" in shown
-    change_checkpoint("out/run/ckpt.pt", config=parts["config"] | {"\x1b[31m": 1})
+    change_checkpoint(LATEST, config=saved["config"] | {"\x1b[31m": 1})
     shown += error_of(trained, SAMPLE, capsys)
-    alphabet = "\x1b" + parts["tokenizer"]["characters"][1:]
-    change_checkpoint("out/run/ckpt.pt", config=parts["config"], tokenizer={"kind": "char", "characters": alphabet})
+    alphabet = "\x1b" + saved["tokenizer"]["characters"][1:]
+    change_checkpoint(LATEST, config=saved["config"], tokenizer={"kind": "char", "characters": alphabet})
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     shown += trained(f"{SAMPLE} --start=\x1b")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
+
+
+# -- slips in model.py, which people edit, are no bad input: their traceback stays -------------------------------
+
+# what stands in model.py, what somebody makes of it, and a program that comes upon it
+SLIPS = {
+    "a wrong unpacking": ("x = self.embed(idx)", "B, T = self.embed(idx).shape", TRAIN),
+    "shapes that differ in the loss": ("targets.flatten().long()", "targets[:, 1:].flatten().long()", TRAIN),
+    "an import of what is not here": ("import torch.nn as nn", "import torch.nn as nn, flash_attention", TRAIN),
+    "a file that is not here": ("x = self.embed(idx)", "x = torch.load('table.pt')", TRAIN),
+    "in building what a checkpoint has": ("self.init_weights()", "_, = self.init_weights(), None", "sample.py"),
+    "in generating": ("x = self.embed(idx)", "x = self.embed(idx + 1000)", "sample.py"),
+}
+
+
+def take_our_modules():
+    """Remove what has been imported of this repository, and nothing of PyTorch's, which cannot be imported twice."""
+    names = [name for name in sys.modules if name.split(".")[0] in ("model", "config", "data")]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_shows_its_line(repo, monkeypatch, capsys, slip):
+    stands, put, program = SLIPS[slip]
+    if program == "sample.py":
+        repo(TRAIN)
+    path = repo.folder / "model.py"
+    lines = path.read_text().splitlines(keepends=True)
+    number = next(i for i, line in enumerate(lines) if stands in line)
+    lines[number] = lines[number].replace(stands, put)
+    path.write_text("".join(lines))
+    monkeypatch.syspath_prepend(repo.folder)
+    ours = take_our_modules()  # the programs import those of this folder
+    with pytest.raises(SystemExit) as end:
+        repo(program)
+    take_our_modules()
+    sys.modules.update(ours)
+    error = capsys.readouterr().err
+    assert end.value.code == 1
+    assert error.startswith("Traceback") and f'{path}", line {number + 1}, in' in error, error

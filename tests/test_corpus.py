@@ -84,9 +84,6 @@ def test_byte_pairs_are_learned_from_all_over_what_is_trained_on(tmp_path, monke
     assert not any(b"jj" in token for token in loaded.tokenizer.ranks)
 
 
-# -- files ---------------------------------------------------------------------------------------------------
-
-
 def jsonl(path, documents, field="text"):
     path.write_text("\n\n".join(json.dumps({"id": i, field: document}) for i, document in enumerate(documents)))
     return path
@@ -176,9 +173,6 @@ def test_bad_datasets(tmp_path, monkeypatch):
         read_dataset("some/where")
 
 
-# -- progress ------------------------------------------------------------------------------------------------
-
-
 def test_a_long_preparation_shows_how_far_it_is(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("time.monotonic", count(0, 2).__next__)
     prepare(tmp_path / "data", ["x" * 999_999] * 7, "test", "gpt2", 0, 0.5)
@@ -187,9 +181,6 @@ def test_a_long_preparation_shows_how_far_it_is(tmp_path, monkeypatch, capsys):
         ["42.9%", "3 MB", "3,000,000 tokens", "0.5 MB/s", "0:00:08 left"],
         ["71.4%", "5 MB", "5,000,000 tokens", "0.4 MB/s", "0:00:05 left"],
     ]
-
-
-# -- threads -------------------------------------------------------------------------------------------------
 
 
 def test_threads_encode_side_by_side_and_in_order():

@@ -34,10 +34,8 @@ def pair(kind, method, **changes):
 
 
 def assert_near(on_cpu, on_gpu, idx, precision=torch.bfloat16):
-    expected, found = (
-        losses_and_gradients(on_cpu, idx, torch.float32),
-        losses_and_gradients(on_gpu, idx.cuda(), precision),
-    )
+    expected = losses_and_gradients(on_cpu, idx, torch.float32)
+    found = losses_and_gradients(on_gpu, idx.cuda(), precision)
     if precision == torch.float32:
         assert max(map(relative, found, expected)) < 1e-3
         return
@@ -55,26 +53,19 @@ def test_losses_and_gradients_are_the_cpu_s(kind, method, precision):
     assert_near(*pair(kind, method), precision)
 
 
-COMPILED = [(kind, "standard") for kind in KINDS] + [("standard", "m1"), ("w2-scalar", "m4.2")]
-
-
-@pytest.mark.parametrize("kind, method", COMPILED)
-def test_compiled_equals_eager(kind, method):
-    _, model, idx = pair(kind, method)
-    expected = losses_and_gradients(model, idx.cuda(), torch.float32)
-    model.compile_blocks()
-    found = losses_and_gradients(model, idx.cuda(), torch.float32)
-    assert max(map(relative, found, expected)) < 1e-3
-
-
-@pytest.mark.parametrize("kind, method", [
-    ("w2-scalar", "standard"), ("w2-diagonal", "m3.2"), ("summed-5.1", "standard"), ("standard", "m1")
+@pytest.mark.parametrize("kind, method, precision", [
+    *((kind, "standard", torch.float32) for kind in KINDS),
+    ("standard", "m1", torch.float32),
+    ("w2-scalar", "m4.2", torch.float32),
+    ("w2-scalar", "standard", torch.bfloat16),  # bfloat16 is what train.py runs by default
+    ("w2-diagonal", "m3.2", torch.bfloat16),
+    ("summed-5.1", "standard", torch.bfloat16),
+    ("standard", "m1", torch.bfloat16),
 ])  # fmt: skip
-def test_compiled_bfloat16_is_near(kind, method):
-    """This is the code that train.py runs by default."""
+def test_compiled(kind, method, precision):
     on_cpu, on_gpu, idx = pair(kind, method)
     on_gpu.compile_blocks()
-    assert_near(on_cpu, on_gpu, idx)
+    assert_near(on_cpu, on_gpu, idx, precision)
 
 
 @precisions

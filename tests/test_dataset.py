@@ -22,9 +22,6 @@ def dataset(train, val):
     return Dataset({"vocab_size": 65_536}, None, splits, Path("unused"))
 
 
-# -- reading -------------------------------------------------------------------------------------------------
-
-
 FORM = "meta.json: not written by prepare.py"
 SIZE, HASH = "its size differs from meta.json", "changed since prepare.py wrote it (SHA-256)"
 DAMAGE = [  # a file, what becomes of its bytes, and what is said
@@ -70,9 +67,6 @@ def test_token_ids_outside_the_vocabulary_are_named_also_in_a_file_too_large_to_
     words = load_dataset(folder)
     with pytest.raises(UserError, match="train.bin: token 300 is outside the vocabulary; prepare the text again"):
         words.batch(0, 0, 0, 2, 16)
-
-
-# -- batches -------------------------------------------------------------------------------------------------
 
 
 def test_batch_is_a_pure_function_of_its_arguments():

@@ -12,8 +12,6 @@ from model import GPT, Block, GPTConfig
 from test_model import over
 from verify import build, close, tokens
 
-torch.set_num_threads(1)
-
 METHODS = [
     dict(n_kv_head=2),
     dict(attention="w2", residual="m1"),
@@ -31,9 +29,6 @@ class Logits(torch.nn.Module):
 
     def forward(self, idx):
         return self.model(idx)[0]
-
-
-# -- lengths that vary ---------------------------------------------------------------------------------------
 
 
 def compiled(model, idx, file):
@@ -69,9 +64,6 @@ def test_a_converted_model_takes_any_length(method, convert, tmp_path):
         for T in (5, 9, 14):
             idx = tokens(model, 3, T)
             close(converted(idx), model(idx)[0], 1e-5, f"{T} tokens")
-
-
-# -- initial values ------------------------------------------------------------------------------------------
 
 
 @over(COVER)

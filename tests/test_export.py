@@ -1,14 +1,12 @@
 """An exported run of any attention and residual, opened by transformers: the same model, from its folder only."""
 
-import os
-
-os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
-
 import importlib
 import json
+import os
 import subprocess
 import sys
 
+import datasets
 import pytest
 import torch
 import transformers
@@ -121,8 +119,6 @@ def test_no_token_is_generated_that_the_tokenizer_lacks(row, tmp_path):
     assert written.max() < BYTES.vocab_size <= theirs(ids(20, 8)).logits[:, -1].argmax(-1).max()
 
 
-# -- in other people's programs ------------------------------------------------------------------------------
-
 ROWS = [{"input_ids": row, "labels": row} for row in ids(2, 16).tolist()]
 
 
@@ -165,7 +161,7 @@ def test_low_rank_adapters_train_and_merge(tmp_path):
 
 
 def test_supervised_fine_tuning_by_trl(tmp_path):
-    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    trl = pytest.importorskip("trl")
     save_pretrained(a_model(vocab_size=BYTES.vocab_size, block_size=64), tmp_path / "exported", BYTES)
     model, tokenizer = opened(tmp_path / "exported"), AutoTokenizer.from_pretrained(tmp_path / "exported")
     texts = datasets.Dataset.from_dict({"text": ["the quick brown fox", "the dog"] * 4})

@@ -82,9 +82,6 @@ def test_the_examples_keep_every_promise_and_train(repo):
     assert load("own/ckpt.pt")["config"].items() >= dict(attention="unscaled", residual="m1.half").items()
 
 
-# -- kinds with more of their own ----------------------------------------------------------------------------
-
-
 class ALiBi(Attention):
     """softmax(q kᵀ/√d_k - 2^-h (m - n)) V without RoPE: the position n of a key is its place among all so far."""
 

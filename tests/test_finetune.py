@@ -1,9 +1,5 @@
 """From a Llama or a run to another run, and from a run to a Llama: --init_from=hf: and run:, --tokenizer, --export."""
 
-import os
-
-os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
-
 import json
 import re
 import sys
@@ -68,9 +64,6 @@ def llama(request, tmp_path_factory):
     return folder
 
 
-# -- the tokenizer -------------------------------------------------------------------------------------------
-
-
 def test_the_tokenizer_is_theirs(llama):
     theirs = AutoTokenizer.from_pretrained(llama)
     ours = hf_tokenizer(str(llama))
@@ -116,8 +109,6 @@ def test_a_llama_is_fine_tuned_resumed_and_sampled(repo, llama):
     assert log_of("out/tuned", "resume")[0]["settings"]["init_from"] == f"hf:{llama}"
     assert "the dog" in repo(["sample.py", "--num_samples=1", "--max_new_tokens=20", "--start=the dog"])
 
-
-# -- from a run to a run -------------------------------------------------------------------------------------
 
 SOURCE = f"{TINY} --n_head=4 --n_kv_head=2 --tie_weights=true --learning_rate=0.03 --out_dir=out/source"
 NEXT = f"{TINY} --out_dir=out/next --init_from=run:out/source --max_iters=1 --learning_rate=0"
@@ -207,9 +198,6 @@ def test_transformers_alone_writes_the_same_text(repo, tmp_path, monkeypatch, ca
         text = theirs.decode(written[0], skip_special_tokens=True)
         assert sampled.split("-" * 80 + "\n")[1] == text + "\n"
     assert not caplog.records  # generate has nothing to warn of
-
-
-# -- bad input -----------------------------------------------------------------------------------------------
 
 
 def test_bad_starts(repo, llama, monkeypatch, capsys):

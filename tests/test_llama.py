@@ -1,9 +1,5 @@
 """model.py's GPT and Hugging Face's LlamaForCausalLM are one model: weights pass both ways, and the logits agree."""
 
-import os
-
-os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
-
 import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
@@ -13,8 +9,6 @@ from data.huggingface import from_llama, from_pretrained, save_pretrained, to_ll
 from model import GPTConfig
 from reference import reference_logits
 from test_model import over
-
-torch.set_num_threads(1)
 
 V, T = 37, 24
 IDX = torch.randint(V, (2, T), generator=torch.Generator().manual_seed(0))
@@ -78,9 +72,6 @@ def test_tensors_that_do_not_fit_are_named(changes, named):
         from_llama(theirs().state_dict() | changes, ours())
     with pytest.raises(ValueError, match="norm.weight"):
         from_llama({}, ours())
-
-
-# -- folders -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", SHAPES)

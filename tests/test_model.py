@@ -20,8 +20,6 @@ from model import CHOICES, GPT, Block, ConfigError, GPTConfig, causal_attention,
 from reference import uncached_greedy
 from verify import build, close, tokens
 
-torch.set_num_threads(1)  # tiny tensors: a second thread only costs time
-
 
 def over(rows):
     """Run a test over rows of COVER, under names made of their settings."""
@@ -30,9 +28,6 @@ def over(rows):
         return "-".join(name if value is True else str(value) for name, value in row.items() if value)
 
     return pytest.mark.parametrize("row", rows, ids=name)
-
-
-# -- the explicit reference ----------------------------------------------------------------------------------
 
 
 @over(COVER)
@@ -467,9 +462,6 @@ def test_what_dropout_drops(kind):
         gone = after == 0
         close(after[~gone], before[~gone] / (1 - p), 1e-5)
         assert gone.float().mean().item() == pytest.approx(p, abs=0.05)
-
-
-# -- one file, with torch and einops only --------------------------------------------------------------------
 
 
 def test_model_py_imports_torch_and_einops_alone():

@@ -50,9 +50,6 @@ def train(rank, folder, arguments, port, before):
     run_program("train.py", *arguments.split())
 
 
-# -- gradients -----------------------------------------------------------------------------------------------
-
-
 def compare(rank, folder):
     """Be one of two processes that compare."""
     torch.set_num_threads(1)
@@ -93,9 +90,6 @@ def compare_gradients(rank, kind, method, wrap):
 
 def test_gradients_of_every_method(tmp_path):
     two_processes(compare, (tmp_path,))
-
-
-# -- train.py ------------------------------------------------------------------------------------------------
 
 
 def numbers(out, event, name):

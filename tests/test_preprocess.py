@@ -19,9 +19,6 @@ from data.shakespeare import tiny_shakespeare
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 
 
-# -- prepare -------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def folder(tmp_path):
     prepare(tmp_path / "words", TEXT, "bottles")
@@ -128,7 +125,6 @@ def test_text_script_takes_files_and_folders(repo):
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
     ("text good.txt --name=dataset.py", "data/dataset.py: File exists"),
     ("shakespeare_char good.txt", "good.txt"),
-    ("shakespeare_bpe --vocab_size=8", "vocab_size=8"),
     ("text good.txt --tokenizer=run:out/nowhere", "out/nowhere/best.pt: No such file"),
     ("shakespeare_bpe --tokenizer=hf:nowhere", "nowhere has no readable tokenizer"),
 ])  # fmt: skip
@@ -138,9 +134,6 @@ def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, na
     name, _, arguments = command.partition(" ")
     error = refused(repo, f"data/{name}/prepare.py {arguments}".strip(), capsys)
     assert error.startswith("prepare.py: error: ") and re.search(named, error)
-
-
-# -- ensure_prepared -----------------------------------------------------------------------------------------
 
 
 def test_a_dataset_is_prepared_once(repo, capsys):

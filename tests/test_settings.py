@@ -126,9 +126,6 @@ def test_help_needs_no_pytorch(repo):
         assert "seed = 1337" in shown.stdout
 
 
-# -- errors --------------------------------------------------------------------------------------------------
-
-
 MEMORY = "the GPU ran out of memory: use smaller sizes (CUDA out of memory)"
 
 
@@ -143,8 +140,6 @@ def test_what_the_project_says_to_users_is_one_line(monkeypatch, capsys, error, 
         report_error(type(error), error, None)
     assert end.value.code == code and capsys.readouterr().err == f"sample.py: error: {line}\n"
 
-
-# -- the config files ----------------------------------------------------------------------------------------
 
 METHODS = {
     "standard": {"attention": "standard", "residual": "standard"},

@@ -67,8 +67,6 @@ def test_a_tracker_that_is_not_installed(repo, monkeypatch, capsys, tracker):
     assert f"this needs a package that is not installed: pip install {tracker}" in error
 
 
-# -- the picture ---------------------------------------------------------------------------------------------
-
 PLOT = str(ROOT / "tests" / "bench" / "plot.py")
 
 
