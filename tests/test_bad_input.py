@@ -6,6 +6,7 @@ Each table maps an input to a regular expression for that line. A damage is Pyth
 a checkpoint sees the parts as variables.
 """
 
+import copy
 import math  # noqa: F401, for the damages
 import os
 import re
@@ -168,11 +169,8 @@ def turn(path, change):
 class Call:
     """What is a call of a function to whoever unpickles it."""
 
-    def __init__(self, *function_and_arguments):
-        self.function, *self.arguments = function_and_arguments
-
     def __reduce__(self):
-        return self.function, tuple(self.arguments)
+        return os.system, ("touch marker",)
 
 
 def rewrite(damage):
@@ -191,7 +189,7 @@ DAMAGES = {
     # another program's
     "torch.save(GPT(GPTConfig(8, 9, 1, 1, n_embd=4)).state_dict(), LATEST)": NO_CHECKPOINT,
     "torch.save(GPT(GPTConfig(8, 9, 1, 1, n_embd=4)), LATEST)": NO_CHECKPOINT,
-    "torch.save(Call(os.system, 'touch marker'), LATEST)": NO_CHECKPOINT,
+    "torch.save(Call(), LATEST)": NO_CHECKPOINT,
     "rewrite('version = 9')": "ckpt.pt: checkpoint version 9; this program reads version 10",
     # a part that is missing, or is another model's
     "rewrite('del version')": NO_CHECKPOINT,
@@ -231,7 +229,7 @@ def test_any_part_of_a_checkpoint(trained):
     for name, part in saved.items():
         for key in (None, *(part if isinstance(part, dict) else ())):
             for value in ("delete", "a text", -1, None):
-                changed = saved | {name: dict(part) if isinstance(part, dict) else part}
+                changed = copy.deepcopy(saved)
                 owner, place = (changed, name) if key is None else (changed[name], key)
                 owner[place] = value
                 if value == "delete":

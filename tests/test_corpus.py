@@ -44,9 +44,6 @@ def prepared(folder, text, *how, **options):
     return np.concatenate([loaded.splits["train"], loaded.splits["val"]]).tolist(), loaded
 
 
-# -- cutting -------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.text(alphabet="ab \n\r\x01", max_size=300)), st.integers(-1, 400))
 @example(["ab", "abab"], 4)  # cut inside a document
 def test_no_character_is_lost_and_every_document_begins_once(documents, cut):
@@ -122,9 +119,6 @@ def test_bad_files(tmp_path, monkeypatch, name, content, named):
     with pytest.raises(UserError) as error:
         read_documents(tmp_path / name)
     assert named in str(error.value) and "\n" not in str(error.value)
-
-
-# -- datasets ------------------------------------------------------------------------------------------------
 
 
 def parquet(path, documents):

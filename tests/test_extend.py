@@ -7,8 +7,6 @@ import sys
 
 import pytest
 import torch
-import torch.nn as nn
-import torch.nn.functional as F
 from einops import rearrange
 
 import model
@@ -49,8 +47,6 @@ def test_every_two_values_meet():
     missed = [(a, b) for a, b in pairs if not any({**a, **b}.items() <= row.items() for row in COVER)]
     assert len(pairs) > 400 and not missed
 
-
-# -- the examples of tests/EXTENDING.md ----------------------------------------------------------------------
 
 PAGE = (ROOT / "tests" / "EXTENDING.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^# (\S+)\n((?:[ +-].*\n)+)", PAGE, re.MULTILINE)
@@ -106,32 +102,7 @@ def weights_alibi(unrotated, h, **_):
     return causal_softmax(scores + torch.tensor(steps, dtype=torch.float64))
 
 
-class Sink(Attention):
-    """Weights exp(s_n) / (exp(t_h) + Σ_n exp(s_n)): a key before all others, of a learned score t_h and value 0."""
-
-    def __init__(self, config, layer):
-        super().__init__(config, layer)
-        self.t = nn.Parameter(torch.zeros(self.H, 1, 1))
-
-    def score_vectors(self, q, k, x, earlier):
-        t = self.t.expand(q.size(0), -1, q.size(2), -1).type_as(q)
-        return torch.cat((q * self.D**-0.5, t), dim=-1), F.pad(k, (0, 1))
-
-    def mix_values(self, q_hat, k_hat, v):
-        sink = torch.zeros_like(k_hat[:, :, :1])
-        sink[..., -1] = 1
-        k_hat, v = torch.cat((sink, k_hat), dim=2), F.pad(v, (0, 0, 1, 0))
-        if q_hat.size(2) == 1:
-            return super().mix_values(q_hat, k_hat, v)
-        return super().mix_values(F.pad(q_hat, (0, 0, 1, 0)), k_hat, v)[:, :, 1:]  # the sink sees itself alone
-
-
-def weights_sink(q, k, h, extras, **_):
-    e = torch.exp(standard_scores(q, k)).tril()
-    return e / (torch.exp(extras["t"][h, 0, 0]) + e.sum(dim=-1, keepdim=True))
-
-
-KINDS_OF_OWN = {"alibi": (ALiBi, weights_alibi), "sink": (Sink, weights_sink)}
+KINDS_OF_OWN = {"alibi": (ALiBi, weights_alibi)}
 
 
 @pytest.fixture

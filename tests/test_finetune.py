@@ -91,9 +91,6 @@ def test_the_end_that_some_tokenizers_put_is_not_part_of_a_prompt():
     assert ours.document_start == [tokenizer.token_to_id(END)] and ours.encode("a") == tokenizer.encode("a").ids
 
 
-# -- train.py and sample.py ----------------------------------------------------------------------------------
-
-
 def test_a_llama_is_fine_tuned_resumed_and_sampled(repo, llama):
     repo(["data/shakespeare_bpe/prepare.py", f"--tokenizer=hf:{llama}"])
     repo(f"train.py {RUN} --dtype=float32 --out_dir=out/tuned --init_from=hf:{llama}")
@@ -156,8 +153,6 @@ def test_another_run_needs_its_tokens(repo, capsys):
     repo("data/text/prepare.py my.txt --tokenizer=run:out/source")
     repo(f"train.py {NEXT} --dataset=text")
 
-
-# -- an exported run, opened with only transformers ---------------------------------------------------------
 
 STRANGE = """“Ünglück”, 瓶子 🦊 'n't' "it's" . , ! ?  \t\n\n <|endoftext|> \x00\x7f\u2e7f\u2e80\U0010ffff"""
 ENDS = ["\n", " ", "   ", " the dog ", "\n\nthe\n", "dog .", "it 's"]

@@ -230,16 +230,13 @@ def test_the_layout_of_attention(device, dtype, T, S, plain, expected, monkeypat
 
 
 @pytest.fixture
-def compile_with(monkeypatch):
-    """Return a function that makes torch.compile use a backend, one that generates no C++."""
-    compile = torch.compile
-    torch.compiler.reset()
-    yield lambda backend: monkeypatch.setattr(torch, "compile", partial(compile, backend=backend))
+def no_cpp(monkeypatch):
+    """Let torch.compile generate no C++, which takes long."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     torch.compiler.reset()
 
 
-def test_a_compiled_model_has_the_loss_and_the_gradients_of_an_eager_one(compile_with):
-    compile_with("aot_eager")
+def test_a_compiled_model_has_the_loss_and_the_gradients_of_an_eager_one(no_cpp):
     outcomes = []
     for compiled in (False, True):
         model = build("standard", "m1", n_layer=2)
@@ -253,9 +250,8 @@ def test_a_compiled_model_has_the_loss_and_the_gradients_of_an_eager_one(compile
         close(found, expected)
 
 
-def test_training_and_evaluating_recompile_within_the_limit(compile_with):
+def test_training_and_evaluating_recompile_within_the_limit(no_cpp):
     """That holds for summed scores as wide as ten layers, and for Method 3.1's ten weights 1/m."""
-    compile_with("eager")
     model = build("summed-5.1", "m3.1", torch.float32, n_layer=10, dropout=0.1)
     idx = tokens(model, 2, 12)
     model.compile_blocks()

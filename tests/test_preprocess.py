@@ -75,9 +75,6 @@ def test_half_replaced_folder_is_not_taken_for_whole(folder, monkeypatch):
         load_dataset(folder)
 
 
-# -- Tiny Shakespeare ----------------------------------------------------------------------------------------
-
-
 def test_shakespeare_is_downloaded_once_and_checked(tmp_path, monkeypatch):
     monkeypatch.setattr(data.shakespeare, "download", lambda url: TEXT.encode())
     monkeypatch.setattr(data.shakespeare, "SHAKESPEARE_SHA256", sha256(TEXT.encode()))
@@ -98,9 +95,6 @@ def test_shakespeare_offline_is_loudly_something_else(tmp_path, monkeypatch, cap
 def test_own_input_is_taken_as_it_is(tmp_path):
     (tmp_path / "input.txt").write_bytes("\ufeffeins\r\nzwö\r".encode())
     assert tiny_shakespeare(tmp_path) == ("eins\r\nzwö\r", f"your own {tmp_path.name}/input.txt")
-
-
-# -- the scripts ---------------------------------------------------------------------------------------------
 
 
 def test_text_script_takes_files_and_folders(repo):

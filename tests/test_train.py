@@ -14,25 +14,16 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from config.runtime.devices import pick_dtype
+from config.runtime.run import build_model, load_checkpoint
 from config.runtime.waiting import choose_waiting
 from conftest import ROOT, TEXT, TINY, contents, load, log_of, refused
 from data.dataset import Dataset, load_dataset
 from data.prepare import prepare
 from data.tokenizer import tokenizer_from_state
-from model import GPT, GPTConfig
 
 CONFIGS = sorted(path.name for path in (ROOT / "config").glob("*.py") if path.name != "__init__.py")
 OUT = Path("out/x")
 RUN = f"train.py {TINY} --out_dir={OUT}"
-
-
-def model_of(checkpoint):
-    model = GPT(GPTConfig(**checkpoint["config"]))
-    model.load_state_dict(checkpoint["model"])
-    return model
-
-
-# -- the configurations --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -41,9 +32,6 @@ def test_every_config_trains_and_samples(repo, name):
     repo(f"train.py {method}config/{name} {TINY} --max_iters=2 --grad_accum_steps=1")
     shown = repo("sample.py --num_samples=1 --max_new_tokens=20")
     assert f"out/{'m1_shakespeare-' if method else ''}{Path(name).stem}/" in shown
-
-
-# -- training ------------------------------------------------------------------------------------------------
 
 
 def test_what_a_person_sees(repo):
@@ -112,7 +100,7 @@ def test_clock_of_a_run(repo, monkeypatch):
     shown = repo(f"{run} --max_iters=4") + repo(f"{run} --max_iters=8 --init_from=resume")
     speeds = [2 * tokens / (20 + 40), 2 * tokens / (60 + 80), 2 * tokens / (100 + 120), 2 * tokens / (140 + 160)]
     assert [line["tokens_per_second"] for line in log_of(OUT, "step")] == pytest.approx(speeds)
-    flops = model_of(load(OUT / "ckpt.pt")).flops_per_token()
+    flops = log_of(OUT, "start")[0]["flops_per_token"]
     assert re.findall(r"MFU (\S+)", shown) == [f"{flops * speed / 1e6:.1%}" for speed in speeds]
     # as many seconds for each step to come as for those of this process so far
     assert re.findall(r"(\S+) left", shown) == ["0:01:00", "0:00:00", "0:03:40", "0:00:00"]
@@ -172,15 +160,14 @@ def test_a_folder_that_holds_a_run_is_refused(repo, capsys):
         assert way in error
 
 
-# -- a run's loss over the whole validation split ------------------------------------------------------------
-
 EVALUATE = "train.py --eval_only --init_from=resume --device=cpu --dtype=float32 --out_dir=out/x"
 
 
 @torch.no_grad()
 def loss_over(path, dataset):
     """Return the model's loss over all targets of a validation split, by windows from its first token on."""
-    model, tokens = model_of(load(path)).eval(), torch.tensor(load_dataset(f"data/{dataset}").splits["val"].astype(int))
+    model, tokens = build_model(load_checkpoint(path)).eval(), load_dataset(f"data/{dataset}").splits["val"]
+    tokens = torch.tensor(tokens.astype(int))
     pairs = zip(tokens[:-1].split(16), tokens[1:].split(16))
     return sum(cross_entropy(model(x[None])[0][0], y, reduction="sum") for x, y in pairs) / (len(tokens) - 1)
 
@@ -198,9 +185,6 @@ def test_the_loss_over_all_of_a_split(repo, dataset, name):
     assert contents(repo.folder) == before
     loss = re.search(r"^validation loss (\S+) .* over all 288 tokens$", shown, re.MULTILINE)[1]
     assert float(loss) == pytest.approx(loss_over(OUT / name, dataset).item(), abs=1e-4)
-
-
-# -- sampling ------------------------------------------------------------------------------------------------
 
 
 def test_sampling_needs_the_checkpoint_alone(repo):
