@@ -255,20 +255,11 @@ def methods_2_and_4(l, x, attn, mlp, w, keep_input):
     return h + mlp(l, h)
 
 
-def one(m, mix):
-    return [1.0] * m
+# the weights of m summands: "each layer's weight is 1/m (3.1) or a learned distribution (3.2)"
+one = lambda m, mix: [1.0] * m
+one_over_m = lambda m, mix: [1.0 / m] * m
+learned_distribution = lambda m, mix: torch.softmax(mix, dim=0)
 
-
-def one_over_m(m, mix):
-    return [1.0 / m] * m
-
-
-def learned_distribution(m, mix):
-    return torch.softmax(mix, dim=0)
-
-
-# A layer, and the weights of m summands.
-# w = 1 (Methods 1, 2); "each layer's weight is 1/m (3.1) or a learned distribution (3.2)"
 BLOCKS = {
     "standard": (standard_block, one),
     "m1": (methods_1_and_3, one),
@@ -314,12 +305,8 @@ def logits_of(config, state, idx):
 
 def loss_of(logits, targets):
     """The mean of −log p(target) over the targets that are not −1."""
-    losses = [
-        -torch.log_softmax(logits[b, t], dim=-1)[targets[b, t]]
-        for b in range(targets.shape[0])
-        for t in range(targets.shape[1])
-        if targets[b, t] != -1
-    ]
+    log_p = torch.log_softmax(logits, dim=-1)
+    losses = [-log_p[b, t, targets[b, t]] for b, t in (targets != -1).nonzero()]
     return sum(losses) / len(losses)
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing import ProcessExitedException
+from torch.nn.parallel import DistributedDataParallel
 
 import data.prepare
 from config.runtime.processes import exit_program
@@ -57,15 +58,11 @@ def compare(rank, folder):
     for kind, method in GRID:
         # DDP sees that one parameter is used many times, FSDP whatever a kind or a method does with parameters
         wraps = [shard] if kind == "standard" or method == "m4.2+input" else []
-        wraps += [replicate, fully_shard] if (kind, method) == ("standard", "m1") else []
+        wraps += [DistributedDataParallel, fully_shard] if (kind, method) == ("standard", "m1") else []
         for wrap in wraps:
             compare_gradients(rank, kind, method, wrap)
     dist.barrier()
     exit_program()  # as train.py ends: the interpreter's clearing up could abort a thread of gloo's
-
-
-def replicate(model):
-    return torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
 def shard(model):
@@ -84,7 +81,7 @@ def compare_gradients(rank, kind, method, wrap):
     together = wrap(model)
     together(idx[rank : rank + 1], idx[rank : rank + 1])[1].backward()
     for (name, p), q in zip(model.named_parameters(), one.parameters()):
-        gradient = p.grad if wrap is replicate else p.grad.full_tensor()
+        gradient = p.grad if wrap is DistributedDataParallel else p.grad.full_tensor()
         assert torch.allclose(gradient, q.grad, rtol=1e-9, atol=1e-11), (wrap.__name__, kind, method, name)
 
 
