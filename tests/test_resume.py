@@ -339,26 +339,25 @@ def test_a_run_whose_folder_was_moved_ends(run, monkeypatch, capsys):
     assert load("out/moved/ckpt.pt")["iter_num"] == 2
 
 
-@pytest.fixture
-def limit_files():
-    """Return a function that lets no file grow beyond some size, until the test or the function with -1 lifts it."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (limits[0] if size < 0 else size, limits[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 @pytest.mark.parametrize("step, name, room", [
     (1, "ckpt.pt", 20_000),  # there is nothing yet to go on from
     (5, "ckpt.pt", 20_000),
     (3, "log.jsonl", 9),  # bytes, for a part of a line
 ])  # fmt: skip
-def test_a_full_disk_ends_a_run_which_then_goes_on(run, monkeypatch, capsys, limit_files, step, name, room):
+def test_a_full_disk_ends_a_run_which_then_goes_on(run, monkeypatch, capsys, step, name, room):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # of the size of a file
+
+    def fill():
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((RESUMED / "log.jsonl").stat().st_size + room, limits[1]))
+
     command = f"{RUN} --n_embd=64"  # larger weights, in which PyTorch's own writer fails
     run(f"{command} --out_dir={WHOLE}")
     with monkeypatch.context() as until_here:
-        in_step(step, until_here, lambda: limit_files((RESUMED / "log.jsonl").stat().st_size + room))
-        error = error_of(run, f"{command} --out_dir={RESUMED}", capsys)
-    limit_files(-1)
+        in_step(step, until_here, fill)
+        try:
+            error = error_of(run, f"{command} --out_dir={RESUMED}", capsys)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert f"out/resumed/{name}: File too large; to resume: " in error
     assert (RESUMED / "ckpt.pt").exists() == (step > 1)
     run(error.rpartition("; to resume: python ")[2].strip())
@@ -377,14 +376,14 @@ def test_disturbed_it_is_the_undisturbed_run(tmp_path, monkeypatch):
 # -- numbers that are not finite -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind, grad_clip", [("loss", 1), ("gradient", 0), ("gradient", 1)])
-def test_what_is_not_finite_ends_the_run(run, monkeypatch, capsys, kind, grad_clip):
-    """The loss, or only its gradient, is infinite at step 3."""
+@pytest.mark.parametrize("kind, step, grad_clip", [("loss", 3, 1), ("gradient", 4, 0), ("gradient", 4, 1)])
+def test_what_is_not_finite_ends_the_run(run, monkeypatch, capsys, kind, step, grad_clip):
+    """The loss, or only its gradient, is infinite at a step."""
     forward, steps = model.GPT.forward, count(1)
 
     def troubled(self, idx, targets=None):
         logits, loss = forward(self, idx, targets)
-        if torch.is_grad_enabled() and next(steps) == 3:
+        if torch.is_grad_enabled() and next(steps) == step:
             loss = loss * torch.inf if kind == "loss" else loss + (self.norm.weight.sum() * 0).sqrt()
         return logits, loss
 
