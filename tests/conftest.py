@@ -6,17 +6,16 @@ import runpy
 import shutil
 import signal
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests are parallel enough
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a network for a model
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a network for a model; before transformers is imported
 
 import hypothesis
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -30,9 +29,7 @@ TINY += " --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
 HANDLED = {getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE")} & signal.valid_signals()
 TEXT = "the quick brown fox jumps over the lazy dog.\nand again, the dog sleeps!\n" * 40
 
-# no example is too slow on a busy machine, and examples share their test's fixtures
-shared = [hypothesis.HealthCheck.function_scoped_fixture]
-hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=shared)
+hypothesis.settings.register_profile("patient", deadline=None)  # no example is too slow on a busy machine
 hypothesis.settings.load_profile("patient")
 
 
@@ -55,7 +52,7 @@ def copy_repository(folder):
 def run_program(program, *arguments):
     """Run a program in this process as if it ran in a separate one. Raise SystemExit if it fails."""
     locked, file_lock = [], run.file_lock
-    with pytest.MonkeyPatch.context() as patch, kept_handlers():  # what is set here is as before at the end
+    with pytest.MonkeyPatch.context() as patch:  # what is set here is as before at the end
         patch.setattr(sys, "argv", [program, *arguments])
         patch.setattr(sys, "path", sys.path[:])
         patch.setattr(sys, "excepthook", sys.excepthook)
@@ -76,20 +73,12 @@ def run_program(program, *arguments):
 
 
 @pytest.fixture(autouse=True)
-def handlers_of_the_tests():
-    with kept_handlers():
-        yield
-
-
-@contextmanager
 def kept_handlers():
     """Give every signal its handler back: a program's is for a process of its own."""
     handlers = {number: signal.getsignal(number) for number in HANDLED}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def hear_signals():
@@ -182,17 +171,19 @@ def log_of(folder, event=None):
     return [line for line in lines if event in (None, line["event"])]
 
 
+def progress(folder):
+    """Return the steps and the evaluations in a run's log, without what depends on the clock."""
+    lines = [line for line in log_of(folder) if line.pop("event") in ("step", "eval")]
+    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
+
+
 def differences(path, expected):
     """Return the names of everything that differs between two checkpoints, except settings and code version."""
-    return sorted(differing(*(load(file) | {"settings": None, "code": None} for file in (path, expected))))
+    a, b = (dict(tree_leaves_with_path(load(file) | {"settings": None, "code": None})) for file in (path, expected))
+    return [keystr(name) for name in a.keys() | b.keys() if not same(a.get(name), b.get(name))]
 
 
-def differing(a, b, name="checkpoint"):
-    """Return the same for parts of two checkpoints, with `name` as a prefix."""
-    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
-        return [found for key in a for found in differing(a[key], b[key], f"{name}[{key!r}]")]
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
-        return [found for i in range(len(a)) for found in differing(a[i], b[i], f"{name}[{i}]")]
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape:
-        return [] if torch.equal(a, b) else [name]
-    return [] if type(a) is type(b) and not isinstance(a, torch.Tensor) and a == b else [name]
+def same(a, b):
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    return type(a) is type(b) and a == b

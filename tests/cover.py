@@ -1,7 +1,4 @@
-"""
-What the tests vary: every attention kind, residual method and other setting of a GPTConfig, and rows of settings in
-which every two values meet. All is read from model.py's tables, so what is added to them is tested.
-"""
+"""What the tests vary: all that model.py's tables have, so that what is added to them is tested."""
 
 from dataclasses import fields
 from itertools import combinations, permutations, product

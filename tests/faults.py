@@ -4,7 +4,7 @@ Kill training runs or make their writes fail, and compare them with undisturbed 
 This tests a promise: a run that is killed, or cannot write, ends; what it leaves is whole, and resumed it equals the
 undisturbed run bit for bit. Every process is a real one. (This cannot show what a power cut does to data that have not
 reached the disk.) At the first broken promise it exits with code 1 and keeps all files. Linux only; takes about eight
-minutes; test_faults.py is a short version.
+minutes; test_resume.py has a short version.
 """
 
 import argparse
@@ -17,13 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.runtime.run import build_model, load_checkpoint
-from conftest import TINY, copy_repository, differences, log_of
+from conftest import TINY, copy_repository, differences, progress
 
 STEPS = 150
 RUN = f"{TINY} --eval_interval=7 --init_from=auto"
@@ -38,8 +37,6 @@ METHODS = {
 # one thread, so that a busy machine computes the same; and no .pyc files, which Python may leave half-written
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
-counts = Counter()
-
 
 def start(repository, method, folder):
     """Start a training process, which resumes what the folder holds."""
@@ -47,7 +44,6 @@ def start(repository, method, folder):
     if method == "two processes":
         program[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     options = [*RUN.split(), *METHODS[method].split(), f"--max_iters={STEPS}", f"--out_dir={folder}"]
-    counts["processes started"] += 1
     with open(f"{folder}.txt", "w") as output:
         streams = dict(stdout=output, stderr=subprocess.STDOUT)
         return subprocess.Popen([*program, *options], cwd=repository, env=ENVIRONMENT, **streams)
@@ -76,13 +72,11 @@ def disturb(process, folder, several):
     numbers = [int(number) for number in children.read_text().split()] if several else [process.pid]
     if random.random() < 0.7:
         os.kill(random.choice(numbers), signal.SIGKILL)
-        counts["killed"] += 1
     else:
         logged = (folder / "log.jsonl").stat().st_size if lines else 0
         room = random.choice((random.randrange(30_000), logged + random.randrange(2_000)))  # a checkpoint's, a log's
         for number in numbers:
             resource.prlimit(number, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
-        counts["short of disk"] += 1
     return True
 
 
@@ -104,19 +98,11 @@ def live(repository, method, folder, faults):
         disturbed = met < faults and disturb(process, folder, several)
         met += disturbed
         code, shown = process.wait(300), Path(f"{folder}.txt").read_text()
-        in_one_line = "; to resume: " in shown
         assert code == 0 or disturbed, f"exit code {code} after:\n{shown[-1000:]}"
-        assert in_one_line or several or "Traceback" not in shown, shown
-        counts["ended in one line"] += in_one_line
+        assert several or "Traceback" not in shown, shown
         for path in folder.glob("*.pt"):
             build_model(load_checkpoint(path))  # an error if it is not whole
     return met
-
-
-def losses(folder):
-    """Return the log, without what depends on the clock and on where a run was interrupted."""
-    lines = [line for line in log_of(folder) if line["event"] in ("step", "eval")]
-    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
 
 
 def try_faults(repository, method, work, faults):
@@ -131,7 +117,7 @@ def try_faults(repository, method, work, faults):
         for name in ("ckpt.pt", "best.pt"):
             found = differences(folder / name, whole / name)
             assert not found, f"{folder / name} is not {whole / name}: {found}"
-        assert losses(folder) == losses(whole), f"{folder}/log.jsonl: not the losses of {whole}"
+        assert progress(folder) == progress(whole), f"{folder}/log.jsonl: not the losses of {whole}"
         assert not list(folder.glob("*.tmp")), f"{folder}: files are left over"
         print(f"{method}: {folder.name}: equal to the undisturbed run", flush=True)
 
@@ -139,9 +125,8 @@ def try_faults(repository, method, work, faults):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[1])
     parser.add_argument("--faults", type=int, default=100, help="number of kills and failing writes (default: 100)")
-    parser.add_argument("--seed", type=int, default=1, help="random seed of the moments and the sizes (default: 1)")
     options = parser.parse_args()
-    random.seed(options.seed)
+    random.seed(1)
     work, began = Path(tempfile.mkdtemp(prefix="faults-")), time.time()
     try:
         repository = copy_repository(work / "repository")
@@ -151,7 +136,6 @@ def main():
         print(f"BROKEN: {error}\neverything is kept in {work}")
         return 1
     shutil.rmtree(work)
-    print(*(f"{name:32} {count:7,}" for name, count in counts.items()), sep="\n")
     print(f"all promises kept, in {time.time() - began:.0f} seconds")
     return 0
 

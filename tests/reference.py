@@ -19,8 +19,7 @@ import torch
 
 from data.huggingface import llama_names, to_llama
 
-# ----------------------------------------------------------------------------------------------
-# between a model and its plain dict of tensors
+# -- between a model and its plain dict of tensors -----------------------------------------------------------
 
 
 def get_state(model):
@@ -38,8 +37,7 @@ def reference_logits(model, idx):
     return logits_of(model.config, get_state(model), idx)
 
 
-# ----------------------------------------------------------------------------------------------
-# the parts every Llama has
+# -- the parts every Llama has -------------------------------------------------------------------------------
 
 
 def linear(state, name, x):
@@ -81,8 +79,7 @@ def causal_softmax(scores):
     return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1)
 
 
-# ----------------------------------------------------------------------------------------------
-# scores: for each query head a T x T matrix
+# -- scores: for each query head a T x T matrix --------------------------------------------------------------
 
 
 def standard_scores(q, k):
@@ -187,6 +184,7 @@ def attention_weights(config, state, layer, normed, qk):
     keys = linear(state, name + "k_proj", normed)
 
     qk.append([])
+    weights_of_head, common = WEIGHTS[config.attention], dict(normed=normed, extras=extras, config=config)
     weights = []
     for h in range(n_head):
         kv = h // (n_head // n_kv_head)  # the key head that this query head reads
@@ -194,23 +192,12 @@ def attention_weights(config, state, layer, normed, qk):
         q, k = (rope(x, config.rope_theta) for x in unrotated)
         qk[layer].append(q @ k.T)
         weights.append(
-            WEIGHTS[config.attention](
-                q=q,
-                k=k,
-                unrotated=unrotated,
-                qk=[of_layer[h] for of_layer in qk],
-                h=h,
-                kv=kv,
-                normed=normed,
-                extras=extras,
-                config=config,
-            )
+            weights_of_head(q=q, k=k, unrotated=unrotated, qk=[of_layer[h] for of_layer in qk], h=h, kv=kv, **common)
         )
     return weights
 
 
-# ----------------------------------------------------------------------------------------------
-# a layer's two outputs on any input, with the attention weights of its first run kept
+# -- a layer's two outputs on any input, with the attention weights of its first run kept --------------------
 
 
 def attention_output(config, state, i, weights, x):
@@ -236,8 +223,7 @@ def mlp_output(config, state, i, h):
     return swiglu(state, i, rms_norm(h, norm, config.norm_eps))
 
 
-# ----------------------------------------------------------------------------------------------
-# the residual methods at layer l >= 1; attn(i, x) and mlp(i, h) recompute layer i; w: a weight for each layer up to l
+# -- the residual methods at layer l >= 1. attn(i, x) and mlp(i, h) rerun layer i, w has weights of layers 0..l --------
 
 
 def standard_block(l, x, attn, mlp, w=None, keep_input=None):
@@ -269,20 +255,11 @@ def methods_2_and_4(l, x, attn, mlp, w, keep_input):
     return h + mlp(l, h)
 
 
-def one(m, mix):
-    return [1.0] * m
+# the weights of m summands: "each layer's weight is 1/m (3.1) or a learned distribution (3.2)"
+one = lambda m, mix: [1.0] * m
+one_over_m = lambda m, mix: [1.0 / m] * m
+learned_distribution = lambda m, mix: torch.softmax(mix, dim=0)
 
-
-def one_over_m(m, mix):
-    return [1.0 / m] * m
-
-
-def learned_distribution(m, mix):
-    return torch.softmax(mix, dim=0)
-
-
-# A layer, and the weights of m summands.
-# w = 1 (Methods 1, 2); "each layer's weight is 1/m (3.1) or a learned distribution (3.2)"
 BLOCKS = {
     "standard": (standard_block, one),
     "m1": (methods_1_and_3, one),
@@ -294,8 +271,7 @@ BLOCKS = {
 }
 
 
-# ----------------------------------------------------------------------------------------------
-# the whole model
+# -- the whole model -----------------------------------------------------------------------------------------
 
 
 def row_logits(config, state, tokens):
@@ -329,12 +305,8 @@ def logits_of(config, state, idx):
 
 def loss_of(logits, targets):
     """The mean of −log p(target) over the targets that are not −1."""
-    losses = [
-        -torch.log_softmax(logits[b, t], dim=-1)[targets[b, t]]
-        for b in range(targets.shape[0])
-        for t in range(targets.shape[1])
-        if targets[b, t] != -1
-    ]
+    log_p = torch.log_softmax(logits, dim=-1)
+    losses = [-log_p[b, t, targets[b, t]] for b, t in (targets != -1).nonzero()]
     return sum(losses) / len(losses)
 
 

@@ -5,22 +5,18 @@ import re
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import data.prepare
 import data.shakespeare
 from config.runtime.errors import UserError
-from config.runtime.files import atomic_write, read_text, sha256
+from config.runtime.files import atomic_write, sha256
 from conftest import TINY, contents, refused
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared, prepare
 from data.shakespeare import tiny_shakespeare
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
-
-
-# -- prepare -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -39,7 +35,6 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
 @pytest.mark.parametrize("text, options, message", [
     ("", {}, "too short"),
     ("abcdefghij", {}, "too short"),
-    (TEXT, {"val_fraction": 0}, "val_fraction=0"),
     (TEXT, {"val_fraction": float("nan")}, "val_fraction=nan"),
     (TEXT, {"val_fraction": 1e-9}, "val part has fewer than two tokens"),
     (TEXT, {"val_fraction": 0.9999}, "train part has fewer than two tokens"),
@@ -49,11 +44,12 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
     (TEXT + "\udc80", {}, "surrogates not allowed"),
 ])  # fmt: skip
 def test_bad_input_changes_nothing(folder, text, options, message):
-    before = contents(folder)
+    """... and no thread outlives the error."""
+    before, threads = contents(folder), threading.active_count()
     with pytest.raises(ValueError, match=message) as error:
         prepare(folder, text, "bad", **options)
     assert "\n" not in str(error.value)
-    assert contents(folder) == before
+    assert contents(folder) == before and threading.active_count() == threads
 
 
 @pytest.mark.parametrize("name", ["meta.json", "train.bin", "val.bin"])
@@ -70,28 +66,13 @@ def test_on_a_full_disk_what_was_there_stays(folder, monkeypatch, name):
     assert contents(folder) == before
 
 
-def test_no_thread_outlives_an_error(folder):
-    before = threading.active_count()
-    with pytest.raises(ValueError, match="surrogates") as error:
-        prepare(folder, TEXT + "\udc80", "bad")
-    assert threading.active_count() == before and error  # which holds what the failed call had made
-
-
 def test_half_replaced_folder_is_not_taken_for_whole(folder, monkeypatch):
-    def killed(old, new):
-        if new.name == "train.bin":
-            raise KeyboardInterrupt
-        replace(old, new)
-
     replace = os.replace
-    monkeypatch.setattr(os, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(os, "replace", lambda old, new: 1 / 0 if new.name == "train.bin" else replace(old, new))
+    with pytest.raises(ZeroDivisionError):
         prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
     with pytest.raises(UserError, match="meta.json: No such file"):
         load_dataset(folder)
-
-
-# -- Tiny Shakespeare ----------------------------------------------------------------------------------------
 
 
 def test_shakespeare_is_downloaded_once_and_checked(tmp_path, monkeypatch):
@@ -102,13 +83,9 @@ def test_shakespeare_is_downloaded_once_and_checked(tmp_path, monkeypatch):
     assert tiny_shakespeare(tmp_path) == (TEXT, "Tiny Shakespeare")
 
 
-def offline(url):
-    raise TimeoutError("timed out")
-
-
-@pytest.mark.parametrize("download", [offline, lambda url: b"<html>captive portal</html>"])
-def test_shakespeare_offline_is_loudly_something_else(tmp_path, monkeypatch, capsys, download):
-    monkeypatch.setattr(data.shakespeare, "download", download)
+@pytest.mark.parametrize("url", ["file:///nowhere", Path(__file__).as_uri()])  # offline; a captive portal
+def test_shakespeare_offline_is_loudly_something_else(tmp_path, monkeypatch, capsys, url):
+    monkeypatch.setattr(data.shakespeare, "SHAKESPEARE_URL", url)
     text, source = tiny_shakespeare(tmp_path)
     assert len(text) > 100_000 and source.startswith("NOT Tiny Shakespeare but ")
     assert source in capsys.readouterr().out
@@ -118,12 +95,6 @@ def test_shakespeare_offline_is_loudly_something_else(tmp_path, monkeypatch, cap
 def test_own_input_is_taken_as_it_is(tmp_path):
     (tmp_path / "input.txt").write_bytes("\ufeffeins\r\nzwö\r".encode())
     assert tiny_shakespeare(tmp_path) == ("eins\r\nzwö\r", f"your own {tmp_path.name}/input.txt")
-    (tmp_path / "input.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(UserError, match="input.txt: not UTF-8 text at byte 3"):
-        read_text(tmp_path / "input.txt")
-
-
-# -- the scripts ---------------------------------------------------------------------------------------------
 
 
 def test_text_script_takes_files_and_folders(repo):
@@ -134,17 +105,8 @@ def test_text_script_takes_files_and_folders(repo):
     assert "to train on it: python train.py --dataset=plays\n" in repo(command)
     loaded = load_dataset("data/plays")
     assert loaded.meta["source"] == "a.txt and 2 more" and loaded.meta["vocab_size"] == 280
-    ids = np.concatenate([loaded.splits["train"], loaded.splits["val"]])
-    text = loaded.tokenizer.decode(ids.tolist())
+    text = "".join(loaded.tokenizer.decode(loaded.splits[split].tolist()) for split in ("train", "val"))
     assert text == f"sub/a.txt: {TEXT}\nb.md: {TEXT}\nsub/a.txt: {TEXT}"
-
-
-def test_one_of_several_texts_may_be_named_input(repo):
-    """In data/text, whose prepare.py needs to be told what to read."""
-    for name in ("data/text/input.txt", "other.txt"):
-        Path(name).write_text(TEXT, encoding="utf-8")
-    repo("data/text/prepare.py data/text/input.txt other.txt")
-    assert ensure_prepared("text") == repo.folder / "data" / "text"
 
 
 @pytest.mark.parametrize("command, named", [
@@ -157,7 +119,6 @@ def test_one_of_several_texts_may_be_named_input(repo):
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
     ("text good.txt --name=dataset.py", "data/dataset.py: File exists"),
     ("shakespeare_char good.txt", "good.txt"),
-    ("shakespeare_bpe --vocab_size=8", "vocab_size=8"),
     ("text good.txt --tokenizer=run:out/nowhere", "out/nowhere/best.pt: No such file"),
     ("shakespeare_bpe --tokenizer=hf:nowhere", "nowhere has no readable tokenizer"),
 ])  # fmt: skip
@@ -167,9 +128,6 @@ def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, na
     name, _, arguments = command.partition(" ")
     error = refused(repo, f"data/{name}/prepare.py {arguments}".strip(), capsys)
     assert error.startswith("prepare.py: error: ") and re.search(named, error)
-
-
-# -- ensure_prepared -----------------------------------------------------------------------------------------
 
 
 def test_a_dataset_is_prepared_once(repo, capsys):
@@ -183,10 +141,8 @@ def test_a_dataset_is_prepared_once(repo, capsys):
 
 def test_a_changed_input_is_an_error_that_gives_the_command(repo, capsys):
     repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
-    text = Path("data/shakespeare_bpe/input.txt")
-    os.utime(text, (2**32, 2**32))  # its time says nothing
     load_dataset("data/shakespeare_bpe")
-    text.write_text(TEXT, encoding="utf-8")
+    Path("data/shakespeare_bpe/input.txt").write_text(TEXT, encoding="utf-8")
     error = refused(repo, f"train.py {TINY} --dataset=shakespeare_bpe", capsys)
     program, options = repo.folder / "data/shakespeare_bpe/prepare.py", "--tokenizer=bpe --vocab_size=300"
     assert error.endswith(f"input.txt has changed since it was prepared: run python {program} {options}\n")
@@ -194,16 +150,15 @@ def test_a_changed_input_is_an_error_that_gives_the_command(repo, capsys):
     assert load_dataset("data/shakespeare_bpe").meta["vocab_size"] == 300
 
 
-@pytest.mark.parametrize("where", ["elsewhere/plays", "./plays"])
-def test_data_may_be_anywhere(repo, where):
+def test_data_may_be_anywhere(repo):
     Path("my.txt").write_text(TEXT, encoding="utf-8")
-    assert f"--dataset={where}" in repo(f"data/text/prepare.py my.txt --name={where}")
-    assert sorted(path.name for path in Path(where).iterdir()) == ["meta.json", "train.bin", "val.bin"]
-    repo(f"train.py {TINY} --dataset={where}")
+    assert "--dataset=./plays" in repo("data/text/prepare.py my.txt --name=./plays")
+    assert sorted(path.name for path in Path("plays").iterdir()) == ["meta.json", "train.bin", "val.bin"]
+    repo(f"train.py {TINY} --dataset=./plays")
     assert Path("out/plays/ckpt.pt").exists()
 
 
-@pytest.mark.parametrize("name", ["", ".", "huggingface", "tokenizer.py", "./data", "elsewhere/plays"])
+@pytest.mark.parametrize("name", ["", "huggingface", "tokenizer.py", "./data", "elsewhere/plays"])
 def test_what_is_no_dataset_is_refused(repo, name):
     with pytest.raises(UserError, match=f"dataset = '{name}' is invalid: it must be one of openwebtext, .*, or your"):
         ensure_prepared(name)

@@ -1,6 +1,5 @@
 """A published Llama, in the folder LLAMA_DIR: read, started from, written. `.ci/run newest` makes such a folder."""
 
-import copy
 import os
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from data.tokenizer import hf_tokenizer
 
 TEXT = """Before we proceed any further, hear me speak. You are all resolved rather to die than to famish? First, you
 know Caius Marcius is chief enemy to the people. Let us kill him, and we'll have corn at our own price."""
-VARIANTS = {"w2": {"attention": "w2"}, "m1, input kept": {"residual": "m1", "keep_input": True}}
 
 
 @pytest.fixture(scope="module")
@@ -57,20 +55,10 @@ def test_it_writes_what_they_write(ours, theirs, idx):
     assert torch.equal(ours.generate(idx, 40, temperature=0), expected)
 
 
-def test_a_step_lowers_the_loss(ours, idx):
-    model = copy.deepcopy(ours).train()
-    optimizer = model.configure_optimizers(0.1, 1e-4, (0.9, 0.95), "cpu")
-    before = model(idx[:, :-1], idx[:, 1:])[1]
-    before.backward()
-    optimizer.step()
-    with torch.no_grad():
-        assert model(idx[:, :-1], idx[:, 1:])[1] < before
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_other_methods_start_from_it(idx, variant):
+@pytest.mark.parametrize("method", [dict(attention="w2"), dict(residual="m1", keep_input=True)])
+def test_other_methods_start_from_it(idx, method):
     """They compute something else, so they start worse, but all their gradients are finite."""
-    model = from_pretrained(FOLDER, **VARIANTS[variant])
+    model = from_pretrained(FOLDER, **method)
     model(idx[:, :8], idx[:, 1:9])[1].backward()  # Method 1 runs 435 layers again
     assert all(p.grad.isfinite().all() for p in model.parameters())
 

@@ -25,8 +25,7 @@ def test_the_examples():
 def test_char_round_trip(text):
     tokenizer = CharTokenizer(text)
     ids = tokenizer.encode(text)
-    assert all(0 <= i < tokenizer.vocab_size for i in ids)
-    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids) == text and max(ids) < tokenizer.vocab_size
     assert again(tokenizer).encode(text) == ids
 
 
@@ -40,8 +39,7 @@ def again(tokenizer):
 @example("".join(chr(code) for code in range(0x11000) if not 0xD800 <= code < 0xE000))
 def test_bpe_round_trip(text):
     ids = BPE.encode(text)
-    assert BPE.decode(ids) == text
-    assert "".join(BPE.decode_stream(ids)) == text
+    assert BPE.decode(ids) == "".join(BPE.decode_stream(ids)) == text
     assert again(BPE).encode(text) == ids
 
 
@@ -104,10 +102,6 @@ def test_a_text_starts_with_a_new_line_if_there_are_any(text, tokens):
 
 
 def test_gpt2_offline_says_what_works(monkeypatch):
-    def offline(name):
-        raise ConnectionError("no route\nto host")
-
-    monkeypatch.setattr(tiktoken, "get_encoding", offline)
-    with pytest.raises(ValueError, match="--tokenizer=bpe") as error:
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: open("/nowhere"))
+    with pytest.raises(ValueError, match="could not be downloaded .*; --tokenizer=bpe trains one"):
         data.tokenizer.gpt2_tokenizer()
-    assert "\n" not in str(error.value)

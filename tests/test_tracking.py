@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from config.runtime import run
 from conftest import ROOT, TINY, error_of, log_of, refused
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there
@@ -29,7 +28,7 @@ def log(numbers, step):
 
 
 def numbers_of(out):
-    """Return what log.jsonl has of numbers: {(event/name, step): number}."""
+    """Return the numbers in log.jsonl: {(event/name, step): number}."""
     return {
         (f"{line['event']}/{name}", line["step"]): number
         for line in log_of(out)
@@ -38,18 +37,13 @@ def numbers_of(out):
     }
 
 
-def scalars(folder):
-    """Return what TensorBoard has, in the same form."""
-    events = EventAccumulator(folder)
-    events.Reload()
-    return {(tag, event.step): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
-
-
 def test_tensorboard_has_what_the_log_has(repo):
     run = f"train.py {TINY} --out_dir=run --lr_decay=none --tensorboard"
     repo(f"{run} --max_iters=3")
     repo(f"{run} --max_iters=6 --init_from=resume")
-    assert scalars("run") == pytest.approx(numbers_of("run"), rel=1e-6)
+    events = EventAccumulator("run").Reload()
+    found = {(tag, event.step): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
+    assert found == pytest.approx(numbers_of("run"), rel=1e-6)
 
 
 def test_wandb_has_what_the_log_has(repo, monkeypatch):
@@ -60,14 +54,9 @@ def test_wandb_has_what_the_log_has(repo, monkeypatch):
     repo(f"{run} --max_iters=6 --init_from=resume")
     del sys.modules["wandb"]
     lines = [json.loads(line) for line in Path("wandb.jsonl").read_text().splitlines()]
-    first, second = (line for line in lines if "config" in line)
-    assert first["name"] == second["name"] == "run"
-    assert first["config"]["n_layer"] == 2
-    found = {}
-    for line in lines:
-        if "config" not in line:
-            step = line.pop("step")
-            found |= {(name, step): number for name, number in line.items()}
+    begun, numbers = ([line for line in lines if ("config" in line) == begins] for begins in (True, False))
+    assert [(line["name"], line["config"]["n_layer"]) for line in begun] == [("run", 2)] * 2
+    found = {(name, line["step"]): number for line in numbers for name, number in line.items() if name != "step"}
     assert found == numbers_of("out/run")
 
 
@@ -77,8 +66,6 @@ def test_a_tracker_that_is_not_installed(repo, monkeypatch, capsys, tracker):
     error = refused(repo, f"train.py {TINY} --out_dir=run --{tracker}", capsys)
     assert f"this needs a package that is not installed: pip install {tracker}" in error
 
-
-# -- the picture ---------------------------------------------------------------------------------------------
 
 PLOT = str(ROOT / "tests" / "bench" / "plot.py")
 
@@ -104,17 +91,3 @@ def test_runs_in_one_picture(repo, capsys):
         assert named in error_of(repo, [PLOT, *x.split()], capsys)
     assert repo([PLOT, "out", "--x=time", "--out=both.svg"]).endswith("figure: both.svg\n")
     assert Path("both.svg").read_bytes().startswith(b"<?xml")
-
-
-def test_the_version_is_that_of_all_code(repo, monkeypatch):
-    monkeypatch.setattr(run, "ROOT", repo.folder)
-    versions = [run.code_version()]
-    names = ["model.py", "train.py", "config/__init__.py", "config/runtime/checks.py", "data/dataset.py"]
-    for name in names:
-        with open(name, "a") as file:
-            print("# a comment", file=file)
-        versions.append(run.code_version())
-    Path("config/mine.py").write_text("n_layer = 4")  # is in the settings of a run
-    assert run.code_version() == versions[-1]
-    for before, after, name in zip(versions, versions[1:], names):
-        assert [file for file in after["files"] if after["files"][file] != before["files"][file]] == [name]

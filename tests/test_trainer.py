@@ -1,4 +1,4 @@
-"""train.py is held to an explicit form of its loop, tests/trainer.py."""
+"""train.py is held to an explicit form of its loop, tests/trainer.py, and Muon to PyTorch's too."""
 
 from pathlib import Path
 
@@ -8,7 +8,8 @@ import torch
 import trainer
 from config import read_settings
 from config.runtime.devices import use_plain_attention
-from conftest import TINY, load, log_of
+from config.runtime.muon import MuonAdamW
+from conftest import TINY, Outputs, load, progress
 from data.prepare import prepare
 
 OUT = Path("out/x")
@@ -52,10 +53,35 @@ def test_the_loop_equals_the_explicit_one(repo, slow_bfloat16, name):  # or Muon
     use_plain_attention(False)
 
     rounding = 1e-3 if settings["dtype"] == "float16" else 1e-5
-    found = [line for line in log_of(OUT) if line.pop("event") in ("step", "eval")]
-    assert len(found) == len(log)
-    for line, expected in zip(found, log):
-        line.pop("tokens_per_second", None)
+    for line, expected in zip(progress(OUT), log, strict=True):
         assert line == pytest.approx(expected, rel=rounding)
     # a step moves a weight by up to 0.003, the learning rate
     torch.testing.assert_close(load(OUT / "ckpt.pt")["model"], weights, rtol=rounding, atol=rounding)
+
+
+def test_muon_is_pytorchs_but_for_its_bfloat16():
+    """The rounding is a fiftieth of the way from the start at most. (test_the_loop... holds it to an explicit form.)"""
+    shapes = [(8, 8), (24, 8), (8, 24)]
+    start, *gradients = ([torch.randn(shape) for shape in shapes] for _ in range(5))
+
+    def updated(kind, **options):
+        matrices = [torch.nn.Parameter(p.clone()) for p in start]
+        optimizer = kind(matrices, 0.01, weight_decay=0.5, **options)
+        for step in gradients:
+            for p, gradient in zip(matrices, step):
+                p.grad = gradient.clone()
+            optimizer.step()
+        return matrices
+
+    theirs = updated(torch.optim.Muon, adjust_lr_fn="match_rms_adamw")
+    for p, q, before in zip(updated(MuonAdamW), theirs, start):
+        assert (p - q).norm() < 0.02 * (q - before).norm()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_nothing_computes_in_bfloat16_where_it_is_slow(repo, slow_bfloat16, optimizer):
+    with Outputs() as seen:
+        repo(f"train.py {TINY} --optimizer={optimizer} --residual=m1 --attention=w2")
+        repo("sample.py --num_samples=1 --max_new_tokens=20")
+    assert torch.float32 in seen.types
+    assert torch.bfloat16 not in seen.types

@@ -129,10 +129,7 @@ class Optimizer:
 
 
 def near_one(s):
-    """Return singular values after Muon's five steps.
-
-    Their norm is the matrix's, by which it is divided first.
-    """
+    """Return singular values after Muon's five steps. Their norm is the matrix's, by which it is divided first."""
     s = s / s.norm()
     for _ in range(5):
         s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5

@@ -1,9 +1,8 @@
 """
 A quick check of model.py, without pytest: python tests/verify.py
 
-One line per check; the exit code is 1 if one fails. Every attention kind with every residual method,
-and every pair of settings, is tested for causality, against the explicit float64 form of reference.py,
-and against generation without a cache. test_model.py has these checks too, one by one.
+One line per check; the exit code is 1 if one fails. Every attention kind with every residual method, and every pair of
+settings, is tested for causality, against reference.py, and against generation without a cache.
 """
 
 import copy
@@ -17,7 +16,7 @@ import torch
 
 import reference
 from cover import COVER, KINDS, perturb, settings
-from model import GPT, GPTConfig, apply_rope, rope_table
+from model import GPT, Block, GPTConfig, apply_rope, rope_table
 from reference import uncached_greedy
 
 B, T, HIDDEN, HEADS, INNER = 2, 64, 512, 8, 2048
@@ -42,20 +41,17 @@ def close(found, expected, tolerance=1e-9, what="it"):
     assert error <= tolerance * scale, f"{what} is off by {error:.2g}"
 
 
-def one_layer(kind):
-    """Return the block of a one-layer model, random hidden states (B, T, HIDDEN), and cos and sin."""
-    config = GPTConfig(
-        block_size=T,
-        vocab_size=16,
-        n_layer=1,
-        n_head=HEADS,
-        n_embd=HIDDEN,
-        n_inner=INNER,
-        **KINDS[kind],
-    )
-    block = GPT(config).eval().blocks[0]
-    x = torch.randn(B, T, HIDDEN)
-    return block, x, rope_table(0, T, config.head_dim, config.rope_theta, x)
+def of_one_layer(forward):
+    """Return a check of the output of forward(block, x, rope), for random hidden states x (B, T, HIDDEN)."""
+
+    def check():
+        for kind in KINDS:
+            config = GPTConfig(T, 16, n_layer=1, n_head=HEADS, n_embd=HIDDEN, n_inner=INNER, **KINDS[kind])
+            x = torch.randn(B, T, HIDDEN)
+            out = forward(Block(config, layer=0), x, rope_table(0, T, config.head_dim, config.rope_theta, x))
+            assert out.shape == x.shape and out.isfinite().all(), f"{kind}: {tuple(out.shape)}, or not finite"
+
+    return check
 
 
 def rope_shapes():
@@ -64,29 +60,15 @@ def rope_shapes():
     x = torch.randn(B, HEADS, T, D, dtype=torch.float64)
     cos, sin = rope_table(0, T, D, 10000.0, x)
     assert cos.shape == sin.shape == (T, D), f"cos and sin are {tuple(cos.shape)}, not {(T, D)}"
-    turned = apply_rope(x, (cos, sin))
-    expected = reference.rope(x[1, 3], 10000.0)
-    close(turned[1, 3], expected, what="a rotated head")
+    close(apply_rope(x, (cos, sin))[1, 3], reference.rope(x[1, 3], 10000.0), what="a rotated head")
 
 
-def attention_forward():
-    for kind in KINDS:
-        block, x, rope = one_layer(kind)
-        normed = block.attn_norm(x)
-        q, k, v = block.attn.project(normed, rope)
-        out = block.attn(*block.attn.score_vectors(q, k, normed, ()), v)
-        assert out.shape == x.shape and out.isfinite().all(), f"{kind}: {tuple(out.shape)}, or not finite"
+def attention(block, x, rope):
+    q, k, v = block.attn.project(x, rope)
+    return block.attn(*block.attn.score_vectors(q, k, x, ()), v)
 
 
-def block_forward():
-    for kind in KINDS:
-        block, x, rope = one_layer(kind)
-        out, _ = block(x, rope)
-        assert out.shape == x.shape and out.isfinite().all(), f"{kind}: {tuple(out.shape)}, or not finite"
-
-
-# ----------------------------------------------------------------------------------------------
-# for one row of settings
+# -- for one row of settings ---------------------------------------------------------------------------------
 
 
 def equals_the_reference(row):
@@ -162,8 +144,8 @@ def in_every_row(check):
 
 CHECKS = [
     ("RoPE Shapes", rope_shapes),
-    ("Attention Forward", attention_forward),
-    ("Block Forward", block_forward),
+    ("Attention Forward", of_one_layer(attention)),
+    ("Block Forward", of_one_layer(lambda block, x, rope: block(x, rope)[0])),
     ("Gradients", in_every_row(equals_the_reference)),
     ("Causality", in_every_row(future_does_not_move_the_past)),
     ("Cache = No Cache", in_every_row(cache_changes_nothing)),
