@@ -120,26 +120,30 @@ def test_no_token_is_generated_that_the_tokenizer_lacks(row, tmp_path):
 
 
 ROWS = [{"input_ids": row, "labels": row} for row in ids(2, 16).tolist()]
-
-
 TRAINING = dict(use_cpu=True, report_to=[], logging_steps=1, max_steps=12, learning_rate=0.02)
 
 
-def assert_learns(trainer):
+def learns(trainer):
+    """Return the loss of each step of transformers' Trainer, or trl's."""
     trainer.train()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     assert losses[-1] < 0.7 * losses[0]
+    return losses
 
 
 def learns_by_trainer(model, folder, **options):
     pytest.importorskip("accelerate")
     options |= dict(per_device_train_batch_size=1, gradient_accumulation_steps=2)
     arguments = transformers.TrainingArguments(output_dir=folder, **TRAINING, **options)
-    assert_learns(transformers.Trainer(model, arguments, train_dataset=ROWS))
+    return learns(transformers.Trainer(model, arguments, train_dataset=ROWS))
 
 
-def test_trainer(tmp_path):
-    learns_by_trainer(exported(a_model(), tmp_path), tmp_path)
+def test_trainer_with_and_without_gradient_checkpointing(tmp_path):
+    save_pretrained(a_model(), tmp_path / "exported")
+    plain, less_memory = (
+        learns_by_trainer(opened(tmp_path / "exported"), tmp_path, gradient_checkpointing=on) for on in (False, True)
+    )
+    assert less_memory == pytest.approx(plain, rel=1e-4)
 
 
 def test_gradient_checkpointing_is_the_models_own(tmp_path):
@@ -166,7 +170,7 @@ def test_supervised_fine_tuning_by_trl(tmp_path):
     model, tokenizer = opened(tmp_path / "exported"), AutoTokenizer.from_pretrained(tmp_path / "exported")
     texts = datasets.Dataset.from_dict({"text": ["the quick brown fox", "the dog"] * 4})
     options = trl.SFTConfig(output_dir=tmp_path, **TRAINING, max_length=64)
-    assert_learns(trl.SFTTrainer(model, options, train_dataset=texts, processing_class=tokenizer))
+    learns(trl.SFTTrainer(model, options, train_dataset=texts, processing_class=tokenizer))
 
 
 ALONE = """

@@ -199,9 +199,9 @@ def test_sampling_needs_the_checkpoint_alone(repo):
 def test_options_of_sampling(repo):
     """The likeliest token is that of one, and nothing drops."""
     repo(f"{RUN} --dropout=0.5")
-    ways = ("--temperature=0", "--top_k=1", "--top_p=1e-9", "--top_k=3")
-    likeliest, one, fewest, three = (repo(f"sample.py --num_samples=2 --max_new_tokens=50 {way}") for way in ways)
-    assert likeliest == one == fewest != three
+    ways = ("--temperature=0", "--top_k=1", "--top_k=3")
+    likeliest, one, three = (repo(f"sample.py --num_samples=2 --max_new_tokens=50 {way}") for way in ways)
+    assert likeliest == one != three
     _, first, second = likeliest.split("-" * 80 + "\n")
     assert first == second
 
