@@ -23,9 +23,8 @@ import operations
 from examine import Refused
 
 T, VOCABULARY = 48, 19
-TOKENS = torch.randint(
-    VOCABULARY - 1, (100, T + 1), generator=torch.Generator().manual_seed(0)
-)  # the last one is spare
+RANDOM = torch.Generator().manual_seed(0)
+TOKENS = torch.randint(VOCABULARY - 1, (100, T + 1), generator=RANDOM)  # the last one is spare
 WINDOWS = {"x": TOKENS[:, :-1].int(), "y": TOKENS[:, 1:].int()}
 
 
@@ -142,10 +141,8 @@ def test_a_refusal_says_why(change, why):
 def test_places_without_a_target_are_not_read():
     windows = WINDOWS | {"y": WINDOWS["y"].clone()}
     windows["y"][:, 2:] = -1
-    hold(
-        with_logits(lambda m, logits, idx, y: logits + F.pad(later(idx)[:, 2:], (0, 0, min(2, idx.size(1)), 0))),
-        windows,
-    )
+    places = torch.arange(T)[:, None]
+    hold(with_logits(lambda m, logits, idx, y: logits + later(idx) * (places[: idx.size(1)] >= 2)), windows)
 
 
 def test_every_window_is_read_once_at_a_place_that_nobody_can_predict():
@@ -242,7 +239,7 @@ PASSED_OVER = {  # operations, and the multiplications and additions of their fo
 @pytest.mark.parametrize("name", PASSED_OVER)
 def test_what_pytorch_passes_over_is_counted(name):
     function, expected = PASSED_OVER[name]
-    with FlopCounterMode(display=False, custom_mapping=operations.formulas()) as counter:
+    with FlopCounterMode(display=False, custom_mapping=operations.FORMULAS) as counter:
         function().sum().backward()
     assert counter.get_total_flops() == expected
 
@@ -282,12 +279,6 @@ def test_a_leak_behind_a_gate_that_is_still_closed_is_refused_before_training(lo
         look(with_gate(lambda gate, logits: logits + gate * logits.roll(-1, 1)))
 
 
-def test_a_part_that_does_not_learn_is_named(look):
-    facts = look(with_gate(lambda gate, logits: logits))
-    assert facts["notes"] == ["its parameter gate has not changed in 18 steps"] and facts["parameters"] > 1000
-    assert look(with_gate(lambda gate, logits: logits * (1 - gate)))["notes"] == []
-
-
 def test_a_model_whose_operations_cannot_be_counted_is_no_crash(look):
     def uncountable(gate, logits):
         if torch.utils._python_dispatch._len_torch_dispatch_stack():
@@ -295,7 +286,10 @@ def test_a_model_whose_operations_cannot_be_counted_is_no_crash(look):
         return logits * (1 - gate)
 
     facts = look(with_gate(uncountable))
-    assert facts["trouble"] == ("undecided", "its operations cannot be counted: RuntimeError: no modes")
+    assert facts["parameters"] > 1000 and facts["trouble"] == (
+        "undecided",
+        "its operations cannot be counted: RuntimeError: no modes",
+    )
 
 
 def test_the_loss_of_the_weights_is_measured(tmp_path, monkeypatch):

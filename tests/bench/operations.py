@@ -54,10 +54,7 @@ FORMULAS = {  # of what PyTorch's counter passes over, from the shapes of the ar
     "_scaled_dot_product_flash_attention_for_cpu": attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": lambda grad, *qkv, **_: 2 * attention(*qkv),
 }
-
-
-def formulas():
-    return {getattr(torch.ops.aten, name): formula for name, formula in FORMULAS.items()}
+FORMULAS = {getattr(torch.ops.aten, name): formula for name, formula in FORMULAS.items()}
 
 
 def use_plain_attention():
@@ -71,7 +68,7 @@ def train_briefly(home, options, folder, count=True):
     totals = []
     for steps in STEPS:
         sys.argv = [f"{home}/train.py", *options, *SHORT.split(), f"--max_iters={steps}", f"--out_dir={folder}/{steps}"]
-        counter = FlopCounterMode(display=False, custom_mapping=formulas())
+        counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
         try:
             with counter if count else nullcontext():
                 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import numpy as np
 import torch
-from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
@@ -59,9 +59,8 @@ def draw(runs, x):
         label = f"{min(losses):.3f}  {folder}".replace("$", r"\$")
         axis.plot([one[x] for one in evals], losses, label=label)
         shown += losses[len(losses) // 4 :]
-    axis.set(xlim=(0, None), ylim=(min(shown) - 0.02, max(shown) + 0.02), xlabel=AXES[x], ylabel="validation loss")
+    axis.set(ylim=(min(shown) - 0.02, max(shown) + 0.02), xlabel=AXES[x], ylabel="validation loss")
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axis.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", frameon=False)
     return figure
 
@@ -91,20 +90,15 @@ def draw_maps(folder, text):
     saved = load_checkpoint(find_checkpoint(folder, prefer="best"))
     model, tokenizer = build_model(saved).eval(), tokenizer_from_state(saved["tokenizer"])
     tokens = tokenizer.encode(text)[-model.config.block_size :]
-    layers = attention_weights(model, torch.tensor([tokens]))
-    labels = [repr(tokenizer.decode([token]))[1:-1].replace("$", r"\$").replace(" ", "␣") for token in tokens]
-    rows, columns, side = len(layers), model.config.n_head, 1.2 + 0.12 * min(len(tokens), 32)
-    figure = Figure(figsize=(side * columns, side * rows), layout="tight")
-    for i, axis in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
-        layer, head = divmod(i, columns)
-        axis.imshow(layers[layer][0, head].numpy(), cmap="Blues", norm=PowerNorm(0.5, 0, 1, clip=True))
-        axis.set_title(f"layer {layer}, head {head}", fontsize=6)
-        axis.tick_params(labelsize=5)
-        if len(tokens) <= 32:  # else there is no room for them
-            axis.set_xticks(range(len(tokens)), labels, rotation=90)
-            axis.set_yticks(range(len(tokens)), labels)
-    figure.supylabel("query", fontsize=8)
-    figure.supxlabel("key", fontsize=8)
+    weights = torch.cat(attention_weights(model, torch.tensor([tokens]))).sqrt()
+    labels = [repr(tokenizer.decode([token]))[1:-1] for token in tokens]
+    side = 1.2 + 0.1 * len(tokens)
+    figure = Figure(figsize=(side * weights.size(1), side * weights.size(0)), layout="tight")
+    for (layer, head), axis in np.ndenumerate(figure.subplots(*weights.shape[:2], squeeze=False)):
+        axis.imshow(weights[layer, head], cmap="Blues", vmin=0, vmax=1)
+        axis.set_title(f"layer {layer}, head {head}: queries down, keys across", fontsize=6)
+        axis.set_xticks(range(len(tokens)), labels, rotation=90, fontsize=5, parse_math=False)
+        axis.set_yticks(range(len(tokens)), labels, fontsize=5, parse_math=False)
     return figure
 
 
@@ -114,20 +108,16 @@ def main(argv):
     if options["x"] not in AXES:
         raise UserError(f"x = {options['x']!r} is invalid: it must be one of {', '.join(AXES)}")
     if options["maps"]:
-        save(draw_maps(paths[0], options["maps"]), options["out"])
-        return
-    folders = [log.parent for path in paths for log in sorted(path.rglob("log.jsonl"))]
-    runs = {folder: read_run(folder) for folder in folders}
-    runs = {folder: evals for folder, evals in runs.items() if evals}
-    if not runs:
-        raise UserError(f"no evaluated run in: {', '.join(map(str, paths)) or 'no folder given'}")
-    save(draw(runs, options["x"]), options["out"])
-
-
-def save(figure, path):
+        figure = draw_maps(paths[0], options["maps"])
+    else:
+        runs = {log.parent: read_run(log.parent) for path in paths for log in sorted(path.rglob("log.jsonl"))}
+        runs = {folder: evals for folder, evals in runs.items() if evals}
+        if not runs:
+            raise UserError(f"no evaluated run in: {', '.join(map(str, paths)) or 'no folder given'}")
+        figure = draw(runs, options["x"])
     with file_errors():
-        figure.savefig(path, dpi=120)
-    print(f"figure: {path}")
+        figure.savefig(options["out"], dpi=120)
+    print(f"figure: {options['out']}")
 
 
 if __name__ == "__main__":
