@@ -28,7 +28,6 @@ from config.runtime.files import atomic_write, sha256
 from config.runtime.processes import install_excepthook, quiet_pipe
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared
-from figure import write_figure
 from plan import REFUSED, Comparison
 from report import LEDGER, Report, earlier_looks
 from runs import CRASHED, Crashed, Stopped, Workers, examine, places
@@ -109,9 +108,10 @@ def main(argv):
     report, out = Report(comparison), Path(options["out"]).expanduser()
     print("\n" + report.markdown())
     report.write(out, again, machine_name(device))
-    write_figure(report, out / "figure.png")
     print("\n".join(report.lines()))
-    return exit_code_of(report, options["exit_code"])
+    verdicts = [facts["verdict"] for facts in report.facts]
+    codes = {PAYS: 0, CRASHED: 1, REFUSED: 4, UNDECIDED: 11} if options["exit_code"] else {CRASHED: 1}
+    return next((code for verdict, code in codes.items() if verdict in verdicts), 10 * options["exit_code"])
 
 
 def seconds_of(budget):
@@ -140,14 +140,6 @@ def do_runs(comparison, workers, deadline):
             run, said = crash.args
             print(f"{run.label()}:\n{said}", file=sys.stderr)
             comparison.leave_out(run.variant, CRASHED, said.splitlines()[-1])
-
-
-def exit_code_of(report, asked):
-    verdicts = [facts["verdict"] for facts in report.facts]
-    if not asked:
-        return int(CRASHED in verdicts)
-    codes = {PAYS: 0, CRASHED: 1, REFUSED: 4, UNDECIDED: 11}
-    return next((code for verdict, code in codes.items() if verdict in verdicts), 10)
 
 
 if __name__ == "__main__":

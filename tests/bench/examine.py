@@ -125,7 +125,8 @@ def look_before(home, windows, options):
         few = {name: windows[name][:FEWER] for name in ("x", "y")}
         with torch.no_grad():  # away from zeros and ones, behind which a part may hide
             for p in model.parameters():
-                p += 0.1 * torch.randn_like(p).sign() * p.requires_grad
+                if p.requires_grad:
+                    p += 0.1 * torch.randn_like(p).sign()
         if not read_windows(model, few, FEWER).isfinite().all():  # out of a parameter's domain
             model, _ = load(checkpoint)
         prefixes, _ = read_prefixes(model, few, FEWER)

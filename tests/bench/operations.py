@@ -27,10 +27,6 @@ def trilinear(a, b, c, *expanded, **_):
     return 2 * math.prod(map(max, *shapes))
 
 
-def matrix_vector(*shapes, **_):
-    return 2 * math.prod(shapes[-2])
-
-
 def distances(a, b, *_, out_shape, **__):
     return 2 * math.prod(out_shape) * a[-1]
 
@@ -48,9 +44,7 @@ FORMULAS = {  # of what PyTorch's counter passes over, from the shapes of the ar
     "_cdist_forward": distances,
     "_cdist_backward": lambda grad, a, *_, **__: 2 * math.prod(grad) * a[-1],
     "_euclidean_dist": distances,
-    "mv": matrix_vector,
-    "addmv": matrix_vector,
-    "dot": matrix_vector,
+    **dict.fromkeys(("mv", "addmv", "dot"), lambda *shapes, **_: 2 * math.prod(shapes[-2])),
     "_scaled_dot_product_flash_attention_for_cpu": attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": lambda grad, *qkv, **_: 2 * attention(*qkv),
 }

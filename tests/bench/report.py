@@ -1,7 +1,8 @@
-"""What a comparison says: a table, a sentence for each candidate, verdict.json, and the ledger of all verdicts."""
+"""What a comparison says: a table, a sentence for each candidate, a figure, verdict.json, the ledger of verdicts."""
 
 import csv
 import json
+import math
 import re
 import time
 from contextlib import suppress
@@ -62,12 +63,11 @@ class Report:
 
     def where(self):
         """Return where a verdict holds."""
-        base, settings = self.base, self.base.settings
-        tokens = settings["max_iters"] / base.parameters
-        for name in ("batch_size", "grad_accum_steps", "block_size"):
-            tokens *= settings[name]
-        size = f"{settings['n_layer']} layers, width {settings['n_embd']}, {tokens:.2g} tokens per parameter"
-        return f"Compared at {size}, on {settings['dataset']}."
+        settings = self.base.settings
+        tokens = math.prod(settings[name] for name in ("max_iters", "batch_size", "grad_accum_steps", "block_size"))
+        size = f"{settings['n_layer']} layers, width {settings['n_embd']}"
+        per_parameter = f"{tokens / self.base.parameters:.2g} tokens per parameter"
+        return f"Compared at {size}, {per_parameter}, on {settings['dataset']}."
 
     def notes(self):
         """Yield the caveats of the table."""
@@ -89,11 +89,8 @@ class Report:
 
     def markdown(self):
         sentences = [f"{facts['name']}: {facts['verdict']}: {facts['why']}." for facts in self.facts if facts["why"]]
-        notes = [f"NOTE {line}" for line in self.notes()]
-        return (
-            "\n".join([as_table(HEADER, map(self.row, self.facts)), "", *sentences, self.where(), "", *notes]).strip()
-            + "\n"
-        )
+        paragraphs = [*sentences, self.where()], [f"NOTE {line}" for line in self.notes()]
+        return "\n\n".join([as_table(HEADER, map(self.row, self.facts)), *map("\n".join, paragraphs)]).strip() + "\n"
 
     def lines(self):
         """Yield a line for each candidate, of a fixed form, for programs."""
@@ -125,7 +122,27 @@ class Report:
             for run, result in self.comparison.results.items():
                 names = {"variant": run.variant.name, "folder": run.folder.name, "flops": run.flops}
                 rows.writerow(vars(run) | names | result)
-        print(f"saved: {folder}/table.md, verdict.json, runs.csv")
+        self.draw(folder / "figure.png")
+        print(f"saved: {folder}/table.md, verdict.json, runs.csv, figure.png")
+
+    def draw(self, path):
+        """Draw the gains at equal cost. An earlier figure at `path` is removed."""
+        from matplotlib.figure import Figure
+
+        path.unlink(missing_ok=True)
+        drawn = [facts for facts in self.facts if facts["equal_cost"]]
+        if not drawn:
+            return
+        figure = Figure(figsize=(7, 1.3 + 0.4 * len(drawn)), dpi=120, layout="constrained")
+        axis = figure.subplots()
+        gains, halves = zip(*(facts["equal_cost"].values() for facts in drawn))
+        axis.errorbar(gains, range(len(drawn)), xerr=halves, fmt="o", capsize=2.5)
+        axis.axvline(0, color="#888888", linewidth=0.8, zorder=0)
+        labels = [f"{facts['name']}, {facts['operations']:.2f}×: {facts['verdict']}" for facts in drawn]
+        axis.set_yticks(range(len(drawn)), labels, parse_math=False)
+        axis.invert_yaxis()
+        axis.set_xlabel(f"gain at equal cost over {self.base.name} (nats per token)", parse_math=False)
+        figure.savefig(path)
 
 
 @file_errors()

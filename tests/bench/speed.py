@@ -36,13 +36,7 @@ device = "auto"  # auto, cpu, cuda, cuda:1
 
 SHAPE = {"block_size": 256, "n_layer": 6, "n_head": 6, "n_embd": 384, "vocab_size": 65}  # of all models
 SECONDS = 5  # of alternating steps
-VARIANTS = [
-    "W2: --attention=w2",
-    "W2, diagonal σ: --attention=w2 --sigma=diagonal",
-    "summed QKᵀ: --attention=summed_qk",
-    "Method 1: --residual=m1",
-    "Method 2: --residual=m2",
-]
+VARIANTS = ["--attention=w2", "--attention=summed_qk", "--residual=m1", "--residual=m2"]
 
 
 def make_model(settings, device):

@@ -15,8 +15,7 @@ LEAST = 0.001  # nats: a gain must be larger to matter, so half of an interval i
 ERROR = 0.05  # of all intervals of a candidate: each of its looks has an equal share (Bonferroni)
 MOST_RATES = 24  # learning rates tried in one search
 
-PAYS, FAILS, TIES = "pays", "does not pay", "tie"
-UNDECIDED, HURTS = "undecided", "longer training hurts the baseline"
+PAYS, FAILS, TIES, UNDECIDED = "pays", "does not pay", "tie", "undecided"
 
 
 # -- a verdict ---------------------------------------------------------------------------------------------------
@@ -69,8 +68,8 @@ def judge(runs, baseline_at, cost, level):
         if gain.verdict == FAILS:
             return FAILS, gain, rung
     lowest = min(rungs, key=lambda rung: np.mean(rungs[rung]))
-    gain, rise = gain_of(runs, rungs[lowest], level), gain_of(rungs[lowest], rungs[cost], 0.9)
-    return HURTS if rise.value > rise.half else gain.verdict, gain, lowest
+    gain = gain_of(runs, rungs[lowest], level)
+    return gain.verdict, gain, lowest
 
 
 def needed_rungs(cost):
