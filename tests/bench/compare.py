@@ -69,26 +69,23 @@ def make_comparison(options, words, common, device):
     folder = out / sha256(json.dumps(tokens, sort_keys=True).encode())[:8]
     for home in {variant.home for variant in variants}:
         link_data(home, data.folder)
-    windows = save_windows(data, settings, folder)
+    windows = folder / f"windows-{settings['block_size']}-{settings['eval_tokens']}.pt"
+    save_windows(windows, data.windows("val", 1, settings["block_size"], settings["eval_tokens"]))
     variants = [examine(variant, folder, windows, device) for variant in variants]
     earlier = earlier_looks(out.parent / LEDGER, variants[0], tokens, options["first_seed"])
     return Comparison(variants, options, folder, windows, tokens, earlier)
 
 
-def save_windows(data, settings, folder):
-    """Write the windows on which the referee measures every loss, and return the path of their file."""
-    path = folder / f"windows-{settings['block_size']}-{settings['eval_tokens']}.pt"
-    pairs = data.windows("val", 1, settings["block_size"], settings["eval_tokens"])
-    x, y = (torch.cat(part).int() for part in zip(*pairs))
-    folder.mkdir(parents=True, exist_ok=True)
+def save_windows(path, batches):
+    """Write the windows on which the referee measures every loss."""
+    x, y = (torch.cat(part).int() for part in zip(*batches))
+    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         torch.save({"x": x, "y": y}, file)
-    return path
 
 
 def main(argv):
     quiet_pipe()
-    again = shlex.join(["python", sys.argv[0], *argv])
     options, words, common = read_arguments(argv)
     deadline, device = time.time() + seconds_of(options["budget"]), pick_device(options["device"])
     place = options["device"] if ":" in options["device"] else device.type
@@ -101,13 +98,13 @@ def main(argv):
     try:
         do_runs(comparison, workers, deadline)
     except Stopped as stopped:
-        print(f"\nstopped; to resume: {again}", flush=True)
+        print("\nstopped: rerun the command to resume", flush=True)
         raise SystemExit(128 + stopped.args[0]) from None
     finally:
         workers.stop()
     report, out = Report(comparison), Path(options["out"]).expanduser()
     print("\n" + report.markdown())
-    report.write(out, again, machine_name(device))
+    report.write(out, shlex.join(["python", sys.argv[0], *argv]), machine_name(device))
     print("\n".join(report.lines()))
     verdicts = [facts["verdict"] for facts in report.facts]
     codes = {PAYS: 0, CRASHED: 1, REFUSED: 4, UNDECIDED: 11} if options["exit_code"] else {CRASHED: 1}

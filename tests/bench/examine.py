@@ -156,10 +156,8 @@ def main(home, windows, answer, *source):
     sys.path.insert(0, home)
     del sys.modules["operations"]  # the variant may have one
     try:
-        if source[0].startswith("--"):
-            facts = look_before(home, windows, source)
-        else:
-            facts = look_after(home, windows, Path(source[0]))
+        before = source[0].startswith("--")
+        facts = look_before(home, windows, source) if before else look_after(home, windows, Path(source[0]))
     except Refused as why:
         facts = {"trouble": ("refused", str(why))}
     temporary = answer.with_name(f"{answer.name}.tmp")

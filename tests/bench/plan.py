@@ -49,8 +49,8 @@ class Comparison:
         self.earlier = earlier  # {identity of a candidate: the looks at it and this baseline, (first seed, seeds)}
         self.baseline, *self.candidates = variants
         self.looks = numbers(options, "seeds", int, 2)
-        self.rates = numbers(options, "rates", float, 1e-12) if options["rates"] not in ("", "none") else []
-        self.searches = options["rates"] != "none" and len(self.rates) != 1
+        self.searches = options["rates"] != "none"
+        self.rates = numbers(options, "rates", float, 1e-12) if self.searches and options["rates"] else []
         self.results = {}  # {run: its result}
         self.tuned = {}  # {(variant, multiple of its length): its best learning rate}
         self.left_out, self.standing = {}, {}  # {candidate: its Standing}
@@ -80,7 +80,7 @@ class Comparison:
 
     def decide(self):
         """Decide about the candidates, look by look."""
-        self.standing = dict(self.left_out)
+        self.standing = dict.fromkeys(self.candidates, Standing()) | self.left_out
         for look in range(len(self.looks)):
             if not self.undecided():
                 break
@@ -90,8 +90,8 @@ class Comparison:
             self.each(self.judge, self.undecided(), look, losses)
 
     def undecided(self):
-        verdict = lambda one: self.standing.get(one, Standing()).verdict
-        return [one for one in self.candidates if one not in self.left_out and verdict(one) == UNDECIDED]
+        left = [one for one in self.candidates if one not in self.left_out]
+        return [one for one in left if self.standing[one].verdict == UNDECIDED]
 
     def each(self, function, variants, *more):
         """Return {variant: function(variant, *more)}, or raise Missing with the runs that they lack."""
@@ -118,11 +118,9 @@ class Comparison:
 
     def seconds(self, candidate):
         """Return the seconds of training at the first look, over the baseline's; None if a run was resumed."""
-        seconds = [
-            [self.result(self.run(variant, seed))["seconds"] for seed in self.seeds(0)]
-            for variant in (candidate, self.baseline)
-        ]
-        return None if None in sum(seconds, []) else sum(seconds[0]) / sum(seconds[1])
+        seconds = lambda one: [self.result(self.run(one, seed))["seconds"] for seed in self.seeds(0)]
+        ours, theirs = seconds(candidate), seconds(self.baseline)
+        return None if None in ours + theirs else sum(ours) / sum(theirs)
 
     def others(self, candidate):
         """Return the looks at a candidate, (first seed, seeds), that other comparisons took."""
@@ -176,9 +174,9 @@ class Comparison:
     # -- learning rates ------------------------------------------------------------------------------------------
 
     def rate(self, variant, cost=1.0):
-        """Return a variant's best learning rate at a multiple of its length, or the one that is given."""
+        """Return a variant's best learning rate at a multiple of its length, or its own if none is searched."""
         if not self.searches:
-            return self.rates[0] if self.rates else variant.settings["learning_rate"]
+            return variant.settings["learning_rate"]
         if abs(cost - 1) < 0.1:
             cost = 1.0  # the best rate hardly changes with so little
         if (variant, cost) not in self.tuned:
@@ -209,7 +207,7 @@ class Comparison:
         if (variant, cost) != (base, 1.0):
             own = rounded(own * self.rate(base) / base.settings["learning_rate"])
         elif self.rates:
-            return list(self.rates)
+            return self.rates
         return [own / 2, own, 2 * own]
 
 

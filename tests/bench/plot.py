@@ -11,7 +11,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 
 from config import read_settings
 from config.runtime.errors import UserError, file_errors
@@ -53,7 +52,6 @@ def draw(runs, x):
         axis.plot([one[x] for one in evals], losses, label=label)
         shown += losses[len(losses) // 4 :]
     axis.set(ylim=(min(shown) - 0.02, max(shown) + 0.02), xlabel=AXES[x], ylabel="validation loss")
-    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.legend(loc="outside upper center", frameon=False)
     return figure
 
@@ -66,7 +64,7 @@ def main(argv):
     runs = {log.parent: read_run(log.parent) for path in paths for log in sorted(path.rglob("log.jsonl"))}
     runs = {folder: evals for folder, evals in runs.items() if evals}
     if not runs:
-        raise UserError(f"no evaluated run in: {', '.join(map(str, paths)) or 'no folder given'}")
+        raise UserError(f"no evaluated run in: {', '.join(map(str, paths))}")
     with file_errors():
         draw(runs, options["x"]).savefig(options["out"], dpi=120)
     print(f"figure: {options['out']}")

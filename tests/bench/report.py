@@ -4,12 +4,10 @@ import csv
 import json
 import math
 import re
-import time
 from contextlib import suppress
 
 from config.runtime.errors import file_errors
 from config.runtime.run import code_version
-from plan import Standing
 from stats import PAYS, UNDECIDED
 from variants import differing_files
 
@@ -29,7 +27,7 @@ class Report:
 
     def facts_of(self, candidate) -> dict:
         """Return what verdict.json says of a candidate."""
-        found, first = self.comparison.standing.get(candidate, Standing()), self.comparison.options["first_seed"]
+        found, first = self.comparison.standing[candidate], self.comparison.options["first_seed"]
         interval = lambda gain: gain and {"gain": gain.value, "half": gain.half}
         facts = self.identity(candidate) | found._asdict()
         facts |= {"equal_steps": interval(found.equal_steps), "equal_cost": interval(found.equal_cost)}
@@ -42,8 +40,7 @@ class Report:
 
     def identity(self, variant):
         code = {"hash": variant.home.name, "differs_in": differing_files(variant.home, self.base.home)}
-        facts = {"name": variant.name, "identity": variant.identity, "code": code}
-        return facts | {"settings": variant.options(variant.settings), "parameters": variant.parameters}
+        return {"name": variant.name, "identity": variant.identity, "code": code}
 
     def what_next(self, found):
         """Return what would decide about a candidate."""
@@ -54,20 +51,10 @@ class Report:
         how = "rerun the command" if looks[-1] > seeds else f"--seeds={','.join(map(str, [*looks, needed]))}"
         return f"{needed - seeds} more seeds would decide if this gain stays: {how}"
 
-    # -- in words ------------------------------------------------------------------------------------------------
-
     def row(self, facts):
         operations, seconds = (f"{facts[name]:.2f}" if facts[name] else "" for name in ("operations", "seconds"))
         equal, gain = signed(facts["equal_steps"]), signed(facts["equal_cost"])
         return [facts["name"], equal, operations or "not known", seconds, gain, facts["verdict"], str(facts["seeds"])]
-
-    def where(self):
-        """Return where a verdict holds."""
-        settings = self.base.settings
-        tokens = math.prod(settings[name] for name in ("max_iters", "batch_size", "grad_accum_steps", "block_size"))
-        size = f"{settings['n_layer']} layers, width {settings['n_embd']}"
-        per_parameter = f"{tokens / self.base.parameters:.2g} tokens per parameter"
-        return f"Compared at {size}, {per_parameter}, on {settings['dataset']}."
 
     def notes(self):
         """Yield the caveats of the table."""
@@ -77,11 +64,11 @@ class Report:
         said = {(run.variant.name, note) for run, result in comparison.results.items() for note in result["notes"]}
         yield from (f"{name}: {note}" for name, note in sorted(said))
         for candidate, facts in zip(comparison.candidates, self.facts):
-            name, seconds, operations = facts["name"], facts["seconds"] or 0, facts["operations"] or 0
+            name, seconds, operations = (facts[key] for key in ("name", "seconds", "operations"))
             files = [file for file in facts["code"]["differs_in"] if not MAY_DIFFER.fullmatch(file)]
             if files:
                 yield f"{name} has its own {', '.join(files)}: what a step, a batch or the text is may differ"
-            if seconds > SLOWER * operations:
+            if seconds and seconds > SLOWER * operations:
                 ratios = f"{seconds:.2f} times the time for {operations:.2f} times the operations"
                 yield f"{name} takes {ratios}: something may not be counted"
             if looks := len(comparison.others(candidate)):
@@ -89,7 +76,11 @@ class Report:
 
     def markdown(self):
         sentences = [f"{facts['name']}: {facts['verdict']}: {facts['why']}." for facts in self.facts if facts["why"]]
-        paragraphs = [*sentences, self.where()], [f"NOTE {line}" for line in self.notes()]
+        settings = self.base.settings
+        tokens = math.prod(settings[name] for name in ("max_iters", "batch_size", "grad_accum_steps", "block_size"))
+        size = f"{settings['n_layer']} layers, width {settings['n_embd']}, {tokens / self.base.parameters:.2g} tokens"
+        sentences.append(f"Compared at {size} per parameter, on {settings['dataset']}.")
+        paragraphs = sentences, [f"NOTE {line}" for line in self.notes()]
         return "\n\n".join([as_table(HEADER, map(self.row, self.facts)), *map("\n".join, paragraphs)]).strip() + "\n"
 
     def lines(self):
@@ -98,14 +89,11 @@ class Report:
             gain = signed(facts["equal_cost"]) or "none"
             yield f"VERDICT {facts['verdict']} | {facts['name']} | gain {gain} | seeds {facts['seeds']}"
 
-    # -- files ---------------------------------------------------------------------------------------------------
-
     @file_errors()
     def write(self, folder, command, machine):
         facts = {
             "schema": SCHEMA,
             "command": command,
-            "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "machine": machine,
             "commit": code_version()["commit"],
             "data": {"dataset": self.base.settings["dataset"], "sha256": self.comparison.tokens},
@@ -133,12 +121,12 @@ class Report:
         drawn = [facts for facts in self.facts if facts["equal_cost"]]
         if not drawn:
             return
-        figure = Figure(figsize=(7, 1.3 + 0.4 * len(drawn)), dpi=120, layout="constrained")
+        figure = Figure(figsize=(7, 1.3 + 0.4 * len(drawn)), layout="constrained")
         axis = figure.subplots()
         gains, halves = zip(*(facts["equal_cost"].values() for facts in drawn))
         axis.errorbar(gains, range(len(drawn)), xerr=halves, fmt="o", capsize=2.5)
-        axis.axvline(0, color="#888888", linewidth=0.8, zorder=0)
-        labels = [f"{facts['name']}, {facts['operations']:.2f}×: {facts['verdict']}" for facts in drawn]
+        axis.axvline(0, color="gray")
+        labels = [f"{facts['name']}: {facts['verdict']}" for facts in drawn]
         axis.set_yticks(range(len(drawn)), labels, parse_math=False)
         axis.invert_yaxis()
         axis.set_xlabel(f"gain at equal cost over {self.base.name} (nats per token)", parse_math=False)
@@ -168,4 +156,4 @@ def signed(interval):
 
 def as_table(header, rows):
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,11 +1,9 @@
 """
-What a training step costs in time, over the standard model's:
+What a training step costs in time, over the standard model's: python tests/bench/speed.py [VARIANT ...]
 
-    python tests/bench/speed.py                                                            # this repository's variants
-    python tests/bench/speed.py config/m1_shakespeare.py "kept: --residual=m1 --keep_input"    # as for compare.py
-
-Models are timed in pairs, in one process: a step of one, a step of the other, and so on. The speed of a shared machine
-drifts. The median ratio of such pairs hardly does.
+Variants are written as for compare.py, as in "kept: --residual=m1 --keep_input". Models are timed in pairs, in one
+process: a step of one, a step of the other, and so on. The speed of a shared machine drifts. The median ratio of such
+pairs hardly does.
 """
 
 import statistics
@@ -90,7 +88,7 @@ def main(argv):
         pairs = ([stepper(make_model(one, device), device, dtype) for one in (standard, settings)] for dtype in dtypes)
         rows.append([name, f"{costs[1] / costs[0]:.2f}", *(f"{alternate(*pair):.2f}" for pair in pairs)])
     print(machine_name(device), "\n")
-    print(as_table(["", "operations", *(f"time, {dtype}".replace("torch.", "") for dtype in dtypes)], rows))
+    print(as_table(["", "operations", *(f"time, {dtype}" for dtype in dtypes)], rows))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,6 @@ MOST_RATES = 24  # learning rates tried in one search
 PAYS, FAILS, TIES, UNDECIDED = "pays", "does not pay", "tie", "undecided"
 
 
-# -- a verdict ---------------------------------------------------------------------------------------------------
-
-
 class Gain(NamedTuple):
     """By how much a candidate's mean loss is lower than the baseline's, in nats per token."""
 

@@ -25,7 +25,7 @@ from config import split_settings
 from config.runtime.errors import UserError, file_errors
 from config.runtime.files import sha256
 
-OURS = ("out_dir", "init_from", "overwrite", "eval_only", "seed")  # settings that a comparison makes itself
+OURS = {"out_dir", "init_from", "overwrite", "eval_only", "seed"}  # settings that a comparison makes itself
 NO_MATTER = ("device", "tensorboard", "wandb")  # settings that do not affect a run's results
 PRODUCT = ("*.py", "config/**/*.py", "data/*.py", "data/*/*.py")  # the files that runs are made of
 
@@ -67,18 +67,15 @@ def read_variants(words, common, against, folder):
         named = named or [split_name("")]
         named.insert(0, (against, [f"@{against}"], named[0][2]))
     if len(named) < 2:
-        needed = "config/standard_shakespeare.py config/m1_shakespeare.py, or --against=HEAD and a candidate"
-        raise UserError(f"a baseline and a candidate are needed: {needed}")
+        raise UserError("a baseline and a candidate are needed: two variants, or --against=HEAD and one")
     variants = []
     for name, code, rest in named:
         home = freeze(code, folder)
         defaults, settings = read_settings_of(name, rest, common, home)
         variants.append(Variant(name, settings, defaults, home))
     for name in ("dataset", "block_size", "eval_tokens"):
-        values = sorted({str(variant.settings[name]) for variant in variants})
-        if len(values) > 1:
-            why = "losses are comparable only on the same windows of the same text"
-            raise UserError(f"{name} differs ({' and '.join(values)}): {why}")
+        if len({variant.settings[name] for variant in variants}) > 1:
+            raise UserError(f"{name} differs: losses are comparable only on the same windows of the same text")
     return variants
 
 
@@ -105,9 +102,8 @@ def read_settings_of(name, arguments, common, home):
     """
     own = [str(home / word) if (home / word).is_file() else word for word in arguments]  # files as that code has them
     defaults, given = split_settings(home / "train.py", [*common, *own])
-    taken = [setting for setting in OURS if setting in given]
-    if taken:
-        raise UserError(f"{name}: {taken[0]} is set by the comparison: leave it out")
+    if taken := given.keys() & OURS:
+        raise UserError(f"{name}: {', '.join(taken)} is set by the comparison: leave it out")
     return defaults, defaults | given
 
 
@@ -125,7 +121,9 @@ def freeze(code, folder) -> Path:
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as temporary:
         copy, source = Path(temporary) / "code", Path(sources[0]).expanduser()
         if sources[0].startswith("@"):
-            source = unpack(sources[0][1:], Path(temporary))
+            source, archive = Path(temporary) / "commit", Path(temporary) / "commit.tar"
+            run_git(f"{sources[0]}: unknown to git", ROOT, "archive", f"--output={archive}", sources[0][1:])
+            shutil.unpack_archive(archive, source, filter="data")
         for path in (path for pattern in PRODUCT for path in source.glob(pattern)):
             place = copy / path.relative_to(source)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -136,14 +134,6 @@ def freeze(code, folder) -> Path:
         with suppress(OSError):  # it is there already
             copy.rename(place)
     return place
-
-
-def unpack(commit, folder):
-    """Return a folder in `folder` with the code of a commit."""
-    archive = folder / "commit.tar"
-    run_git(f"@{commit}: unknown to git", ROOT, "archive", f"--output={archive}", commit)
-    shutil.unpack_archive(archive, folder / "commit", filter="data")
-    return folder / "commit"
 
 
 def run_git(failure, folder, *arguments, **variables):
@@ -157,9 +147,9 @@ def apply(diff, copy):
     alone = {"GIT_CEILING_DIRECTORIES": str(copy.parent)}  # or git would look for a repository around it
     but = "--exclude=tests/*", "--exclude=*.md"
     run_git(f"{diff.name} does not apply", copy, "apply", *but, str(diff), **alone)
-    links = [path.relative_to(copy) for path in copy.rglob("*") if path.is_symlink()]
-    if links:
-        raise UserError(f"{diff.name} makes {links[0]} a link: write the file itself, so that the code stays as it is")
+    for path in copy.rglob("*"):
+        if path.is_symlink():
+            raise UserError(f"{diff.name} makes {path.name} a link: write the file itself, so that it stays as it is")
 
 
 @cache
