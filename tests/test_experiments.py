@@ -205,7 +205,7 @@ def test_entailments(balanced):
 
 
 @pytest.mark.parametrize("loss, rates, expected, tried", [
-    (lambda rate: {0.1: 3.0, 0.2: 2.0, 0.4: math.nan}[rate], [0.4, 0.1, 0.2], 0.2, {0.1, 0.2, 0.4}),
+    ({0.1: 3.0, 0.2: 2.0, 0.4: math.nan}.get, [0.4, 0.1, 0.2], 0.2, {0.1, 0.2, 0.4}),
     (lambda rate: abs(math.log2(rate)), [0.125, 0.25], 1, {0.125, 0.25, 0.5, 1, 2}),
 ])  # fmt: skip
 def test_the_best_rate_has_worse_ones_on_both_sides(tmp_path, monkeypatch, loss, rates, expected, tried):

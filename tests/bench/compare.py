@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
-from config import read_settings, split_settings
+from config import read_settings
 from config.runtime.devices import machine_name, pick_device
 from config.runtime.errors import UserError, file_errors
 from config.runtime.files import atomic_write, sha256
@@ -54,7 +54,7 @@ def read_arguments(argv):
     mine = [word for word in argv if word in ("-h", "--help") or word.partition("=")[0].removeprefix("--") in own]
     rest = [word for word in argv if word not in mine]
     words, common = ([word for word in rest if word.startswith("--") == dashed] for dashed in (False, True))
-    return own | split_settings(__file__, mine)[1], words, common
+    return read_settings(__file__, mine), words, common
 
 
 @file_errors()
@@ -102,9 +102,9 @@ def main(argv):
         raise SystemExit(128 + stopped.args[0]) from None
     finally:
         workers.stop()
-    report, out = Report(comparison), Path(options["out"]).expanduser()
+    report = Report(comparison)
     print("\n" + report.markdown())
-    report.write(out, shlex.join(["python", sys.argv[0], *argv]), machine_name(device))
+    report.write(Path(options["out"]).expanduser(), shlex.join(["python", sys.argv[0], *argv]), machine_name(device))
     print("\n".join(report.lines()))
     verdicts = [facts["verdict"] for facts in report.facts]
     codes = {PAYS: 0, CRASHED: 1, REFUSED: 4, UNDECIDED: 11} if options["exit_code"] else {CRASHED: 1}

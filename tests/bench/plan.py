@@ -197,8 +197,7 @@ class Comparison:
         if losses[best] == math.inf:
             raise LeftOut(variant, DIVERGED, f"every run, down to a learning rate of {best:g}")
         if not min(losses) < best < max(losses):
-            why = f"of {len(losses)} learning rates the last, {best:g}, is best: use --rates"
-            raise LeftOut(variant, UNDECIDED, why)
+            raise LeftOut(variant, UNDECIDED, f"of {len(losses)} rates the last, {best:g}, is best: use --rates")
         return vertex(losses)
 
     def first_rates(self, variant, cost):

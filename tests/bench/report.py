@@ -12,7 +12,6 @@ from stats import PAYS, UNDECIDED
 from variants import differing_files
 
 HEADER = ["candidate", "gain at equal steps", "operations", "time", "gain at equal cost", "verdict", "seeds"]
-SCHEMA = 2  # of verdict.json
 LEDGER = "verdicts.jsonl"  # all verdicts, next to the folders of the comparisons
 COLUMNS = ["variant", "folder", "rate", "seed", "steps", "flops", "loss", "refused", "seconds"]  # of runs.csv
 MAY_DIFFER = re.compile(r"model\.py|config/(?!__init__)\w+\.py")  # without a note
@@ -92,7 +91,7 @@ class Report:
     @file_errors()
     def write(self, folder, command, machine):
         facts = {
-            "schema": SCHEMA,
+            "schema": 2,
             "command": command,
             "machine": machine,
             "commit": code_version()["commit"],
@@ -145,8 +144,8 @@ def earlier_looks(ledger, baseline, tokens, first_seed):
             row = json.loads(line)
             if (row["baseline"]["identity"], row["data"]["sha256"]) == (baseline.identity, tokens):
                 for one in row["candidates"]:
-                    new = {look for look in map(tuple, one["looks"]) if one["verdict"] != PAYS or look[0] == first_seed}
-                    looks[one["identity"]] = looks.get(one["identity"], set()) | new
+                    taken = [(first, n) for first, n in one["looks"] if one["verdict"] != PAYS or first == first_seed]
+                    looks.setdefault(one["identity"], set()).update(taken)
     return looks
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent import futures
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -142,9 +142,8 @@ class Workers:
     """Do a run at a time on each of some places, such as ["cpu", "cpu"]."""
 
     def __init__(self, places):
-        self.places, self.pool = list(places), ThreadPoolExecutor(len(places))
-        alone = {"OMP_NUM_THREADS": "1"} if places[1:] and places[0] == "cpu" else {}
-        self.environment = os.environ | alone
+        self.places, self.pool = list(places), futures.ThreadPoolExecutor(len(places))
+        self.environment = os.environ | ({"OMP_NUM_THREADS": "1"} if places[1:] and places[0] == "cpu" else {})
         self.running = {}  # {run: its Future}
         self.processes = {}  # {run: the last process that it started}
         self.signal = StopSignal()
@@ -184,7 +183,7 @@ class Workers:
         """
         ended = set()
         while not ended and not self.signal.number:
-            ended, _ = wait(self.running.values(), timeout=0.1, return_when=FIRST_COMPLETED)
+            ended, _ = futures.wait(self.running.values(), 0.1, futures.FIRST_COMPLETED)
         if self.signal.number:  # it may have ended a process that had hardly begun, which is no failure
             raise Stopped(self.signal.number)
         return {run: self.running.pop(run).result() for run, future in [*self.running.items()] if future in ended}

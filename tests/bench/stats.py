@@ -71,8 +71,7 @@ def judge(runs, baseline_at, cost, level):
 
 def needed_rungs(cost):
     """Return the costs at which the baseline must be trained: its own, twice that and so on, and the candidate's."""
-    powers = range(math.ceil(math.log2(cost)))  # none where the candidate costs no more than the baseline
-    return [*(2.0**i for i in powers), cost]
+    return [*(2.0**i for i in range(math.ceil(math.log2(cost)))), cost]
 
 
 # -- learning rates ----------------------------------------------------------------------------------------------
