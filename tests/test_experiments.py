@@ -1,5 +1,6 @@
 """tasks.py: its data is what it should be, it trains as train.py does, its statistics are right, and it runs."""
 
+import copy
 import json
 import math
 import sys
@@ -31,10 +32,10 @@ def restored():
 @pytest.fixture
 def tables_of(tmp_path, monkeypatch, capsys):
     """A function that runs an experiment in small, and returns the lines of its tables."""
-    for name, block_size, vocab_size in (("copy", 7, 16), ("micro", 7, 16), ("mqar", 16, 64), ("entailment", 2, 64)):
+    for name, *small in (("copy", 7, 16), ("micro", 7, 16), ("mqar", 16, 64), ("entailment", 2, 64)):
         monkeypatch.setitem(tasks.TASKS, name, tasks.TASKS[name] | {"batch_size": 4, "steps": 2})
-        small = tasks.SHAPES[name] | {"block_size": block_size, "vocab_size": vocab_size}
-        monkeypatch.setitem(tasks.SHAPES, name, small)
+        shape = tasks.SHAPES[name] | dict(zip(("block_size", "vocab_size"), small))
+        monkeypatch.setitem(tasks.SHAPES, name, shape)
     monkeypatch.setitem(tasks.TASKS["mqar"], "pairs", 2)
     trial, known = tasks.trial, {}
 
@@ -79,27 +80,13 @@ SHAPE = {"block_size": 8, "vocab_size": 5, "n_layer": 1, "n_head": 2, "n_embd": 
 RUN = {"steps": 20, "learning_rate": 0.1, "seed": 0, "model": SHAPE}
 
 
-def new_model():
-    torch.manual_seed(0)
-    return GPT(GPTConfig(**SHAPE))
-
-
-def hold(recipe, expected):
-    """Hold a recipe to the weights that another program has trained."""
-    model = new_model()
-    tasks.fit(RUN | {"recipe": recipe}, model, data)
-    for ours, theirs in zip(model.parameters(), expected.parameters()):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
-
-
 def data(run, step):
     x = torch.randint(5, (3, 8), generator=torch.Generator().manual_seed(step))
     return x, torch.where(torch.arange(8) % 3 == 0, -1, x.flip(0))
 
 
-def test_the_fair_recipe_is_that_of_train_py():
-    """tests/trainer.py is held to train.py."""
-    model = new_model()
+def train_fairly(model):
+    """As tests/trainer.py does, which is held to train.py."""
     s = SimpleNamespace(learning_rate=0.1, warmup_iters=2, max_iters=20, min_lr_frac=0.1, lr_decay="cosine")
     s.beta1, s.beta2, s.weight_decay, s.optimizer, s.dtype = 0.9, 0.99, 0.1, "adamw", "float32"
     optimizer = trainer.Optimizer(s, model)
@@ -108,17 +95,25 @@ def test_the_fair_recipe_is_that_of_train_py():
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         norm = sum(g.square().sum() for g in gradients).sqrt()
         optimizer.step([g / max(1, norm) for g in gradients], trainer.learning_rate(s, step))
-    hold("fair", model)
 
 
-def test_the_published_recipe_is_plain_adamw():
-    model = new_model()
+def train_with_plain_adamw(model):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     for step in range(20):
         optimizer.zero_grad()
         model(*data(RUN, step))[1].backward()
         optimizer.step()
-    hold("published", model)
+
+
+@pytest.mark.parametrize("recipe, train", [("fair", train_fairly), ("published", train_with_plain_adamw)])
+def test_a_recipe_gives_the_weights_of_an_independent_loop(recipe, train):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**SHAPE))
+    expected = copy.deepcopy(model)
+    train(expected)
+    tasks.fit(RUN | {"recipe": recipe}, model, data)
+    for ours, theirs in zip(model.parameters(), expected.parameters()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 def test_equal_parameters():
@@ -128,12 +123,10 @@ def test_equal_parameters():
     assert len(counts) == 4 and max(counts) - min(counts) <= 2 * 3 * 32 * 2 // 2 + 2  # half a column of the MLPs each
 
 
-@pytest.mark.parametrize(
-    "name, parameters", [("standard", 492_000), ("W2, distance", 278_856), ("W2, overlap", 278_848)]
-)
-def test_published_models_have_the_published_size(name, parameters):
-    model = tasks.published_cells("recall")[name]["model"]
-    assert GPT(GPTConfig(**model)).get_num_params() == parameters
+def test_published_models_have_the_published_size():
+    cells = tasks.published_cells("recall").items()
+    sizes = {name: GPT(GPTConfig(**cell["model"])).get_num_params() for name, cell in cells}
+    assert sizes == {"standard": 492_000, "W2, distance": 278_856, "W2, overlap": 278_848}
 
 
 def test_published_models_start_as_in_the_document():
@@ -212,7 +205,7 @@ def test_entailments(balanced):
 
 
 @pytest.mark.parametrize("loss, rates, expected, tried", [
-    (lambda rate: {0.1: 3.0, 0.2: 2.0, 0.4: math.nan}[rate], [0.4, 0.1, 0.2], 0.2, {0.1, 0.2, 0.4}),
+    ({0.1: 3.0, 0.2: 2.0, 0.4: math.nan}.get, [0.4, 0.1, 0.2], 0.2, {0.1, 0.2, 0.4}),
     (lambda rate: abs(math.log2(rate)), [0.125, 0.25], 1, {0.125, 0.25, 0.5, 1, 2}),
 ])  # fmt: skip
 def test_the_best_rate_has_worse_ones_on_both_sides(tmp_path, monkeypatch, loss, rates, expected, tried):

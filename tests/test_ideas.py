@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 from test_extend import hold
 
-IDEAS = sorted(path.stem for path in (ROOT / "tests" / "bench" / "ideas").glob("*.diff"))
+IDEAS = sorted((ROOT / "tests" / "bench" / "ideas").glob("*.diff"))
 ROWS = [
     dict(attention="standard", n_kv_head=2, activation_checkpointing=True),
     dict(attention="w2", sigma="diagonal", residual="m2", tie_weights=True),
@@ -18,21 +18,14 @@ ROWS = [
 ]
 
 
-def apply(patch, folder):
-    """Apply a diff to a copy of what the tests of model.py need."""
-    for file in ("model.py", "tests", "config", "data"):
-        source = ROOT / file
-        if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "results", "*.bin", "input.txt", "meta.json")
-            shutil.copytree(source, folder / file, ignore=ignored)
-        else:
-            shutil.copy(source, folder)
-    subprocess.run(["git", "apply", "--verbose", patch], cwd=folder, check=True)
-
-
-@pytest.mark.parametrize("idea", IDEAS)
+@pytest.mark.parametrize("idea", IDEAS, ids=lambda path: path.stem)
 def test_an_idea_keeps_every_promise(idea, tmp_path):
-    apply(ROOT / "tests" / "bench" / "ideas" / f"{idea}.diff", tmp_path)
+    """In a copy of what the tests of model.py need."""
+    shutil.copy(ROOT / "model.py", tmp_path)
+    ignored = shutil.ignore_patterns("__pycache__", "results", "*.bin", "input.txt", "meta.json")
+    for folder in ("tests", "config", "data"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    subprocess.run(["git", "apply", "--verbose", idea], cwd=tmp_path, check=True)
     command = [sys.executable, "-c", "import test_ideas; test_ideas.hold_all()"]
     done = subprocess.run(command, cwd=tmp_path / "tests", capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,13 +37,8 @@ def hold_all():
         hold(**row)
 
 
-@pytest.mark.parametrize("idea", IDEAS)
+@pytest.mark.parametrize("idea", IDEAS, ids=lambda path: path.stem)
 def test_the_head_of_an_idea_has_its_formula_and_its_source(idea):
-    head, _, diff = (
-        (ROOT / "tests" / "bench" / "ideas" / f"{idea}.diff").read_text(encoding="utf-8").partition("\ndiff --git")
-    )
+    head, of_model, *_ = idea.read_text(encoding="utf-8").split("\ndiff --git")
     assert "\n    " in head and "Source: " in head
-    added = [
-        line for line in diff.partition("\ndiff --git")[0].splitlines() if line.startswith("+") and line[1:2] != "+"
-    ]
-    assert len(added) <= 45
+    assert sum(line.startswith("+") and not line.startswith("++") for line in of_model.splitlines()) <= 45

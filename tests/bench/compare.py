@@ -11,30 +11,26 @@ Settings outside quotes apply to all; a variant's own take precedence. Rerun to 
 
 import json
 import math
-import os
 import re
 import shlex
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
-from datetime import timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
-from config import read_settings, split_settings
-from config.runtime.devices import pick_device
+from config import read_settings
+from config.runtime.devices import machine_name, pick_device
 from config.runtime.errors import UserError, file_errors
 from config.runtime.files import atomic_write, sha256
 from config.runtime.processes import install_excepthook, quiet_pipe
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared
-from figure import write_figure
 from plan import REFUSED, Comparison
 from report import LEDGER, Report, earlier_looks
-from runs import CRASHED, Crashed, Stopped, Workers, examine, runs_at_a_time, tidy, variables_of_runs
+from runs import CRASHED, Crashed, Stopped, Workers, examine, places
 from stats import PAYS, UNDECIDED
 from variants import link_data, read_variants
 
@@ -45,7 +41,7 @@ rates = ""  # learning rates to start from, as 1e-3,2e-3; empty: 0.5, 1 and 2 ti
 seeds = "3,5,8"  # seeds at each look; one number: a single look
 first_seed = 1  # first seed; 101, for example, confirms a verdict on new seeds
 budget = ""  # such as 20m or 2h: start only runs that will end in time; 0s: only report
-workers = 0  # runs at a time; 0: one per CPU thread or GPU
+workers = 0  # runs at a time; 0: one per CPU core or GPU
 device = "auto"  # auto, cpu, cuda, mps
 plan = False  # print the commands that can run now, one per line; run nothing
 exit_code = False  # report the verdict as exit code: 0 pays, 10 does not, 11 undecided, 4 refused
@@ -58,14 +54,13 @@ def read_arguments(argv):
     mine = [word for word in argv if word in ("-h", "--help") or word.partition("=")[0].removeprefix("--") in own]
     rest = [word for word in argv if word not in mine]
     words, common = ([word for word in rest if word.startswith("--") == dashed] for dashed in (False, True))
-    return own | split_settings(__file__, mine)[1], words, common
+    return read_settings(__file__, mine), words, common
 
 
 @file_errors()
 def make_comparison(options, words, common, device):
     """Return the Comparison of the variants, once their code is frozen and examined."""
     out = Path(options["out"]).expanduser().resolve()
-    out.mkdir(parents=True, exist_ok=True)
     variants = read_variants(words, common, options["against"], out / "code")
     settings = variants[0].settings
     with redirect_stdout(sys.stderr):  # what this prints is no part of a plan
@@ -74,56 +69,46 @@ def make_comparison(options, words, common, device):
     folder = out / sha256(json.dumps(tokens, sort_keys=True).encode())[:8]
     for home in {variant.home for variant in variants}:
         link_data(home, data.folder)
-    windows = save_windows(data, settings, folder)
-    with ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
-        variants = list(pool.map(lambda one: examine(one, folder, windows, device), variants))
+    windows = folder / f"windows-{settings['block_size']}-{settings['eval_tokens']}.pt"
+    save_windows(windows, data.windows("val", 1, settings["block_size"], settings["eval_tokens"]))
+    variants = [examine(variant, folder, windows, device) for variant in variants]
     earlier = earlier_looks(out.parent / LEDGER, variants[0], tokens, options["first_seed"])
     return Comparison(variants, options, folder, windows, tokens, earlier)
 
 
-def save_windows(data, settings, folder):
-    """Write the windows on which the referee measures every loss, and return the path of their file."""
-    path = folder / f"windows-{settings['block_size']}-{settings['eval_tokens']}.pt"
-    if not path.exists():
-        pairs = data.windows("val", 1, settings["block_size"], settings["eval_tokens"])
-        x, y = (torch.cat(part).int() for part in zip(*pairs))
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as file:
-            torch.save({"x": x, "y": y}, file)
-    return path
+def save_windows(path, batches):
+    """Write the windows on which the referee measures every loss."""
+    x, y = (torch.cat(part).int() for part in zip(*batches))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file:
+        torch.save({"x": x, "y": y}, file)
 
 
 def main(argv):
     quiet_pipe()
-    began, again = time.time(), shlex.join(["python", sys.argv[0], *argv])
     options, words, common = read_arguments(argv)
-    if options["first_seed"] < 1:
-        raise UserError(f"first_seed = {options['first_seed']} is invalid: the seed before tunes the rates")
-    if ":" in options["device"]:
-        raise UserError(
-            f"device = {options['device']!r} is invalid: CUDA_VISIBLE_DEVICES restricts the runs to one GPU"
-        )
-    deadline, device = began + seconds_of(options["budget"]), pick_device(options["device"])
-    out, number = Path(options["out"]).expanduser(), runs_at_a_time(options["workers"], device)
-    comparison = make_comparison(options, words, common, device)
+    deadline, device = time.time() + seconds_of(options["budget"]), pick_device(options["device"])
+    place = options["device"] if ":" in options["device"] else device.type
+    comparison = make_comparison(options, words, common, place)
     if options["plan"]:
-        return print_plan(comparison, variables_of_runs(number, device), options["device"])
-    workers = Workers(number, device)
+        for run in comparison.missing():
+            print(" && ".join(map(shlex.join, run.commands(options["device"]))))
+        return 0
+    workers = Workers(places(options["workers"], place))
     try:
         do_runs(comparison, workers, deadline)
     except Stopped as stopped:
-        print(f"\nstopped after {timedelta(seconds=round(time.time() - began))}; to resume: {again}", flush=True)
+        print("\nstopped: rerun the command to resume", flush=True)
         raise SystemExit(128 + stopped.args[0]) from None
     finally:
         workers.stop()
-    for run in comparison.results:  # also those that a scheduler has done
-        tidy(run.folder)
     report = Report(comparison)
     print("\n" + report.markdown())
-    report.write(out, again, device, time.time() - began)
-    write_figure(report, out / "figure.png")
+    report.write(Path(options["out"]).expanduser(), shlex.join(["python", sys.argv[0], *argv]), machine_name(device))
     print("\n".join(report.lines()))
-    return exit_code_of(report, options["exit_code"])
+    verdicts = [facts["verdict"] for facts in report.facts]
+    codes = {PAYS: 0, CRASHED: 1, REFUSED: 4, UNDECIDED: 11} if options["exit_code"] else {CRASHED: 1}
+    return next((code for verdict, code in codes.items() if verdict in verdicts), 10 * options["exit_code"])
 
 
 def seconds_of(budget):
@@ -133,40 +118,25 @@ def seconds_of(budget):
     return int(budget[:-1]) * {"s": 1, "m": 60, "h": 3600}[budget[-1]] if budget else math.inf
 
 
-def print_plan(comparison, variables, device):
-    """Print the commands of the runs that can be done now, each a line for a shell."""
-    alone = ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
-    for run in comparison.missing():
-        print(" && ".join(shlex.join([*alone, *command]) for command in run.commands(device)))
-
-
 def do_runs(comparison, workers, deadline):
     """Do all missing runs of a comparison that would end before the deadline."""
+    pace = 1 / 50e9  # seconds per operation, until a run has ended
     while todo := comparison.missing():
         for run in todo:
-            if time.time() + comparison.run_seconds(run.flops) < deadline:
+            if time.time() + pace * run.flops < deadline:
                 workers.offer(run)
         if not workers.running:
             print("the budget is spent: no further run would end in time")
             return
         try:
-            for run, its_seconds in workers.wait().items():
-                comparison.ended.append((run.flops, its_seconds))
-                result = comparison.result(run)
-                said = "diverged" if result["loss"] is None else f"loss {result['loss']:.4f}"
-                print(f"{run.label()}: {result['refused'] or said}", flush=True)
-                tidy(run.folder)
+            for run, seconds in workers.wait().items():
+                pace, result = seconds / run.flops, comparison.result(run)
+                said = result["refused"] or f"loss {result['loss']:.4f}"
+                print(f"{run.label()}: {said}", flush=True)
         except Crashed as crash:  # the other variants go on
             run, said = crash.args
             print(f"{run.label()}:\n{said}", file=sys.stderr)
             comparison.leave_out(run.variant, CRASHED, said.splitlines()[-1])
-
-
-def exit_code_of(report, asked):
-    verdicts = [facts["verdict"] for facts in report.facts]
-    codes = {PAYS: 0, CRASHED: 1, REFUSED: 4, UNDECIDED: 11} if asked else {CRASHED: 1}
-    found = [code for verdict, code in codes.items() if verdict in verdicts]
-    return found[0] if found else 10 * asked
 
 
 if __name__ == "__main__":

@@ -27,10 +27,6 @@ def trilinear(a, b, c, *expanded, **_):
     return 2 * math.prod(map(max, *shapes))
 
 
-def matrix_vector(*shapes, **_):
-    return 2 * math.prod(shapes[-2])
-
-
 def distances(a, b, *_, out_shape, **__):
     return 2 * math.prod(out_shape) * a[-1]
 
@@ -48,16 +44,11 @@ FORMULAS = {  # of what PyTorch's counter passes over, from the shapes of the ar
     "_cdist_forward": distances,
     "_cdist_backward": lambda grad, a, *_, **__: 2 * math.prod(grad) * a[-1],
     "_euclidean_dist": distances,
-    "mv": matrix_vector,
-    "addmv": matrix_vector,
-    "dot": matrix_vector,
+    **dict.fromkeys(("mv", "addmv", "dot"), lambda *shapes, **_: 2 * math.prod(shapes[-2])),
     "_scaled_dot_product_flash_attention_for_cpu": attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": lambda grad, *qkv, **_: 2 * attention(*qkv),
 }
-
-
-def formulas():
-    return {getattr(torch.ops.aten, name): formula for name, formula in FORMULAS.items()}
+FORMULAS = {getattr(torch.ops.aten, name): formula for name, formula in FORMULAS.items()}
 
 
 def use_plain_attention():
@@ -71,7 +62,7 @@ def train_briefly(home, options, folder, count=True):
     totals = []
     for steps in STEPS:
         sys.argv = [f"{home}/train.py", *options, *SHORT.split(), f"--max_iters={steps}", f"--out_dir={folder}/{steps}"]
-        counter = FlopCounterMode(display=False, custom_mapping=formulas())
+        counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
         try:
             with counter if count else nullcontext():
                 runpy.run_path(sys.argv[0], run_name="__main__")

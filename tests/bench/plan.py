@@ -1,19 +1,14 @@
 """What a comparison decides, cheapest evidence first, and which runs that needs."""
 
 import math
-import statistics
 from contextlib import suppress
 from typing import NamedTuple
 
-import numpy as np
-
 from config.runtime.errors import UserError
 from runs import CRASHED, Run, result_of
-from stats import ERROR, UNDECIDED, Gain, Judgement, gain_of, judge, next_rate, seeds_matter
+from stats import ERROR, UNDECIDED, Gain, gain_of, judge, next_rate, vertex
 
-SPEED, OVERHEAD = 50e9, 10  # operations a second, and seconds: of a run, until one has ended
 SAME, REFUSED, DIVERGED = "is the same code", "refused", "diverged"
-OF_BATCHES = ("batch_size", "grad_accum_steps", "max_iters")  # with equal ones, equal seeds see equal batches
 
 
 class Missing(Exception):
@@ -31,13 +26,15 @@ class Refused(UserError):
 
 
 class Standing(NamedTuple):
-    """What a look has found of a candidate."""
+    """What is known of a candidate, at its last look."""
 
-    losses: dict  # of the candidate, {seed: loss}
-    paired: bool  # whether equal seeds are compared with each other
-    equal: Gain | None  # at equal steps, if they are equal
-    seconds: float | None  # of training, over the baseline's
-    judged: Judgement
+    verdict: str = UNDECIDED
+    why: str = ""
+    seeds: int = 0
+    equal_steps: Gain | None = None  # None also where steps differ
+    equal_cost: Gain | None = None
+    baseline_at: float | None = None  # its cost there
+    seconds: float | None = None  # of training, over the baseline's
 
 
 class Comparison:
@@ -47,18 +44,16 @@ class Comparison:
     """
 
     def __init__(self, variants, options, folder, windows, tokens, earlier):
-        self.variants, self.options = variants, options
+        self.options = options
         self.folder, self.windows, self.tokens = folder, windows, tokens  # of the runs, and the SHA-256 of their text
         self.earlier = earlier  # {identity of a candidate: the looks at it and this baseline, (first seed, seeds)}
         self.baseline, *self.candidates = variants
-        self.looks = read_looks(options)
-        self.rates = numbers(options, "rates")
-        self.searches = options["rates"] != "none" and len(self.rates) != 1
+        self.looks = numbers(options, "seeds", int, 2)
+        self.searches = options["rates"] != "none"
+        self.rates = numbers(options, "rates", float, 1e-12) if self.searches and options["rates"] else []
         self.results = {}  # {run: its result}
-        self.ended = []  # (operations, seconds) of the runs that this process has done
         self.tuned = {}  # {(variant, multiple of its length): its best learning rate}
-        self.trouble = {}  # {variant: (a verdict, why)}
-        self.standing = {}  # {candidate: its Standing at its last look}
+        self.left_out, self.standing = {}, {}  # {candidate: its Standing}
         first = {}  # {identity: its first variant}
         for variant in variants:
             if variant.trouble:
@@ -68,10 +63,10 @@ class Comparison:
 
     def leave_out(self, variant, verdict, why):
         """Note why a variant cannot take part. The others go on, unless it is the baseline."""
-        self.trouble.setdefault(variant, (verdict, why))
         if variant is self.baseline:
             told = f"the baseline, {variant.name}, is {verdict}: {why}"
             raise SystemExit(1) if verdict == CRASHED else Refused(told)  # a traceback has been printed
+        self.left_out[variant] = self.standing[variant] = Standing(verdict, why)
 
     # -- decisions -----------------------------------------------------------------------------------------------
 
@@ -85,7 +80,7 @@ class Comparison:
 
     def decide(self):
         """Decide about the candidates, look by look."""
-        self.standing = {}
+        self.standing = dict.fromkeys(self.candidates, Standing()) | self.left_out
         for look in range(len(self.looks)):
             if not self.undecided():
                 break
@@ -95,8 +90,8 @@ class Comparison:
             self.each(self.judge, self.undecided(), look, losses)
 
     def undecided(self):
-        sound = [one for one in self.candidates if one not in self.trouble]
-        return [one for one in sound if one not in self.standing or self.standing[one].judged.verdict == UNDECIDED]
+        left = [one for one in self.candidates if one not in self.left_out]
+        return [one for one in left if self.standing[one].verdict == UNDECIDED]
 
     def each(self, function, variants, *more):
         """Return {variant: function(variant, *more)}, or raise Missing with the runs that they lack."""
@@ -114,25 +109,18 @@ class Comparison:
 
     def judge(self, candidate, look, losses):
         """Note a candidate's Standing at a look, where the variants have these losses."""
-        runs, base = losses[candidate], losses[self.baseline]
-        batches = lambda variant: [variant.settings[name] for name in OF_BATCHES]
-        alike = [one for one in losses if batches(one) == batches(self.baseline)]
-        paired = candidate in alike and seeds_matter([losses[one] for one in alike])
-        baseline_at = lambda cost: self.losses(self.baseline, look, cost)
-        judged = judge(runs, baseline_at, self.cost(candidate), self.level(candidate), paired)
-        equal = candidate.settings["max_iters"] == self.baseline.settings["max_iters"]
-        equal = gain_of(runs, base, paired) if equal else None
-        self.standing[candidate] = Standing(runs, paired, equal, self.seconds(candidate), judged)
-
-    def cost(self, candidate):
-        """Return the operations of a candidate's training, over the baseline's."""
-        return rounded(candidate.flops / self.baseline.flops)
+        runs, level = losses[candidate], self.level(candidate)
+        cost = rounded(candidate.flops / self.baseline.flops)
+        verdict, gain, rung = judge(runs, lambda rung: self.losses(self.baseline, look, rung), cost, level)
+        steps = {variant.settings["max_iters"] for variant in (candidate, self.baseline)}
+        equal = gain_of(runs, losses[self.baseline], level) if len(steps) == 1 else None
+        self.standing[candidate] = Standing(verdict, "", len(runs), equal, gain, rung, self.seconds(candidate))
 
     def seconds(self, candidate):
-        """Return the same for the seconds of training, in the runs of the first look; None if a run was resumed."""
-        seconds = lambda variant: [self.result(self.run(variant, seed))["seconds"] for seed in self.seeds(0)]
+        """Return the seconds of training at the first look, over the baseline's; None if a run was resumed."""
+        seconds = lambda one: [self.result(self.run(one, seed))["seconds"] for seed in self.seeds(0)]
         ours, theirs = seconds(candidate), seconds(self.baseline)
-        return None if None in ours + theirs else statistics.median(a / b for a, b in zip(ours, theirs))
+        return None if None in ours + theirs else sum(ours) / sum(theirs)
 
     def others(self, candidate):
         """Return the looks at a candidate, (first seed, seeds), that other comparisons took."""
@@ -145,12 +133,6 @@ class Comparison:
         Those of other comparisons count twice, for they did not know of these.
         """
         return 1 - ERROR / (len(self.looks) + 2 * len(self.others(candidate)))
-
-    def run_seconds(self, flops):
-        """Return how long a run will take, by those that have ended: they also import, evaluate and are measured."""
-        if not self.ended:
-            return flops / SPEED + OVERHEAD
-        return flops * sum(seconds for _, seconds in self.ended) / sum(flops for flops, _ in self.ended)
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -167,32 +149,34 @@ class Comparison:
         """Return the result of a run, or None if it has not ended."""
         if run not in self.results and (found := result_of(run, self.tokens)):
             self.results[run] = found
+            for name in ("ckpt.pt", "best.pt"):  # measured, they are no longer needed
+                (run.folder / name).unlink(missing_ok=True)
         return self.results.get(run)
 
     def need(self, runs):
-        """Return the results of runs. Raise LeftOut if one does not count, and Missing if one has not ended."""
-        results = [self.result(run) for run in runs]
-        for run, result in zip(runs, results):
-            if result and result["refused"]:
-                raise LeftOut(run.variant, REFUSED, result["refused"])
-        if None in results:
-            raise Missing([run for run, result in zip(runs, results) if not result])
-        return results
+        """Return the losses of runs. Raise LeftOut if one does not count, and Missing if one has not ended."""
+        missing = [run for run in runs if not self.result(run)]
+        for run in runs:
+            if run not in missing and self.results[run]["refused"]:
+                raise LeftOut(run.variant, REFUSED, self.results[run]["refused"])
+        if missing:
+            raise Missing(missing)
+        return [self.results[run]["loss"] for run in runs]
 
     def losses(self, variant, look, cost=1.0):
-        """Return {seed: loss} of a variant at a look, and at a multiple of its length."""
+        """Return the losses of a variant at a look, and at a multiple of its length."""
         runs = [self.run(variant, seed, cost) for seed in self.seeds(look)]
-        for run, result in zip(runs, self.need(runs)):
-            if result["loss"] is None:
-                raise LeftOut(variant, DIVERGED, run.label())
-        return {run.seed: self.result(run)["loss"] for run in runs}
+        losses = self.need(runs)
+        if math.inf in losses:
+            raise LeftOut(variant, DIVERGED, runs[losses.index(math.inf)].label())
+        return losses
 
     # -- learning rates ------------------------------------------------------------------------------------------
 
     def rate(self, variant, cost=1.0):
-        """Return a variant's best learning rate at a multiple of its length, or the one that is given."""
+        """Return a variant's best learning rate at a multiple of its length, or its own if none is searched."""
         if not self.searches:
-            return self.rates[0] if self.rates else variant.settings["learning_rate"]
+            return variant.settings["learning_rate"]
         if abs(cost - 1) < 0.1:
             cost = 1.0  # the best rate hardly changes with so little
         if (variant, cost) not in self.tuned:
@@ -205,21 +189,15 @@ class Comparison:
         The grid grows by factors of two until the best rate has a worse one on either side. The vertex of the parabola
         through these three, over the logarithm of the rate, is the answer.
         """
-        rates, seed = self.first_rates(variant, cost), self.options["first_seed"] - 1
-        while True:
-            found = [result["loss"] for result in self.need([self.run(variant, seed, cost, rate) for rate in rates])]
-            losses = {rate: math.inf if loss is None else loss for rate, loss in zip(rates, found)}
-            another = next_rate(losses)
-            if not another:
-                break
-            rates.append(another)
+        seed, new, losses = self.options["first_seed"] - 1, self.first_rates(variant, cost), {}
+        while new:
+            losses |= zip(new, self.need([self.run(variant, seed, cost, rate) for rate in new]))
+            new = [rate for rate in [next_rate(losses)] if rate]
         best = min(sorted(losses), key=losses.get)
         if losses[best] == math.inf:
             raise LeftOut(variant, DIVERGED, f"every run, down to a learning rate of {best:g}")
         if not min(losses) < best < max(losses):
-            raise LeftOut(
-                variant, UNDECIDED, f"of {len(losses)} learning rates the last, {best:g}, is best: use --rates"
-            )
+            raise LeftOut(variant, UNDECIDED, f"of {len(losses)} rates the last, {best:g}, is best: use --rates")
         return vertex(losses)
 
     def first_rates(self, variant, cost):
@@ -228,23 +206,8 @@ class Comparison:
         if (variant, cost) != (base, 1.0):
             own = rounded(own * self.rate(base) / base.settings["learning_rate"])
         elif self.rates:
-            return list(self.rates)
+            return self.rates
         return [own / 2, own, 2 * own]
-
-
-def vertex(losses):
-    """Return the rate at the vertex of the parabola through the best of {rate: loss} and its neighbors, to two digits.
-
-    The parabola is over the logarithm of the rate. If a neighbor has diverged, the best is returned.
-    """
-    rates = sorted(losses)
-    best = min(rates, key=losses.get)
-    near = rates[rates.index(best) - 1 :][:3]
-    y = [losses[rate] for rate in near]
-    if math.inf in y:
-        return best
-    curvature, slope, _ = np.polyfit(np.log(np.array(near) / best), y, 2)
-    return float(f"{best * math.exp(-slope / (2 * curvature)):.2g}") if curvature > 0 else best
 
 
 def rounded(number):
@@ -252,25 +215,10 @@ def rounded(number):
     return float(f"{number:.3g}")
 
 
-# -- settings that are lists -----------------------------------------------------------------------------------
-
-
-def numbers(options, name):
-    """Return a setting such as "1e-3,2e-3" as a list of numbers; none for "" and "none"."""
-    text, values = options[name], []
+def numbers(options, name, kind, least):
+    """Return a setting such as "3,5,8" as ascending numbers."""
     with suppress(ValueError):
-        values = [float(part) for part in text.split(",") if text not in ("", "none")]
-        if len(set(values)) == len(values) and all(0 < value < math.inf for value in values):
+        values = sorted({kind(part) for part in options[name].split(",")})
+        if least <= values[0] and values[-1] < math.inf:
             return values
-    raise UserError(f"{name} = {text!r} is invalid: it must be distinct numbers above 0, such as 1,2,3")
-
-
-def read_looks(options):
-    """Return the numbers of seeds after which a verdict is tried."""
-    given = numbers(options, "seeds")
-    looks = sorted(map(int, given))
-    if not looks or looks != given or not 2 <= looks[0] <= looks[-1] < 1000:
-        raise UserError(
-            f"seeds = {options['seeds']!r} is invalid: it must be whole and ascending, above 1, as in 3,5,8"
-        )
-    return looks
+    raise UserError(f"{name} = {options[name]!r} is invalid: write numbers from {least} up, as in 3,5,8")

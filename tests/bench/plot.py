@@ -3,8 +3,6 @@ The losses of runs in one picture: python tests/bench/plot.py out [--x=time]
 
 Folders are searched for runs at any depth. The legend has each run's lowest validation loss. Time is training time,
 without evaluating and saving. The y axis leaves out each run's first quarter.
-
-A run's attention weights over a text, a row per layer and a column per head: plot.py out/RUN --maps="a text"
 """
 
 import sys
@@ -12,22 +10,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import torch
-from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 
 from config import read_settings
 from config.runtime.errors import UserError, file_errors
 from config.runtime.processes import install_excepthook
-from config.runtime.run import build_model, find_checkpoint, load_checkpoint
-from data.tokenizer import tokenizer_from_state
 from runs import read_log
 
 # -----------------------------------------------------------------------------
 x = "tokens"  # x axis: tokens, flops or time
 out = "runs.png"  # output file; its suffix sets the format
-maps = ""  # draw the attention weights over this text instead
 # -----------------------------------------------------------------------------
 
 AXES = {"tokens": "training tokens", "flops": "training FLOPs", "time": "minutes of training"}
@@ -59,52 +51,8 @@ def draw(runs, x):
         label = f"{min(losses):.3f}  {folder}".replace("$", r"\$")
         axis.plot([one[x] for one in evals], losses, label=label)
         shown += losses[len(losses) // 4 :]
-    axis.set(xlim=(0, None), ylim=(min(shown) - 0.02, max(shown) + 0.02), xlabel=AXES[x], ylabel="validation loss")
-    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axis.spines[["top", "right"]].set_visible(False)
+    axis.set(ylim=(min(shown) - 0.02, max(shown) + 0.02), xlabel=AXES[x], ylabel="validation loss")
     figure.legend(loc="outside upper center", frameon=False)
-    return figure
-
-
-@torch.no_grad()
-def attention_weights(model, idx) -> list[torch.Tensor]:
-    """Return the attention weights (B, H, T, T) of each layer for the tokens idx (B, T).
-
-    They are what the layer mixes of unit vectors as values. Layers that recompute it use the same weights.
-    """
-    weights = {}
-
-    def keep(attn, inputs, output):
-        *_, q_hat, k_hat, v = inputs
-        unit_vectors = torch.eye(v.size(2)).to(v).expand(*v.shape[:2], -1, -1)
-        weights[attn] = attn.mix_values(q_hat, k_hat, unit_vectors)
-
-    hooks = [block.attn.register_forward_hook(keep) for block in model.blocks]
-    model.features(idx)
-    for hook in hooks:
-        hook.remove()
-    return list(weights.values())
-
-
-def draw_maps(folder, text):
-    """Draw the attention weights over a text: dark is large, by the square root of the weight."""
-    saved = load_checkpoint(find_checkpoint(folder, prefer="best"))
-    model, tokenizer = build_model(saved).eval(), tokenizer_from_state(saved["tokenizer"])
-    tokens = tokenizer.encode(text)[-model.config.block_size :]
-    layers = attention_weights(model, torch.tensor([tokens]))
-    labels = [repr(tokenizer.decode([token]))[1:-1].replace("$", r"\$").replace(" ", "␣") for token in tokens]
-    rows, columns, side = len(layers), model.config.n_head, 1.2 + 0.12 * min(len(tokens), 32)
-    figure = Figure(figsize=(side * columns, side * rows), layout="tight")
-    for i, axis in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
-        layer, head = divmod(i, columns)
-        axis.imshow(layers[layer][0, head].numpy(), cmap="Blues", norm=PowerNorm(0.5, 0, 1, clip=True))
-        axis.set_title(f"layer {layer}, head {head}", fontsize=6)
-        axis.tick_params(labelsize=5)
-        if len(tokens) <= 32:  # else there is no room for them
-            axis.set_xticks(range(len(tokens)), labels, rotation=90)
-            axis.set_yticks(range(len(tokens)), labels)
-    figure.supylabel("query", fontsize=8)
-    figure.supxlabel("key", fontsize=8)
     return figure
 
 
@@ -113,21 +61,13 @@ def main(argv):
     options = read_settings(__file__, [word for word in argv if word.startswith("-")])
     if options["x"] not in AXES:
         raise UserError(f"x = {options['x']!r} is invalid: it must be one of {', '.join(AXES)}")
-    if options["maps"]:
-        save(draw_maps(paths[0], options["maps"]), options["out"])
-        return
-    folders = [log.parent for path in paths for log in sorted(path.rglob("log.jsonl"))]
-    runs = {folder: read_run(folder) for folder in folders}
+    runs = {log.parent: read_run(log.parent) for path in paths for log in sorted(path.rglob("log.jsonl"))}
     runs = {folder: evals for folder, evals in runs.items() if evals}
     if not runs:
-        raise UserError(f"no evaluated run in: {', '.join(map(str, paths)) or 'no folder given'}")
-    save(draw(runs, options["x"]), options["out"])
-
-
-def save(figure, path):
+        raise UserError(f"no evaluated run in: {', '.join(map(str, paths))}")
     with file_errors():
-        figure.savefig(path, dpi=120)
-    print(f"figure: {path}")
+        draw(runs, options["x"]).savefig(options["out"], dpi=120)
+    print(f"figure: {options['out']}")
 
 
 if __name__ == "__main__":

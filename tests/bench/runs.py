@@ -1,6 +1,5 @@
 """What runs a variant's code: examine.py, and train.py, several at a time; and what their folders say."""
 
-import ctypes
 import json
 import math
 import os
@@ -8,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent import futures
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,14 +15,12 @@ from pathlib import Path
 import torch
 
 from config.runtime.errors import UserError, file_errors
-from config.runtime.files import sha256
 from config.runtime.processes import StopSignal
 from config.runtime.run import whole_line
 from variants import NO_MATTER, Variant, digest
 
 CRASHED = "crashed"
 EXAMINE = Path(__file__).with_name("examine.py")
-TOLERANCE = 0.01  # nats between the loss that train.py logs, perhaps in 16 bits, and that of its weights
 
 
 @dataclass(frozen=True)
@@ -52,11 +50,10 @@ class Run:
 
     def commands(self, device="auto"):
         """Return the commands that train it, or resume it, and measure its loss."""
-        options = self.variant.options(**self.settings | ({} if device == "auto" else {"device": device}))
-        train = [sys.executable, str(self.variant.home / "train.py"), *options, f"--out_dir={self.folder}"]
-        measured = str(self.folder / "measured.json")
-        measure = [sys.executable, str(EXAMINE), str(self.variant.home), str(self.windows), measured, str(self.folder)]
-        return [[*train, "--init_from=auto"], measure]
+        options = self.variant.options(self.settings | {"device": device})
+        train = [self.variant.home / "train.py", *options, f"--out_dir={self.folder}", "--init_from=auto"]
+        measure = [EXAMINE, self.variant.home, self.windows, self.folder / "measured.json", self.folder]
+        return [[sys.executable, *map(str, command)] for command in (train, measure)]
 
     def label(self):
         return f"{self.variant.name}, rate {self.rate:g}, seed {self.seed}, {self.steps:,} steps"
@@ -64,19 +61,13 @@ class Run:
 
 def examine(variant, folder, windows, device):
     """Return a variant with what examine.py says of it."""
-    programs = [path.read_bytes() for path in (EXAMINE, EXAMINE.with_name("operations.py"))]
-    asked = [variant.home.name, digest(variant.settings), device.type, programs]
-    answer = folder / f"examined-{sha256(repr(asked).encode())[:12]}.json"
+    answer = folder / f"examined-{variant.identity}-{device}.json"
     if not answer.exists():
         print(f"examining {variant.name}", file=sys.stderr, flush=True)
-        command = [sys.executable, *map(str, (EXAMINE, variant.home, windows, answer))]
-        alone = {"env": os.environ | {"OMP_NUM_THREADS": "1"}, "stdin": subprocess.DEVNULL, "preexec_fn": WITH_PARENT}
-        command += variant.options(device=device.type)
-        code = subprocess.run(command, stdout=subprocess.DEVNULL, **alone).returncode
-        if code == 1:
-            return replace(variant, trouble=(CRASHED, "its traceback is on stderr"))
-        if code:
-            raise UserError(f"{variant.name}: could not be examined (exit code {code})")
+        options = variant.options(variant.settings | {"device": device})
+        command = [sys.executable, *map(str, (EXAMINE, variant.home, windows, answer)), *options]
+        if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).returncode:
+            return replace(variant, trouble=(CRASHED, "its error is on stderr"))
     return replace(variant, **json.loads(answer.read_text()))
 
 
@@ -88,38 +79,37 @@ def read_log(folder) -> list[dict]:
     return [facts for facts in map(whole_line, lines) if facts]
 
 
+def diverged(log):
+    return bool(log) and log[-1]["event"] == "diverged"
+
+
 def result_of(run, tokens) -> dict | None:
-    """Return the result of a run, or None if it has not been trained and measured. A diverged one's loss is None.
+    """Return the result of a run, or None if it has not been trained and measured. A diverged one's loss is inf.
 
     `tokens` are the SHA-256 of its data. "refused" says why it does not count.
     """
-    lines, measured = read_log(run.folder), run.folder / "measured.json"
-    diverged = bool(lines) and lines[-1]["event"] == "diverged"
-    if not lines or not diverged and not measured.exists():
+    log, measured = read_log(run.folder), run.folder / "measured.json"
+    if not log or not diverged(log) and not measured.exists():
         return None
-    starts = [line for line in lines if line["event"] in ("start", "resume")]
-    result = {"loss": None, "logged": None, "refused": "", "seconds": None}
-    result |= {"machine": starts[0].get("machine"), "notes": starts[0].get("notes", [])}
-    if diverged:
-        return result
-    found = json.loads(measured.read_text())
-    result["loss"] = found.get("loss")
-    result["logged"] = next((line["val_loss"] for line in reversed(lines) if line["event"] == "eval"), None)
-    if len(starts) == 1:  # of a resumed run, nobody knows them
-        result["seconds"] = lines[-1].get("seconds")
-    result["refused"] = found["refused"] or why_refused(run, starts, found["step"], tokens)
-    if not result["refused"] and not abs(result["loss"] - (result["logged"] or math.inf)) < TOLERANCE:
-        said = f"a run logs {result['logged']}, but its weights have {result['loss']:.4f}, which counts"
-        result["notes"] = [*result["notes"], said]
+    starts = [line for line in log if line["event"] in ("start", "resume")]
+    result = {"loss": math.inf, "refused": "", "seconds": None, "notes": starts[0].get("notes", [])}
+    if not diverged(log):
+        found = json.loads(measured.read_text())
+        result["loss"] = found.get("loss")
+        result["refused"] = why_refused(run, starts, found, tokens)
+        if len(starts) == 1:  # of a resumed run, nobody knows them
+            result["seconds"] = log[-1].get("seconds")
     return result
 
 
-def why_refused(run, starts, steps, tokens):
+def why_refused(run, starts, found, tokens):
     """Return why a run does not count: it has not done what it was asked to do."""
+    if "trouble" in found:
+        return found["trouble"][1]
     if any((line.get("data") or {}).get("sha256") != tokens for line in starts):
         return f"its text changed before it started: remove {run.folder} and rerun the command"
-    if steps != run.steps:
-        return f"it trained for {steps} steps instead of {run.steps}"
+    if found["step"] != run.steps:
+        return f"it trained for {found['step']} steps instead of {run.steps}"
     for name, asked in run.settings.items():
         used = starts[-1]["settings"].get(name)
         if used != asked and asked != "auto" and name not in (*NO_MATTER, "out_dir", "init_from"):
@@ -127,29 +117,17 @@ def why_refused(run, starts, steps, tokens):
     return ""
 
 
-def tidy(folder):
-    """Remove the checkpoints of a run that has been measured."""
-    for name in ("ckpt.pt", "best.pt"):
-        (folder / name).unlink(missing_ok=True)
+# -- several at a time -------------------------------------------------------------------------------------------
 
 
-# -- several at a time -----------------------------------------------------------------------------------------
-
-
-def runs_at_a_time(workers, device):
-    """Return how many runs are done at a time: `workers`, or, for 0, one for each GPU or each thread of the CPU."""
-    if workers > 0:
-        return workers
-    if device.type != "cpu":
-        return max(1, torch.cuda.device_count())
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
-    # OMP_NUM_THREADS=1 may have been exported for parallel runs
-    return torch.get_num_threads() if torch.get_num_threads() > 1 else len(cores)
-
-
-def variables_of_runs(number, device) -> dict:
-    """Return the environment variables of `number` runs at a time: those that share a CPU have a thread each."""
-    return {"OMP_NUM_THREADS": "1"} if device.type == "cpu" and number > 1 else {}
+def places(workers, device) -> list[str]:
+    """Return the device of each of the runs at a time: `workers`, or one for each GPU or each core of the CPU."""
+    here = [device]
+    if device == "cpu":
+        here *= len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    elif device == "cuda":
+        here = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    return [here[i % len(here)] for i in range(workers or len(here))]
 
 
 class Stopped(Exception):
@@ -160,84 +138,59 @@ class Crashed(Exception):
     """A run ended with a traceback, a slip in the variant's code. Holds the run and what it printed."""
 
 
-def end_with_parent():
-    """Let the kernel end a process, which then saves and leaves, when the comparison has been killed."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-
-
-WITH_PARENT = end_with_parent if sys.platform == "linux" else None
-
-
 class Workers:
-    """Do up to `number` runs at a time: on a CPU with one thread each, on GPUs round-robin."""
+    """Do a run at a time on each of some places, such as ["cpu", "cpu"]."""
 
-    def __init__(self, number, device):
-        self.places, self.device = list(range(number)), device
-        self.environment = os.environ | variables_of_runs(number, device)
-        self.running = {}  # {run: (its place, when it began, what does it, its process)}
+    def __init__(self, places):
+        self.places, self.pool = list(places), futures.ThreadPoolExecutor(len(places))
+        self.environment = os.environ | ({"OMP_NUM_THREADS": "1"} if places[1:] and places[0] == "cpu" else {})
+        self.running = {}  # {run: its Future}
+        self.processes = {}  # {run: the last process that it started}
         self.signal = StopSignal()
 
     def offer(self, run):
         """Start `run` if a place is free."""
         if self.places and run not in self.running:
-            place = self.places.pop(0)
-            device = f"cuda:{place % torch.cuda.device_count()}" if self.device.type == "cuda" else self.device.type
-            work = self.do(run, device)
-            self.running[run] = place, time.time(), work, next(work)
+            self.running[run] = self.pool.submit(self.do, run, self.places.pop())
 
-    def do(self, run, device):
-        """Do the commands of a run one after another, and yield the process at work. Its output goes to output.txt."""
-        with file_errors():
-            run.folder.mkdir(parents=True, exist_ok=True)
-            output = open(run.folder / "output.txt", "ab")
-        before = output.tell()  # what was printed earlier, or by another comparison
-        with output:
-            for command in run.commands(device):
-                into = {"stdout": output, "stderr": output, "stdin": subprocess.DEVNULL, "env": self.environment}
-                # in a session of its own: a terminal's Ctrl-C comes to this process, which passes it on once
-                process = subprocess.Popen(command, **into, start_new_session=True, preexec_fn=WITH_PARENT)
-                yield process
-                while process.poll() is None:
-                    yield process
-                if process.returncode:
-                    break
-        code, lines = process.returncode, read_log(run.folder)
-        if code == 0 or code == 2 and lines and lines[-1]["event"] == "diverged":
-            return
-        said = Path(output.name).read_bytes()[before:].decode(errors="replace").strip() or "it printed nothing"
-        if code == 1:
-            raise Crashed(run, said)
-        why = f"ended by signal {abs(code) % 128}: rerun the command" if not 0 < code < 128 else said.splitlines()[-1]
-        raise UserError(f"{run.label()}: {why} ({output.name})")
+    def do(self, run, place):
+        """Do the commands of a run one after another, and return the seconds. Their output goes to output.txt."""
+        began, output = time.time(), run.folder / "output.txt"
+        try:
+            with file_errors():
+                run.folder.mkdir(parents=True, exist_ok=True)
+                file = open(output, "wb")
+            with file:
+                into = {"stdout": file, "stderr": file, "stdin": subprocess.DEVNULL, "env": self.environment}
+                for command in run.commands(place):
+                    # in a session of its own: a terminal's Ctrl-C comes to this process, which passes it on once
+                    process = self.processes[run] = subprocess.Popen(command, **into, start_new_session=True)
+                    if code := process.wait():
+                        break
+        finally:
+            self.places.append(place)
+        if code and not (code == 2 and diverged(read_log(run.folder))):
+            said = output.read_text(errors="replace").strip() or "it printed nothing"
+            if code == 1:
+                raise Crashed(run, said)
+            raise UserError(f"{run.label()}: exit code {code}: {said.splitlines()[-1]} ({output})")
+        return time.time() - began
 
     def wait(self) -> dict:
         """Return the runs that have ended, once one has, and the seconds that they took.
 
         Raises Stopped after a signal, Crashed where one's code has failed, and UserError for another failure.
         """
-        ended, failure = {}, None
-        while not ended and not failure and not self.signal.number:
-            time.sleep(0.1)
-            for run, (place, began, work, _) in list(self.running.items()):
-                try:
-                    self.running[run] = place, began, work, next(work)
-                    continue
-                except StopIteration:
-                    ended[run] = time.time() - began
-                except (Crashed, UserError) as error:
-                    failure = error
-                del self.running[run]
-                self.places.append(place)
+        ended = set()
+        while not ended and not self.signal.number:
+            ended, _ = futures.wait(self.running.values(), 0.1, futures.FIRST_COMPLETED)
         if self.signal.number:  # it may have ended a process that had hardly begun, which is no failure
             raise Stopped(self.signal.number)
-        if failure:
-            raise failure
-        return ended
+        return {run: self.running.pop(run).result() for run, future in [*self.running.items()] if future in ended}
 
     def stop(self):
         """Let what is running finish its step, save and end, and wait for it."""
-        for *_, process in self.running.values():
-            process.send_signal(signal.SIGTERM)
-        for *_, process in self.running.values():
-            process.wait()
-        self.running.clear()
+        for process in list(self.processes.values()):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        self.pool.shutdown()

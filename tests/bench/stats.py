@@ -1,5 +1,5 @@
 """
-How much of a loss is due to the variant, the seed or the cost, and what that decides.
+How much of a difference in loss is due to chance, and what that decides.
 
 A loss is that of a run of one seed. Noise differs by variant and by length of training, so each has its own variance.
 """
@@ -8,18 +8,14 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import fdtrc, stdtrit  # the distributions of F and of Student's t
+from scipy.special import stdtrit  # the distribution of Student's t
 
-MOST_RATES = 24  # learning rates tried in one search
 TIE = 0.02  # nats: a candidate whose whole interval is nearer to 0 ties with the baseline
 LEAST = 0.001  # nats: a gain must be larger to matter, so half of an interval is never less
 ERROR = 0.05  # of all intervals of a candidate: each of its looks has an equal share (Bonferroni)
+MOST_RATES = 24  # learning rates tried in one search
 
-PAYS, FAILS, TIES = "pays", "does not pay", "tie"
-UNDECIDED, NO_LONGER = "undecided", "longer training hurts the baseline"
-
-
-# -- one difference of means -----------------------------------------------------------------------------------
+PAYS, FAILS, TIES, UNDECIDED = "pays", "does not pay", "tie", "undecided"
 
 
 class Gain(NamedTuple):
@@ -28,31 +24,57 @@ class Gain(NamedTuple):
     value: float
     error: float  # standard error
     freedom: float  # degrees of freedom of its estimate
+    level: float  # of its interval, such as 0.95
 
-    def half(self, level):
-        """Return the half-width of the interval of a level such as 0.95, by Student's t."""
-        return max(LEAST, self.error * float(stdtrit(self.freedom, (1 + level) / 2)))
+    @property
+    def half(self):
+        """The half-width of its interval, by Student's t."""
+        return max(LEAST, self.error * float(stdtrit(self.freedom, (1 + self.level) / 2)))
 
-    def decides(self, level):
-        return abs(self.value) > self.half(level) or abs(self.value) + self.half(level) < TIE
+    @property
+    def verdict(self):
+        if abs(self.value) > self.half:
+            return PAYS if self.value > 0 else FAILS
+        return TIES if abs(self.value) + self.half < TIE else UNDECIDED
 
-    def needed(self, seeds, level):
+    def needed(self, seeds):
         """Return how many seeds, up to a thousand, would decide if this gain of `seeds` seeds and its noise stay."""
         later = lambda n: self._replace(error=self.error * (seeds / n) ** 0.5, freedom=self.freedom * n / seeds)
-        return next((n for n in range(seeds + 1, 1000) if later(n).decides(level)), 1000)
+        return next((n for n in range(seeds + 1, 1000) if later(n).verdict != UNDECIDED), 1000)
 
 
-def gain_of(runs, base, paired):
-    """Return the Gain of a candidate's runs over the baseline's: {seed: loss} each, at least two."""
-    value = mean(base) - mean(runs)
-    if paired:  # equal seeds saw equal batches, so their differences have less noise
-        differences = [base[seed] - runs[seed] for seed in runs.keys() & base.keys()]
-        return Gain(value, math.sqrt(np.var(differences, ddof=1) / len(differences)), len(differences) - 1)
-    # Welch: the variances of two means add up, and so do, weighted, their uncertainties
-    parts = [(np.var(list(group.values()), ddof=1) / len(group), len(group) - 1) for group in (runs, base)]
+def gain_of(runs, base, level):
+    """Return the Gain of a candidate's losses over the baseline's, by Welch's t test."""
+    parts = [(np.var(losses, ddof=1) / len(losses), len(losses) - 1) for losses in (runs, base)]
     total = sum(variance for variance, _ in parts)
     spread = sum(variance**2 / freedom for variance, freedom in parts)
-    return Gain(value, math.sqrt(total), total**2 / spread if spread else 1.0)
+    return Gain(float(np.mean(base) - np.mean(runs)), math.sqrt(total), total**2 / spread if spread else 1.0, level)
+
+
+def judge(runs, baseline_at, cost, level):
+    """Return the verdict on a candidate of a cost, in units of the baseline's, its Gain, and over which baseline.
+
+    `runs` are its losses, baseline_at(rung) those of the baseline at a cost. A candidate must beat the lowest mean loss
+    that the baseline reaches at its cost or below. So the rungs are climbed from below, and the first one that is
+    significantly better decides.
+    """
+    rungs = {}
+    for rung in needed_rungs(cost):
+        rungs[rung] = baseline_at(rung)
+        gain = gain_of(runs, rungs[rung], level)
+        if gain.verdict == FAILS:
+            return FAILS, gain, rung
+    lowest = min(rungs, key=lambda rung: np.mean(rungs[rung]))
+    gain = gain_of(runs, rungs[lowest], level)
+    return gain.verdict, gain, lowest
+
+
+def needed_rungs(cost):
+    """Return the costs at which the baseline must be trained: its own, twice that and so on, and the candidate's."""
+    return [*(2.0**i for i in range(math.ceil(math.log2(cost)))), cost]
+
+
+# -- learning rates ----------------------------------------------------------------------------------------------
 
 
 def next_rate(scores):
@@ -66,66 +88,22 @@ def next_rate(scores):
     return best / 2 if best == min(scores) else 2 * best
 
 
-def mean(group):
-    return sum(group.values()) / len(group)
+def vertex(losses):
+    """Return the rate at the vertex of the parabola through the best of {rate: loss} and its neighbors, to two digits.
 
-
-def noise_of(losses):
-    """Return the degrees of freedom and the variance that losses (groups, seeds) have without each one's mean."""
-    left = losses - losses.mean(axis=1, keepdims=True)
-    left = left - left.mean(axis=0)
-    freedom = (len(losses) - 1) * (losses.shape[1] - 1)
-    return freedom, (left**2).sum() / freedom if freedom else math.nan
-
-
-def seeds_matter(groups):
-    """Return whether seeds shift the losses of all groups alike, {seed: loss} each: by an F test (p < 0.02)."""
-    losses = np.array([[group[seed] for seed in groups[0]] for group in groups])
-    freedom, variance = noise_of(losses)
-    of_seeds = len(losses) * np.var(losses.mean(axis=0), ddof=1)
-    return bool(variance > 0 and fdtrc(losses.shape[1] - 1, freedom, of_seeds / variance) < 0.02)
-
-
-# -- the verdict at a cost -------------------------------------------------------------------------------------
-
-
-class Judgement(NamedTuple):
-    verdict: str
-    gain: Gain  # over the baseline at the cost `rung`
-    rung: float
-
-
-def judge(runs, baseline_at, cost, level, paired):
-    """Return the Judgement of a candidate of a cost, in units of the baseline's own.
-
-    `runs` are the candidate's losses, baseline_at(rung) those of the baseline at a cost, {seed: loss} each. A candidate
-    must beat the lowest mean loss that the baseline reaches at its cost or below. So the rungs are climbed from below,
-    and the first one that is significantly better decides.
+    The parabola is over the logarithm of the rate. If a neighbor has diverged, the best is returned.
     """
-    rungs, gains = {}, {}
-    for rung in needed_rungs(cost):
-        rungs[rung] = baseline_at(rung)
-        gains[rung] = gain = gain_of(runs, rungs[rung], paired and rung == 1)
-        if gain.value + gain.half(level) < 0:
-            return Judgement(FAILS, gain, rung)
-    lowest = min(rungs, key=lambda rung: mean(rungs[rung]))
-    gain, rise = gains[lowest], gain_of(rungs[lowest], rungs[cost], False)
-    if rise.value > rise.half(0.9):  # a one-sided test (p < 0.05)
-        verdict = NO_LONGER
-    elif gain.decides(level):
-        verdict = PAYS if gain.value > gain.half(level) else TIES
-    else:
-        verdict = UNDECIDED
-    return Judgement(verdict, gain, lowest)
+    rates = sorted(losses)
+    best = min(rates, key=losses.get)
+    near = rates[rates.index(best) - 1 :][:3]
+    y = [losses[rate] for rate in near]
+    if math.inf in y:
+        return best
+    curvature, slope, _ = np.polyfit(np.log(np.array(near) / best), y, 2)
+    return float(f"{best * math.exp(-slope / (2 * curvature)):.2g}") if curvature > 0 else best
 
 
-def needed_rungs(cost):
-    """Return the costs at which the baseline must be trained: its own, twice that and so on, and the candidate's."""
-    powers = range(math.ceil(math.log2(cost)))  # none where the candidate costs no more than the baseline
-    return [*(2.0**i for i in powers), cost]
-
-
-# -- tables of many groups (tasks.py) --------------------------------------------------------------------------
+# -- tables of many groups (tasks.py) ----------------------------------------------------------------------------
 
 
 def differences(groups):
@@ -136,12 +114,15 @@ def differences(groups):
     """
     texts = {name: "diverged" if None in numbers else "" for name, numbers in groups.items()}
     first, *others = groups
-    if texts[first]:
-        return texts
     others = [name for name in others if not texts[name]]
-    freedom, variance = noise_of(np.array([groups[name] for name in (first, *others)]))
-    error = math.sqrt(2 * variance / len(groups[first]))
-    for name in others:
-        gain = Gain(np.mean(groups[name]) - np.mean(groups[first]), error, freedom)
-        texts[name] = f"{gain.value:+.3f} ± {gain.half(0.95):.3f}"
+    if texts[first] or not others:
+        return texts
+    numbers = np.array([groups[name] for name in (first, *others)])
+    noise = numbers - numbers.mean(axis=1, keepdims=True)
+    noise -= noise.mean(axis=0)
+    freedom = (len(numbers) - 1) * (numbers.shape[1] - 1)
+    error = math.sqrt(2 * (noise**2).sum() / freedom / numbers.shape[1])
+    for name, mean in zip(others, numbers[1:].mean(axis=1)):
+        gain = Gain(mean - numbers[0].mean(), error, freedom, 0.95)
+        texts[name] = f"{gain.value:+.3f} ± {gain.half:.3f}"
     return texts

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from config import split_settings
 from config.runtime.errors import UserError, file_errors
 from config.runtime.files import sha256
 
-OURS = ("out_dir", "init_from", "overwrite", "eval_only", "seed")  # settings that a comparison makes itself
+OURS = {"out_dir", "init_from", "overwrite", "eval_only", "seed"}  # settings that a comparison makes itself
 NO_MATTER = ("device", "tensorboard", "wandb")  # settings that do not affect a run's results
 PRODUCT = ("*.py", "config/**/*.py", "data/*.py", "data/*/*.py")  # the files that runs are made of
 
@@ -38,10 +38,8 @@ class Variant:
     settings: dict  # all of them
     defaults: dict
     home: Path  # its frozen code
-    code: str = ""  # the words that name it
     parameters: int = 0
     flops_per_step: float = 0.0
-    notes: tuple = ()
     trouble: tuple = ()  # why it cannot take part: a verdict, and its reason
 
     @property
@@ -52,13 +50,9 @@ class Variant:
     def flops(self):
         return self.flops_per_step * self.settings["max_iters"]
 
-    @property
-    def changed(self):
-        return {name: value for name, value in self.settings.items() if value != self.defaults[name]}
-
-    def options(self, **settings):
-        """Return train.py's options for its settings, some of which are replaced."""
-        return [f"--{name}={value}" for name, value in replace(self, settings=self.settings | settings).changed.items()]
+    def options(self, settings):
+        """Return train.py's options for settings such as its own."""
+        return [f"--{name}={value}" for name, value in settings.items() if value != self.defaults[name]]
 
 
 def digest(settings):
@@ -71,25 +65,17 @@ def read_variants(words, common, against, folder):
     named = [split_name(one) for one in words]
     if against:
         named = named or [split_name("")]
-        rest = named[0][2]
-        named.insert(0, (against, [f"@{against}"], rest))
+        named.insert(0, (against, [f"@{against}"], named[0][2]))
     if len(named) < 2:
-        needed = "config/standard_shakespeare.py config/m1_shakespeare.py, or --against=HEAD and a candidate"
-        raise UserError(f"a baseline and a candidate are needed: {needed}")
-    names = [name for name, _, _ in named]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"two variants are named {name!r}: rename one of them, as in 'NAME: words'")
+        raise UserError("a baseline and a candidate are needed: two variants, or --against=HEAD and one")
     variants = []
     for name, code, rest in named:
         home = freeze(code, folder)
         defaults, settings = read_settings_of(name, rest, common, home)
-        variants.append(Variant(name, settings, defaults, home, " ".join(code)))
+        variants.append(Variant(name, settings, defaults, home))
     for name in ("dataset", "block_size", "eval_tokens"):
-        values = sorted({str(variant.settings[name]) for variant in variants})
-        if len(values) > 1:
-            why = "losses are comparable only on the same windows of the same text"
-            raise UserError(f"{name} differs ({' and '.join(values)}): {why}")
+        if len({variant.settings[name] for variant in variants}) > 1:
+            raise UserError(f"{name} differs: losses are comparable only on the same windows of the same text")
     return variants
 
 
@@ -101,17 +87,12 @@ def read_words(words, common):
 
 def split_name(words):
     """Return the name of an argument, which may be given as "NAME: ...", the words for its code, and the others."""
-    name, colon, rest = f"{words} ".partition(": ")
-    try:
-        arguments = shlex.split(rest if colon else words)
-    except ValueError as error:  # a quotation that does not end
-        raise UserError(f"{words}: {error}") from None
-    if not colon:
-        short = [word.lstrip("-") if word.startswith(("-", "@")) else Path(word).stem for word in arguments]
-        name = ", ".join(short) or "defaults"
+    name, _, rest = f"{words} ".rpartition(": ")
+    arguments = shlex.split(rest)
     is_folder = lambda word: (Path(word).expanduser() / "train.py").is_file()
     code = [word for word in arguments if word.startswith("@") or word.endswith(".diff") or is_folder(word)]
-    return " ".join(name.split()), code, [word for word in arguments if word not in code]
+    name = " ".join((name or words).split()) or "defaults"
+    return name, code, [word for word in arguments if word not in code]
 
 
 def read_settings_of(name, arguments, common, home):
@@ -119,16 +100,10 @@ def read_settings_of(name, arguments, common, home):
 
     Config files come first, then the `common` options, then its own.
     """
-    files = [word for word in arguments if not word.startswith("-")]
-    files = [str(home / word) if (home / word).is_file() else word for word in files]  # as that code has it
-    options = [word for word in arguments if word.startswith("-")]
-    given = {}
-    for part in (files, common, options):
-        defaults, some = split_settings(home / "train.py", part)
-        given |= some
-    taken = [setting for setting in OURS if setting in given]
-    if taken:
-        raise UserError(f"{name}: {taken[0]} is set by the comparison: leave it out")
+    own = [str(home / word) if (home / word).is_file() else word for word in arguments]  # files as that code has them
+    defaults, given = split_settings(home / "train.py", [*common, *own])
+    if taken := given.keys() & OURS:
+        raise UserError(f"{name}: {', '.join(taken)} is set by the comparison: leave it out")
     return defaults, defaults | given
 
 
@@ -139,15 +114,17 @@ def read_settings_of(name, arguments, common, home):
 def freeze(code, folder) -> Path:
     """Return the frozen copy, in `folder`, of the code that the words `code` name."""
     diffs = [Path(word).expanduser().resolve() for word in code if word.endswith(".diff")]
-    sources = [word for word in code if not word.endswith(".diff")]
+    sources = [word for word in code if not word.endswith(".diff")] or [str(ROOT)]
     if len(sources) > 1:
         raise UserError(f"{' and '.join(sources)}: a variant takes one source, plus diffs")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as temporary:
-        copy, source = Path(temporary) / "code", Path(sources[0] if sources else ROOT).expanduser()
-        if sources and sources[0].startswith("@"):
-            source = unpack(sources[0][1:], Path(temporary))
-        for path in {path for pattern in PRODUCT for path in source.glob(pattern)}:
+        copy, source = Path(temporary) / "code", Path(sources[0]).expanduser()
+        if sources[0].startswith("@"):
+            source, archive = Path(temporary) / "commit", Path(temporary) / "commit.tar"
+            run_git(f"{sources[0]}: unknown to git", ROOT, "archive", f"--output={archive}", sources[0][1:])
+            shutil.unpack_archive(archive, source, filter="data")
+        for path in (path for pattern in PRODUCT for path in source.glob(pattern)):
             place = copy / path.relative_to(source)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)
@@ -159,44 +136,32 @@ def freeze(code, folder) -> Path:
     return place
 
 
-def unpack(commit, folder):
-    """Return a folder in `folder` with the code of a commit."""
-    archive = folder / "commit.tar"
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", f"--output={archive}", commit], capture_output=True, text=True
-    )
+def run_git(failure, folder, *arguments, **variables):
+    done = subprocess.run(["git", *arguments], cwd=folder, env=os.environ | variables, capture_output=True, text=True)
     if done.returncode:
-        raise UserError(f"@{commit}: unknown to git: {' '.join(done.stderr.split())}")
-    shutil.unpack_archive(archive, folder / "commit", filter="data")
-    if not (folder / "commit" / "train.py").exists():
-        raise UserError(f"@{commit}: has no train.py")
-    return folder / "commit"
+        raise UserError(f"{failure}: {' '.join(done.stderr.split())}")
 
 
 def apply(diff, copy):
     """Apply a diff to the copy, without what it says about tests and pages."""
-    if not diff.is_file():
-        raise UserError(f"{diff}: no such file")
-    alone = os.environ | {"GIT_CEILING_DIRECTORIES": str(copy.parent)}  # or git would look for a repository around it
-    command = ["git", "apply", "--exclude=tests/*", "--exclude=*.md", str(diff)]
-    done = subprocess.run(command, cwd=copy, env=alone, capture_output=True, text=True)
-    if done.returncode:
-        raise UserError(f"{diff.name} does not apply: {' '.join(done.stderr.split())}")
-    links = [path.relative_to(copy) for path in copy.rglob("*") if path.is_symlink()]
-    if links:
-        raise UserError(f"{diff.name} makes {links[0]} a link: write the file itself, so that the code stays as it is")
+    alone = {"GIT_CEILING_DIRECTORIES": str(copy.parent)}  # or git would look for a repository around it
+    but = "--exclude=tests/*", "--exclude=*.md"
+    run_git(f"{diff.name} does not apply", copy, "apply", *but, str(diff), **alone)
+    for path in copy.rglob("*"):
+        if path.is_symlink():
+            raise UserError(f"{diff.name} makes {path.name} a link: write the file itself, so that it stays as it is")
 
 
 @cache
 def trees_of(code):
-    """Return the syntax tree of each program in a frozen code, and the bytes of its other files."""
+    """Return {name: syntax tree} of the programs in a frozen code, and {name: bytes} of its other files."""
     trees = {}
     for path in sorted(code.rglob("*")):
         if path.is_file() and path.suffix != ".pyc" and not path.is_symlink():
-            trees[path.relative_to(code).as_posix()] = content = path.read_bytes()
-            if path.suffix == ".py":
-                with suppress(SyntaxError, ValueError):  # a slip, which running it will show
-                    trees[path.relative_to(code).as_posix()] = ast.dump(ast.parse(content))
+            content = path.read_bytes()
+            with suppress(SyntaxError, ValueError):  # a slip, which running it will show
+                content = ast.dump(ast.parse(content)) if path.suffix == ".py" else content
+            trees[path.relative_to(code).as_posix()] = content
     return trees
 
 
