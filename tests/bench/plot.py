@@ -3,6 +3,8 @@ The losses of runs in one picture: python tests/bench/plot.py out [--x=time]
 
 Folders are searched for runs at any depth. The legend has each run's lowest validation loss. Time is training time,
 without evaluating and saving. The y axis leaves out each run's first quarter.
+
+A run's attention weights over a text, a row per layer and a column per head: plot.py out/RUN --maps="a text"
 """
 
 import sys
@@ -10,16 +12,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import numpy as np
+import torch
 from matplotlib.figure import Figure
 
 from config import read_settings
 from config.runtime.errors import UserError, file_errors
 from config.runtime.processes import install_excepthook
+from config.runtime.run import build_model, find_checkpoint, load_checkpoint
+from data.tokenizer import tokenizer_from_state
 from runs import read_log
 
 # -----------------------------------------------------------------------------
 x = "tokens"  # x axis: tokens, flops or time
 out = "runs.png"  # output file; its suffix sets the format
+maps = ""  # draw the attention weights over this text instead
 # -----------------------------------------------------------------------------
 
 AXES = {"tokens": "training tokens", "flops": "training FLOPs", "time": "minutes of training"}
@@ -56,17 +63,58 @@ def draw(runs, x):
     return figure
 
 
+@torch.no_grad()
+def attention_weights(model, idx) -> list[torch.Tensor]:
+    """Return the attention weights (B, H, T, T) of each layer for the tokens idx (B, T).
+
+    They are what the layer mixes of unit vectors as values. Layers that recompute it use the same weights.
+    """
+    weights = {}
+
+    def keep(attn, inputs, output):
+        *_, q_hat, k_hat, v = inputs
+        unit_vectors = torch.eye(v.size(2)).to(v).expand(*v.shape[:2], -1, -1)
+        weights[attn] = attn.mix_values(q_hat, k_hat, unit_vectors)
+
+    hooks = [block.attn.register_forward_hook(keep) for block in model.blocks]
+    model.features(idx)
+    for hook in hooks:
+        hook.remove()
+    return list(weights.values())
+
+
+def draw_maps(folder, text):
+    """Draw the attention weights over a text: dark is large, by the square root of the weight."""
+    saved = load_checkpoint(find_checkpoint(folder, prefer="best"))
+    model, tokenizer = build_model(saved).eval(), tokenizer_from_state(saved["tokenizer"])
+    tokens = tokenizer.encode(text)[-model.config.block_size :]
+    weights = torch.cat(attention_weights(model, torch.tensor([tokens]))).sqrt()
+    labels = [repr(tokenizer.decode([token]))[1:-1] for token in tokens]
+    side = 1.2 + 0.1 * len(tokens)
+    figure = Figure(figsize=(side * weights.size(1), side * weights.size(0)), layout="tight")
+    for (layer, head), axis in np.ndenumerate(figure.subplots(*weights.shape[:2], squeeze=False)):
+        axis.imshow(weights[layer, head], cmap="Blues", vmin=0, vmax=1)
+        axis.set_title(f"layer {layer}, head {head}: queries down, keys across", fontsize=6)
+        axis.set_xticks(range(len(tokens)), labels, rotation=90, fontsize=5, parse_math=False)
+        axis.set_yticks(range(len(tokens)), labels, fontsize=5, parse_math=False)
+    return figure
+
+
 def main(argv):
     paths = [Path(word) for word in argv if not word.startswith("-")]
     options = read_settings(__file__, [word for word in argv if word.startswith("-")])
     if options["x"] not in AXES:
         raise UserError(f"x = {options['x']!r} is invalid: it must be one of {', '.join(AXES)}")
-    runs = {log.parent: read_run(log.parent) for path in paths for log in sorted(path.rglob("log.jsonl"))}
-    runs = {folder: evals for folder, evals in runs.items() if evals}
-    if not runs:
-        raise UserError(f"no evaluated run in: {', '.join(map(str, paths))}")
+    if options["maps"]:
+        figure = draw_maps(paths[0], options["maps"])
+    else:
+        runs = {log.parent: read_run(log.parent) for path in paths for log in sorted(path.rglob("log.jsonl"))}
+        runs = {folder: evals for folder, evals in runs.items() if evals}
+        if not runs:
+            raise UserError(f"no evaluated run in: {', '.join(map(str, paths)) or 'no folder given'}")
+        figure = draw(runs, options["x"])
     with file_errors():
-        draw(runs, options["x"]).savefig(options["out"], dpi=120)
+        figure.savefig(options["out"], dpi=120)
     print(f"figure: {options['out']}")
 
 
