@@ -40,8 +40,8 @@ def read_runs(file, **settings):
         return [run for run in csv.DictReader(lines) if settings.items() <= run.items()]
 
 
-def gain(baseline, candidate, level=0.95, paired=False):
-    test = stats.ttest_rel(baseline, candidate) if paired else stats.ttest_ind(baseline, candidate, equal_var=False)
+def gain(baseline, candidate, level=0.95):
+    test = stats.ttest_ind(baseline, candidate, equal_var=False)
     interval = test.confidence_interval(level)
     return f"{np.mean(baseline) - np.mean(candidate):+.3f} ± {(interval.high - interval.low) / 2:.3f}"
 
@@ -66,10 +66,7 @@ def comparison(file, steps, loss="loss", **settings):
 
 
 def board(file, level, **costs):
-    """Return {variant: [cost, gain at equal operations]}: over the longest baseline up to its cost, on its seeds.
-
-    At equal steps, runs are paired by seed.
-    """
+    """Return {variant: [cost, gain at equal operations]}: over the longest baseline up to its cost, on its seeds."""
     losses, flops = defaultdict(dict), {}
     for run in read_runs(file):
         if run["seed"] != "0":
@@ -84,7 +81,7 @@ def board(file, level, **costs):
         longest = max(length for length in lengths if length <= 1.005 * cost * steps)
         baseline = losses[base, longest]
         pairs = [(baseline[seed], loss) for seed, loss in found.items() if seed in baseline]
-        rows[name] = [f"{cost:.2f}", gain(*zip(*pairs), level, paired=longest == steps)]
+        rows[name] = [f"{cost:.2f}", gain(*zip(*pairs), level)]
     return rows
 
 
