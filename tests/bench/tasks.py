@@ -316,7 +316,7 @@ def equal_cells(name):
     return {kind: cell | {"model": cell["model"] | shape} for kind, cell in cells.items()}
 
 
-def print_table(title, results, *columns, figures=()):
+def print_table(title, results, *columns):
     """Print a row of `results` for each name, and what their `columns` differ from the first row's."""
     header, rows = ["", "parameters", "learning rate"], {}
     for name, group in results.items():
@@ -328,18 +328,23 @@ def print_table(title, results, *columns, figures=()):
         for name, group in groups.items():
             values = [math.nan if value is None else value for value in group]
             rows[name] += [f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}", differing[name]]
-    if figures:
-        header += ["left the plateau", "the document"]
-        for name, group in results.items():
-            left = ", ".join(str(one["left"] or "-") for one in group)
-            rows[name] += [left, f"{figures[name != 'standard']}" if name != "W2, distance" else ""]
     print(f"\n{title}\n\n{as_table(header, rows.values())}", flush=True)
+
+
+def print_losses(name, results):
+    """Print the loss of the last 100 steps of each kind (when each seed left the plateau), and the document's two."""
+    cells = []
+    for group in results.values():
+        losses, left = [one["last 100 steps"] for one in group], [str(one["left"] or "-") for one in group]
+        rate = f"{group[0]['run']['learning_rate']:g}"
+        cells.append(f"{statistics.fmean(losses):.3f} ± {statistics.stdev(losses):.3f} ({', '.join(left)}) at {rate}")
+    figures = "{}, {}".format(*PUBLISHED[name.partition(",")[0]][4])
+    print(f"\n{as_table(['', *results, 'the document'], [[name, *cells, figures]])}", flush=True)
 
 
 def recall(sweep):
     seeds = [1, 2, 3]
-    results = sweep.repeated(published_cells("recall"), seeds)
-    print_table("Copy, as published", results, "last 100 steps", "accuracy", figures=PUBLISHED["recall"][4])
+    print_losses("recall", sweep.repeated(published_cells("recall"), seeds))
     cells = fair_cells("copy", {"n_embd": 64, "n_head": 4, "n_inner": 256})
     results = sweep.tuned(cells, [1e-3, 2e-3, 5e-3], seeds)
     print_table("Copy, width 64, equal parameters", results, "loss", "accuracy")
@@ -360,13 +365,11 @@ def entailment(sweep):
 
 
 def micro(sweep):
-    seeds, column = [1, 2, 3], "last 100 steps"
+    seeds = [1, 2, 3]
     for name in ("deep", "base", "large", "long"):
-        results = sweep.repeated(published_cells(name), seeds)
-        print_table(f"{name}, as published", results, column, figures=PUBLISHED[name][4])
-    for name in ("deep", "base", "large", "long"):
-        results = sweep.tuned(equal_cells(name), [1e-3, 2e-3, 4e-3], seeds, column)
-        print_table(f"{name}, equal widths", results, column, figures=PUBLISHED[name][4])
+        print_losses(name, sweep.repeated(published_cells(name), seeds))
+    results = sweep.tuned(equal_cells("deep"), [1e-3, 2e-3, 4e-3], seeds, "last 100 steps")
+    print_losses("deep, equal widths", results)
 
 
 EXPERIMENTS = {"recall": recall, "entailment": entailment, "micro": micro}
