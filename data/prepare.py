@@ -13,7 +13,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
-from glob import escape, glob
 from itertools import chain, islice
 from pathlib import Path
 
@@ -59,12 +58,12 @@ def ensure_prepared(name) -> Path:
 
 @file_errors()
 def text_files(path):
-    """Return `path` itself or, if it is a folder, all texts below it, each once, in the order of their names."""
-    if not Path(path).is_dir():
-        return [Path(path)]
-    below = glob(f"{escape(str(path))}/**/*", recursive=True)  # also in linked folders
-    texts = (Path(name).resolve() for name in below if name.lower().endswith((".txt", ".md", ".jsonl")))
-    files = sorted({file for file in texts if file.is_file()})
+    """Return `path` itself or, if it is a folder, all texts below it, in the order of their names."""
+    path = Path(path)
+    if not path.is_dir():
+        return [path]
+    texts = (file for file in path.rglob("*") if file.suffix.lower() in (".txt", ".md", ".jsonl"))
+    files = sorted(file for file in texts if file.is_file())
     if not files:
         raise UserError(f"{path}: no .txt, .md or .jsonl files below this folder")
     return files
