@@ -119,9 +119,20 @@ def test_tasks(monkeypatch, capsys):
         tasks.main([name, f"--out={BENCH}/results"])
     printed = capsys.readouterr().out
     (section,) = [section for section in PAGE.split("\n## ") if section.startswith("Does W2")]
-    rows, results = shown_under("Does W2"), re.findall(r"\d\.\d{3} ± \d\.\d{3}", section)
+    rows, results = shown_under("Does W2"), re.findall(r"(?<![-+])\d\.\d{3} ± \d\.\d{3}", section)
     assert len(rows) == 6 and [row for row in rows if row not in rows_of(printed)] == []
     assert len(results) > 20 and [result for result in results if result not in printed] == []
+
+
+def test_w2_on_shakespeare():
+    losses = defaultdict(list)
+    for run in read_runs("w2"):
+        if run["seed"] != "0":
+            losses[run["variant"].removeprefix("config/"), run["steps"]].append(float(run["loss"]))
+    standard, distance, overlap = (losses[f"{name}_shakespeare.py", "400"] for name in ("standard", "w2", "w2_overlap"))
+    at_equal_cost = gain(losses["standard_shakespeare.py", "452"], overlap)
+    found = f"the distance gains {gain(standard, distance)}, the overlap {gain(standard, overlap)}"
+    assert f"{found}; at equal operations, {at_equal_cost}" in PAGE
 
 
 def test_the_first_page_shows_these_numbers():

@@ -335,9 +335,9 @@ def print_losses(name, results):
     """Print the loss of the last 100 steps of each kind (when each seed left the plateau), and the document's two."""
     cells = []
     for group in results.values():
-        losses, left = [one["last 100 steps"] for one in group], [str(one["left"] or "-") for one in group]
-        rate = f"{group[0]['run']['learning_rate']:g}"
-        cells.append(f"{statistics.fmean(losses):.3f} ± {statistics.stdev(losses):.3f} ({', '.join(left)}) at {rate}")
+        losses, left = [one["last 100 steps"] for one in group], [one["left"] for one in group]
+        steps = f" ({', '.join(str(step or '-') for step in left)})" if any(left) else ""
+        cells.append(f"{statistics.fmean(losses):.3f} ± {statistics.stdev(losses):.3f}{steps}")
     figures = "{}, {}".format(*PUBLISHED[name.partition(",")[0]][4])
     print(f"\n{as_table(['', *results, 'the document'], [[name, *cells, figures]])}", flush=True)
 
