@@ -90,7 +90,7 @@ def check_future(model, windows, whole, prefixes):
     row, place, told = prefixes[difference.abs().argmax()]
     x, y = windows["x"][[row]], windows["y"][[row]]
     other = x.clone()
-    other[:, place + 1 :] = x[0, 0]
+    other[:, place + 1 :] = x[:, place + 1 :] == 0  # 0 becomes 1, all others 0
     alone, again, changed = (log_p(model, tokens, y)[0, place].item() for tokens in (x, x, other))
     if abs(alone - again) > EXACT:
         why = "equal evaluations differ, so it is random or keeps state"

@@ -93,7 +93,7 @@ def draw_maps(folder, text):
     side = 1.2 + 0.1 * len(tokens)
     figure = Figure(figsize=(side * weights.size(1), side * weights.size(0)), layout="tight")
     for (layer, head), axis in np.ndenumerate(figure.subplots(*weights.shape[:2], squeeze=False)):
-        axis.imshow(weights[layer, head], cmap="Blues", vmin=0, vmax=1)
+        axis.imshow(weights[layer, head].numpy(), cmap="Blues", vmin=0, vmax=1)
         axis.set_title(f"layer {layer}, head {head}: queries down, keys across", fontsize=6)
         axis.set_xticks(range(len(tokens)), labels, rotation=90, fontsize=5, parse_math=False)
         axis.set_yticks(range(len(tokens)), labels, fontsize=5, parse_math=False)
