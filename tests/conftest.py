@@ -180,7 +180,7 @@ def progress(folder):
 def differences(path, expected):
     """Return the names of everything that differs between two checkpoints, except settings and code version."""
     a, b = (dict(tree_leaves_with_path(load(file) | {"settings": None, "code": None})) for file in (path, expected))
-    return [keystr(name) for name in a.keys() | b.keys() if not same(a.get(name), b.get(name))]
+    return [keystr(name) for name in a.keys() | b.keys() if not (name in a and name in b and same(a[name], b[name]))]
 
 
 def same(a, b):

@@ -418,6 +418,8 @@ def test_variants_are_read(monkeypatch):
     (["a:", "b:", "--rates=0"], "rates = '0'"),
     (["a:", "b:", "--budget=20"], "budget"),
     (["a: --residul=m1", "b:"], "did you mean residual"),
+    (["a: --residual=m1", "a: --residual=m2"], "two variants are named 'a'"),
+    (["a:", "it's"], "it's: No closing quotation"),
 ])  # fmt: skip
 def test_mistakes_are_named(study, arguments, named):
     with pytest.raises(ValueError, match=named):

@@ -68,8 +68,10 @@ def read_variants(words, common, against, folder):
         named.insert(0, (against, [f"@{against}"], named[0][2]))
     if len(named) < 2:
         raise UserError("a baseline and a candidate are needed: two variants, or --against=HEAD and one")
-    variants = []
+    names, variants = [name for name, _, _ in named], []
     for name, code, rest in named:
+        if names.count(name) > 1:
+            raise UserError(f"two variants are named {name!r}: rename one of them, as in 'NAME: words'")
         home = freeze(code, folder)
         defaults, settings = read_settings_of(name, rest, common, home)
         variants.append(Variant(name, settings, defaults, home))
@@ -88,7 +90,10 @@ def read_words(words, common):
 def split_name(words):
     """Return the name of an argument, which may be given as "NAME: ...", the words for its code, and the others."""
     name, _, rest = f"{words} ".rpartition(": ")
-    arguments = shlex.split(rest)
+    try:
+        arguments = shlex.split(rest)
+    except ValueError as error:  # a quotation that does not end
+        raise UserError(f"{words}: {error}") from None
     is_folder = lambda word: (Path(word).expanduser() / "train.py").is_file()
     code = [word for word in arguments if word.startswith("@") or word.endswith(".diff") or is_folder(word)]
     name = " ".join((name or words).split()) or "defaults"
