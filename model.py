@@ -12,9 +12,9 @@ So PyTorch's causal attention serves all of them. No mask is passed anywhere, so
 w2 with w2_score = "overlap", whose scores do not factor: it computes T x T weights, and masks them, in mix_values.
 
 Under Methods 1 to 4 (residual m1 to m4.2), layer l >= 1 reruns every earlier layer i on layer l's input x, with the
-attention weights that layer i computed before. The layers keep them as (q̂_i, k̂_i), never as a T x T matrix. So in the
-branches of layer i, attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm_i(x) and mlp_i(h), only the values and the MLP see the
-new x (and, in training, each rerun draws its own dropout):
+attention weights that layer i computed before. The layers keep them as (q̂_i, k̂_i), never as a T x T matrix. So the
+branches of layer i, rerun on x, are attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm_i(x) and mlp_i(h). In training, each
+rerun draws its own dropout.
 
     m2, m4.*     h  = Σ_i w_i attn_i(x)                 all others    h  = x + attn_l(x)
     m1, m3.*     x' = Σ_i w_i mlp_i(x + attn_i(x))      all others    x' = h + mlp_l(h)
@@ -167,8 +167,8 @@ class W2Attention(Attention):
 
     score = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ. R is RoPE, which rotates the means only. Written out,
     score = (2/τ)(μ_q·μ_k + σ_q·σ_k - (‖μ_k‖² + ‖σ_k‖²)/2) - (‖μ_q‖² + ‖σ_q‖²)/τ, and softmax cancels the last term.
-    σ is a number per head (scalar), a vector (diagonal) or absent (none). Without it this is L2 attention, but with
-    separate matrices for q and k and a learned τ instead of √D.
+    σ is a number per head (scalar: its difference counts once, not D times), a vector (diagonal) or absent (none).
+    Without it this is L2 attention, but with separate matrices for q and k and a learned τ instead of √D.
     """
 
     def __init__(self, config, layer):
@@ -185,7 +185,7 @@ class W2Attention(Attention):
     @property
     def log_tau(self):
         """Return log τ (H,): τ = 2√D · exp(0.1 tau_shift), so that q·k is scaled by 1/√D at first."""
-        # The 0.1 slows τ down tenfold: at the full rate it outgrew associative recall, which W2 then learned later.
+        # The 0.1 slows τ down tenfold: at the full rate it grew so fast that W2 learned associative recall later.
         return math.log(2 * self.D**0.5) + 0.1 * self.tau_shift
 
     def score_vectors(self, q, k, x, earlier):
@@ -211,7 +211,7 @@ class W2Attention(Attention):
 class W2OverlapAttention(Attention):
     """How much two Gaussians with one σ per head and token overlap, instead of q·k: what W2Attn's tables measured.
 
-    score = -(‖Rμ_q - Rμ_k‖² / (σ_q + σ_k) + D log(σ_q + σ_k)) / 2, up to a constant the log of their overlap if σ is
+    score = -(‖Rμ_q - Rμ_k‖² / (σ_q + σ_k) + D log(σ_q + σ_k)) / 2: the log of their overlap, plus a constant, if σ is
     read as a variance. σ_q + σ_k does not factor into score vectors, so q̂ and k̂ hold [μ, σ], and the weights are T x T.
     """
 
@@ -266,7 +266,7 @@ class SummedQKAttention(Attention):
             nn.init.constant_(getattr(self, name), start)
 
     def divisors(self):
-        """Return 1/s_i of the layers 0..l, (m,), or one number for all. d is the width of a head, m = l + 1."""
+        """Return 1/s_i of the layers 0..l, (m, 1), or one for all. d is the width of a head, m = l + 1."""
         d, m = self.D, self.m
         match self.qk_scale:
             case "5.1":
@@ -278,19 +278,16 @@ class SummedQKAttention(Attention):
             case "5.4":
                 return d**self.a * m**self.b
             case "5.5":
-                return self.log_a.exp() * d**0.5
+                return self.log_a.exp()[:, None] * d**0.5
             case "5.6":
-                return self.log_a.exp() * d**self.b
+                return self.log_a.exp()[:, None] * d ** self.b[:, None]
             case "5.7":
-                return self.log_a.exp()
+                return self.log_a.exp()[:, None]
 
     def score_vectors(self, q, k, x, earlier):
         queries = torch.stack([*(kept.q for kept in earlier), q], dim=-2)  # (B, H, T, m, D)
         keys = torch.cat([*(kept.k for kept in earlier), k], dim=-1)
-        scale = 1 / self.divisors()
-        if isinstance(scale, torch.Tensor):
-            scale = scale.view(-1, 1)
-        return (queries * scale).flatten(-2).type_as(q), keys
+        return (queries / self.divisors()).flatten(-2).type_as(q), keys
 
 
 ATTENTIONS = {
@@ -357,7 +354,7 @@ class Block(nn.Module):
         self.summed = branch if layer > 0 else None  # layer 0 has the usual residual
         if self.summed and self.weighting == "learned":
             self.mix = nn.Parameter(torch.empty(self.m))
-        self.passes_on = branch is not None or self.attn.reads_earlier  # else its score vectors would only fill memory
+        self.passes_on = branch is not None or self.attn.reads_earlier  # else nothing rereads it
         self.init_weights()
 
     def reset_parameters(self):
@@ -474,7 +471,7 @@ class GPT(nn.Module):
                 x, kept = checkpoint(block, *arguments, use_reentrant=False)
             else:
                 x, kept = block(*arguments)
-            earlier += (kept,)  # a new tuple: activation checkpointing reruns a block with the one that it was given
+            earlier += (kept,)  # not in place: activation checkpointing reruns the block with its old tuple
         if cache is not None:
             cache.end_pass(stop)
         return self.norm(x)
@@ -508,10 +505,6 @@ class GPT(nn.Module):
         drawn, the tokenizer's, if the model's was rounded up. Whenever the context is full, its older half is dropped
         and the newer half read again.
         """
-        if temperature < 0 or top_k is not None and top_k < 1:
-            given = f"temperature = {temperature}, top_k = {top_k}"
-            raise ValueError(f"{given}: temperature must be >= 0, top_k None or >= 1")
-
         block_size = self.config.block_size
         window = idx[:, -block_size:]  # the context; the cache holds all of it except `unread`
         room = min(block_size, idx.size(1) + max_new_tokens)
@@ -545,7 +538,7 @@ class GPT(nn.Module):
     def param_groups(self, weight_decay):
         """Return three groups: the blocks' matrices, for Muon; embedding and head; and, undecayed, everything else."""
 
-        def weights_of(parent, kinds):  # by .parameters(): where it is pruned or parametrized, .weight is none
+        def weights_of(parent, kinds):  # not by .weight, which is no parameter once it is pruned
             parts = [part for part in parent.modules() if isinstance(part, kinds)]
             return {p for part in parts for p in part.parameters() if p.dim() == 2}
 
@@ -583,8 +576,6 @@ class GPT(nn.Module):
         return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / peak_flops
 
     def crop_block_size(self, block_size):
-        if not 1 <= block_size <= self.config.block_size:
-            raise ValueError(f"block_size = {block_size} is invalid: it must be 1 to {self.config.block_size}")
         self.config.block_size, self.flops = block_size, None
 
 
@@ -676,8 +667,7 @@ def sample_next_token(logits, temperature, top_k, generator):
     """Draw a token (B, 1) from logits (B, V)."""
     if temperature < 1e-6:
         return logits.argmax(dim=-1, keepdim=True)
-    logits = logits.float()
-    logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature  # no overflow at low temperatures
+    logits = logits.float() / temperature
     if top_k is not None:
         least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
         logits = logits.masked_fill(logits < least, -math.inf)

@@ -96,7 +96,7 @@ out = checks.run_folder(defaults | given, defaults, sys.argv[1:])
 run = runs.Run(out)
 settings, ckpt = runs.begin(out, defaults, given)  # ckpt: the checkpoint to resume from, or None
 resuming = ckpt is not None
-globals().update(settings)  # now the names above hold this run's values; but the model's are in `shape`, below
+globals().update(settings)  # the names above now hold this run's values; the model's are in `shape`, below
 
 # device and data
 device, rank = processes.init_distributed(device), processes.rank()
@@ -122,9 +122,9 @@ if resuming:
 elif init_from.startswith("hf:"):
     from data.huggingface import begin_from_llama
 
-    raw_model = begin_from_llama(settings, data)  # puts the Llama's shape into settings
+    raw_model = begin_from_llama(settings, data)  # puts its shape into settings
 elif init_from.startswith("run:"):
-    raw_model, notes = runs.begin_from_run(settings, given, data)  # and this the run's shape and method
+    raw_model, notes = runs.begin_from_run(settings, given, data)  # its shape and method too
 else:
     vocab_size = data.meta["vocab_size"]
     if vocab_size > 10_000:  # GPT-2's 50,257 would misalign a GPU's products: 50,304 is a multiple of 64
@@ -171,7 +171,7 @@ def estimate_loss(split, max_tokens):
         count = (y >= 0).sum().item()
         with ctx:
             loss = model(x.to(device), y.to(device))[1]
-        if count:  # not in batches that only keep the processes in step
+        if count:  # a batch may have none, to keep the processes in step
             sums += torch.tensor([loss.item() * count, count])
     model.train()
     total, count = processes.all_reduce(sums).tolist()
@@ -288,7 +288,7 @@ while iter_num < max_iters and not stopped_by:
     # log, evaluate, save
     lossf = (processes.all_reduce(loss) / world_size).item()  # only here, because it waits for the GPU
     norm = grad_norm.item()
-    recovers = scaler.is_enabled() and scaler.get_scale() > 1  # by a lower scale in the next step
+    recovers = scaler.is_enabled() and scaler.get_scale() > 1  # the next step has a lower scale
     if not math.isfinite(lossf) or not math.isfinite(norm) and not recovers:
         end_diverged(f"the loss is {lossf}, the norm of its gradient {norm}")
     dt = time.perf_counter() - t0
