@@ -273,13 +273,13 @@ while iter_num < max_iters and not stopped_by:
     scaler.unscale_(optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
     with ctx:  # Muon multiplies matrices
-        scaler.step(optimizer)  # float16 overflows until the scaler has found its scale: it skips such a step
+        scaler.step(optimizer)  # it skips steps that overflow float16, until its scale fits
     scaler.update()
     optimizer.zero_grad()
     iter_num += 1
     local_iter_num += 1
 
-    stopped_by = processes.all_reduce(torch.tensor(stop.number), "MAX").item()  # on the CPU: the GPU goes on
+    stopped_by = processes.all_reduce(torch.tensor(stop.number), "MAX").item()  # on the CPU: no wait for the GPU
     evaluating = iter_num % steps_per_eval == 0 or iter_num == max_iters
     saving = iter_num % checkpoint_interval == 0 or iter_num == max_iters or stopped_by
     if not (evaluating or saving or iter_num % log_interval == 0):

@@ -1,4 +1,4 @@
-"""A text -> train.bin and val.bin (token ids, one after another) and meta.json (the tokenizer, and what the ids are).
+"""A text -> train.bin and val.bin (token ids, one after another) and meta.json (the tokenizer, the source, the counts).
 
 A text is a str or, for several documents, anything that yields a str for each, every time it is iterated over.
 """
@@ -100,7 +100,7 @@ def read_documents(path, field="text", separator=""):
 def read_dataset(name, field="text", limit=0.0):
     """Return the texts in the train split of a dataset, NAME or NAME:CONFIGURATION: of the hub, or of a folder.
 
-    They stay on disk, in the cache of `datasets`. With a `limit`, so many gigabytes are streamed into a list.
+    They stay on disk, in the cache of `datasets`. With a `limit`, that many gigabytes are streamed into a list.
     """
     datasets = import_optional("datasets")
     path, _, configuration = (name, "", "") if Path(name).exists() else name.partition(":")
@@ -134,7 +134,7 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
     """Write train.bin, val.bin and meta.json to `folder`. The last `val_fraction` of the characters is for validation.
 
     `tokenizer` is "char", "bpe" (`vocab_size` tokens, 1024 unless given, learned from the training part), "gpt2",
-    "hf:NAME" or "run:FOLDER". `source` says where the text comes from; whoever shows a loss should show it.
+    "hf:NAME" or "run:FOLDER". `source` says where the text comes from; show it with any loss.
     Bad input is a UserError or a TokenizerError, and leaves the folder as it was.
     """
     if not 0 < val_fraction < 1:
@@ -166,9 +166,10 @@ def find_tokenizer(name):
 
 
 def in_parts(text, separator, cut):
-    """Yield (split, whether a document begins, text) of each document. A str is one that needs no beginning.
+    """Yield (split, whether a document begins, text) of each document. A str is one without a beginning.
 
-    The first `cut` characters train. A document that they end in is two parts. `separator` is put between documents.
+    The first `cut` characters are for training: a document across the cut gives two parts. `separator` is put between
+    documents.
     """
     several = not isinstance(text, str)
     documents = (document for document in text if document is not None) if several else [text]
@@ -184,7 +185,7 @@ def in_parts(text, separator, cut):
 
 
 def sample(parts, cut):
-    """Return some SAMPLE characters, in blocks of a thousand from all over the training part, or all that it has."""
+    """Return about SAMPLE characters, in blocks of a thousand from all over the training part, or all that it has."""
     texts = (text for split, _, text in parts if split == "train")
     blocks = (text[start : start + 1000] for text in texts for start in range(0, len(text), 1000))
     return "".join(islice(blocks, 0, None, 1 + cut // SAMPLE))
@@ -205,7 +206,7 @@ def encode_all(coder, parts):
 
 
 def write_dataset(folder, coder, encoded, length, source, settings):
-    """Write what `encode_all` yields, of `length` characters. meta.json comes last: with it the folder is whole."""
+    """Write the parts from `encode_all`, of `length` characters. meta.json comes last and completes the folder."""
     tokens, sizes, characters = Counter(), Counter(), 0
     mark, marked = coder.decode(coder.document_start), False
     shown = time.monotonic()

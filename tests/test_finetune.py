@@ -147,7 +147,7 @@ def test_another_run_needs_its_tokens(repo, capsys):
     Path("my.txt").write_text("the lazy dog\n" * 99)
     repo("data/text/prepare.py my.txt")
     error = refused(repo, f"train.py {NEXT} --dataset=text", capsys)
-    cure = "python data/text/prepare.py TEXT --name=NAME --tokenizer=run:out/source, then --dataset=NAME"
+    cure = "python data/text/prepare.py TEXT --name=NAME --tokenizer=run:out/source, then add --dataset=NAME"
     assert f"data/text does not use the tokenizer of out/source/best.pt: prepare its text with {cure}\n" in error
     repo("data/text/prepare.py my.txt --tokenizer=run:out/source")
     repo(f"train.py {NEXT} --dataset=text")

@@ -15,7 +15,7 @@ CHOICES = {  # of settings that are not the model's
     "compile": ("auto", "true", "false"),
 }
 
-# what comes from the model that a run starts from, with --init_from=hf:NAME and --init_from=run:FOLDER
+# settings that come from the model which --init_from=hf:NAME or run:FOLDER names
 SHAPE = {"n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "bias", "rope_theta", "norm_eps", "tie_weights"}
 
 # options that have no effect with certain values of other settings

@@ -32,8 +32,8 @@ MAY_CHANGE = {"out_dir", "init_from", "overwrite", "eval_only", "max_iters", "de
 MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval", "tensorboard", "wandb"}
 # settings that a run does not inherit from the one it starts from
 NOT_INHERITED = {"block_size", "dropout", "activation_checkpointing"}
-# weights that mean something else under another value of a setting, in spite of the same name and shape
 OWN = r"\.attn\.(?!\w+_proj\.)"  # weights of an attention kind that others do not have
+# weights that mean something else under another value of a setting, in spite of the same name and shape
 MEANING = {"attention": OWN, "w2_score": OWN, "qk_scale": r"\.attn\.(log_a|a|b)$", "residual": r"\.mix$"}
 
 
@@ -55,7 +55,7 @@ class Run:
             self.log_file = lock_folder(self.folder)
             if not iter_num and any(self.folder.glob("*.pt")):
                 if not settings["overwrite"]:
-                    raise FolderInUse(f"{self.folder}: another process has just trained there: choose another one")
+                    raise FolderInUse(f"{self.folder}: another process has just trained there: choose another folder")
                 self.move_aside()
             self.log_file.truncate(end_of_log(self.log_path, iter_num))
         self.trackers = start_trackers(self.folder, iter_num, settings)
@@ -67,7 +67,7 @@ class Run:
         if any(aside.glob("*.pt")):
             lock_folder(aside)
             shutil.rmtree(aside)
-            replaced = ", in place of an older one"
+            replaced = ", replacing an older one"
         self.folder.rename(aside)
         print0(f"the old run in {self.folder} is now in {aside}{replaced}")
         self.log_file = lock_folder(self.folder)
@@ -115,7 +115,7 @@ class Run:
 
 
 def lock_folder(folder):
-    """Return the log of a folder, which is made if it does not exist, open and locked."""
+    """Open and lock the log of a folder, which is made if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     file = open(folder / "log.jsonl", "ab", buffering=0)
     if not file_lock(file):
@@ -206,7 +206,7 @@ def check_folder(folder, settings):
 
 
 def resumed_settings(checkpoint, given, defaults):
-    """Return the run's settings (for newer ones, the default), updated by given ones that may change."""
+    """Return the run's settings (the default where it has none), updated by given ones that may change."""
     settings = {name: checkpoint["settings"].get(name, default) for name, default in defaults.items()}
     for name, value in settings.items():
         if type(value) is not type(defaults[name]):
@@ -220,7 +220,7 @@ def resumed_settings(checkpoint, given, defaults):
     settings |= {name: defaults[name] for name in ("out_dir", "overwrite", "eval_only")}
     changes = {name: value for name, value in given.items() if name not in ignored}
     for name in ("dtype", "compile"):
-        if given.get(name) == "auto":  # the run keeps what that was
+        if given.get(name) == "auto":  # the run keeps what it was resolved to
             del changes[name]
     others = [name for name, value in changes.items() if name not in may_change and value != settings[name]]
     if others:
@@ -261,7 +261,7 @@ def resume_notes(checkpoint, settings, machine, code):
 
 
 def begin_from_run(settings, given, data):
-    """Return a model with the weights of another run (run:FOLDER), and a line for what is not as it was there.
+    """Return a model with the weights of another run (run:FOLDER), and a note that lists new weights.
 
     Inherited settings go into `settings`. A weight is kept if both models have it, in the same shape and meaning.
     """
@@ -290,7 +290,7 @@ def check_tokens(data, state, owner, tokenizer):
     if data.tokenizer.state() != state:
         cure = command("data/text/prepare.py", "TEXT", "--name=NAME", f"--tokenizer={tokenizer}")
         problem = f"{data.folder} does not use the tokenizer of {owner}"
-        raise UserError(f"{problem}: prepare its text with {cure}, then --dataset=NAME")
+        raise UserError(f"{problem}: prepare its text with {cure}, then add --dataset=NAME")
 
 
 # -- checkpoints
