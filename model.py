@@ -176,11 +176,7 @@ class W2Attention(Attention):
         self.K = {"scalar": 1, "diagonal": self.D, "none": 0}[config.sigma]
         if self.K:
             self.sigma = nn.Linear(config.n_embd, (self.H + self.G) * self.K, bias=False)
-        self.tau_shift = nn.Parameter(torch.empty(self.H))
-        self.reset_parameters()
-
-    def reset_parameters(self):
-        nn.init.zeros_(self.tau_shift)
+        self.tau_shift = nn.Parameter(torch.zeros(self.H))
 
     @property
     def log_tau(self):
@@ -227,7 +223,7 @@ class W2OverlapAttention(Attention):
     def mix_values(self, q_hat, k_hat, v):
         k_hat, v = (heads.repeat_interleave(self.H // self.G, dim=1) for heads in (k_hat, v))
         mu_q, sigma_q, mu_k, sigma_k = *q_hat.split((self.D, 1), dim=-1), *k_hat.split((self.D, 1), dim=-1)
-        with torch.autocast("cpu" if v.is_meta else v.device.type, enabled=False):
+        with torch.autocast(v.device.type, enabled=False):
             # In float32: the small distances, which matter most, are differences of large numbers.
             squares = mu_q.square().sum(-1, keepdim=True) + mu_k.square().sum(-1, keepdim=True).mT
             distance = (squares - 2 * mu_q @ mu_k.mT).clamp_min(0)
@@ -250,20 +246,14 @@ class SummedQKAttention(Attention):
     def __init__(self, config, layer):
         super().__init__(config, layer)
         self.qk_scale, self.m = config.qk_scale, layer + 1
-        # a scale's learned parameters: (name, size, start). 5.4 starts equal to 5.3; 5.5 to 5.7 start equal to 5.1
-        self.learned = {
-            "5.4": (("a", 1, 0.5), ("b", 1, 1.0)),
-            "5.5": (("log_a", self.m, 0.0),),
-            "5.6": (("log_a", self.m, 0.0), ("b", self.m, 0.5)),
-            "5.7": (("log_a", self.m, math.log(self.D) / 2),),
-        }.get(self.qk_scale, ())
-        for name, size, _ in self.learned:
-            setattr(self, name, nn.Parameter(torch.empty(size)))
-        self.reset_parameters()
-
-    def reset_parameters(self):
-        for name, _, start in self.learned:
-            nn.init.constant_(getattr(self, name), start)
+        learned = {  # 5.4 starts equal to 5.3; 5.5 to 5.7 start equal to 5.1
+            "5.4": {"a": torch.tensor([0.5]), "b": torch.tensor([1.0])},
+            "5.5": {"log_a": torch.zeros(self.m)},
+            "5.6": {"log_a": torch.zeros(self.m), "b": torch.full((self.m,), 0.5)},
+            "5.7": {"log_a": torch.full((self.m,), math.log(self.D) / 2)},
+        }.get(self.qk_scale, {})
+        for name, start in learned.items():
+            setattr(self, name, nn.Parameter(start))
 
     def divisors(self):
         """Return 1/s_i of the layers 0..l, (m, 1), or one for all. d is the width of a head, m = l + 1."""
@@ -343,34 +333,27 @@ class Block(nn.Module):
 
     def __init__(self, config, layer):
         super().__init__()
-        self.attn_norm = RMSNorm(config.n_embd, eps=config.norm_eps)
+        self.attn_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         overlap = config.attention == "w2" and config.w2_score == "overlap"
         self.attn = ATTENTIONS["w2_overlap" if overlap else config.attention](config, layer)
-        self.mlp_norm = RMSNorm(config.n_embd, eps=config.norm_eps)
+        self.mlp_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         self.mlp = MLP(config)
 
         self.m, self.n_layer, self.keep_input = layer + 1, config.n_layer, config.keep_input
         branch, self.weighting = RESIDUALS[config.residual]
         self.summed = branch if layer > 0 else None  # layer 0 has the usual residual
         if self.summed and self.weighting == "learned":
-            self.mix = nn.Parameter(torch.empty(self.m))
+            self.mix = nn.Parameter(torch.zeros(self.m))
         self.passes_on = branch is not None or self.attn.reads_earlier  # else nothing rereads it
         self.init_weights()
 
-    def reset_parameters(self):
-        if hasattr(self, "mix"):
-            nn.init.zeros_(self.mix)
-
     @torch.no_grad()
     def init_weights(self):
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                # a std of 1/√fan-in preserves the scale of activations; at 0.02, Methods 1 to 4 barely learn at first
-                nn.init.normal_(module.weight, std=module.in_features**-0.5)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+        for linear in (module for module in self.modules() if isinstance(module, nn.Linear)):
+            # a std of 1/√fan-in preserves the scale of activations; at 0.02, Methods 1 to 4 barely learn at first
+            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
         for proj in (self.attn.o_proj, self.mlp.down_proj):  # the 2 n_layer branches add up to about one
             proj.weight.mul_((2 * self.n_layer) ** -0.5)
         if self.summed == "attention" and not self.keep_input:
@@ -438,22 +421,12 @@ class GPT(nn.Module):
         self.flops = None  # per token, once they are counted
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.norm = RMSNorm(config.n_embd, eps=config.norm_eps)
+        self.norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_weights:
             self.head.weight = self.embed.weight
-        self.reset_parameters()
-
-    def reset_parameters(self):
         nn.init.normal_(self.embed.weight)
-        nn.init.normal_(self.head.weight, std=self.config.n_embd**-0.5)  # if tied, the embedding starts as the head
-
-    def init_weights(self):
-        """Set every parameter to its initial value, as the constructor does: for models from the meta device."""
-        for block in self.blocks:
-            block.init_weights()
-        self.norm.reset_parameters()
-        self.reset_parameters()
+        nn.init.normal_(self.head.weight, std=config.n_embd**-0.5)  # if tied, the embedding starts as the head
 
     def features(self, idx, cache=None):
         """Return the final hidden states (B, T, C) of idx (B, T): a whole context, or the one token after `cache`'s."""
@@ -473,7 +446,7 @@ class GPT(nn.Module):
                 x, kept = block(*arguments)
             earlier += (kept,)  # not in place: activation checkpointing reruns the block with its old tuple
         if cache is not None:
-            cache.end_pass(stop)
+            cache.length, cache.calls = stop, 0  # the next pass begins
         return self.norm(x)
 
     def forward(self, idx, targets=None):
@@ -481,8 +454,6 @@ class GPT(nn.Module):
 
         Negative targets, such as -1 or -100, are ignored.
         """
-        if targets is not None and targets.shape != idx.shape:
-            raise ValueError(f"targets have shape {tuple(targets.shape)}, idx has {tuple(idx.shape)}: they must match")
         logits = self.head(self.features(idx))
         return logits, None if targets is None else self.loss(logits, targets)
 
@@ -510,8 +481,14 @@ class GPT(nn.Module):
         room = min(block_size, idx.size(1) + max_new_tokens)
         unread, cache = window, KVCache(room)
         for _ in range(max_new_tokens):
-            logits = self.head(self.features(unread, cache)[:, -1])[:, :vocab_size]
-            token = sample_next_token(logits, temperature, top_k, generator)
+            logits = self.head(self.features(unread, cache)[:, -1])[:, :vocab_size].float()
+            if top_k is not None:
+                least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
+                logits = logits.masked_fill(logits < least, -math.inf)
+            if temperature < 1e-6:
+                token = logits.argmax(dim=-1, keepdim=True)
+            else:
+                token = torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)
             yield token
             if window.size(1) < block_size:
                 window, unread = torch.cat((window, token), dim=1), token
@@ -631,15 +608,6 @@ def split_bfloat16(x):
     return coarse, x - coarse
 
 
-class RMSNorm(nn.RMSNorm):
-    """RMSNorm whose output has autocast's type already: one cast for all the matrix products that follow."""
-
-    def forward(self, x):
-        normed, device = super().forward(x), x.device.type
-        autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-        return normed.to(torch.get_autocast_dtype(device)) if autocast else normed
-
-
 class KVCache:
     """The keys k̂ of each layer and the values of each of its runs, for up to `size` tokens.
 
@@ -658,17 +626,3 @@ class KVCache:
         tensor[:, :, self.length : end] = new
         self.calls += 1
         return tensor[:, :, :end]
-
-    def end_pass(self, length):
-        self.length, self.calls = length, 0
-
-
-def sample_next_token(logits, temperature, top_k, generator):
-    """Draw a token (B, 1) from logits (B, V)."""
-    if temperature < 1e-6:
-        return logits.argmax(dim=-1, keepdim=True)
-    logits = logits.float() / temperature
-    if top_k is not None:
-        least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -math.inf)
-    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)

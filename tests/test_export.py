@@ -201,7 +201,7 @@ def edited(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("old, new", [
     ("return q * self.D**-0.5, k", "return 2 * q * self.D**-0.5, k"),  # what it computes
-    ("self.dropout = ", "self.q_norm = RMSNorm(self.D)\n        self.dropout = "),  # what it has
+    ("self.dropout = ", "self.q_norm = nn.RMSNorm(self.D)\n        self.dropout = "),  # what it has
 ])  # fmt: skip
 @torch.no_grad()
 def test_an_edited_standard_model_takes_its_code_along(tmp_path, edited, old, new):

@@ -419,16 +419,9 @@ def test_a_block_needs_what_earlier_blocks_have_kept(method):
         Block(config, layer=1)(x, rope)
 
 
-IDX = torch.zeros(1, 17, dtype=torch.long)
-
-
-@pytest.mark.parametrize("call, words", [
-    (lambda model: model(IDX), "the context has 17 tokens; it must be 1 to block_size = 16"),
-    (lambda model: model(IDX[:, :3], IDX[:, :4]), r"targets have shape \(1, 4\), idx has \(1, 3\)"),
-])  # fmt: skip
-def test_bad_arguments(call, words):
-    with pytest.raises(ValueError, match=words):
-        call(build())
+def test_a_context_that_is_too_long_is_an_error():
+    with pytest.raises(ValueError, match="the context has 17 tokens; it must be 1 to block_size = 16"):
+        build()(torch.zeros(1, 17, dtype=torch.long))
 
 
 @pytest.mark.parametrize("kind", ["standard", "w2-scalar", "summed-5.5"])
