@@ -21,15 +21,6 @@ from config.runtime.errors import UserError, file_errors
 from config.runtime.processes import quiet_pipe
 
 BOOLS = {"true": True, "false": False}
-NANOGPT = {  # its settings that are called something else here
-    "always_save_checkpoint": "checkpoint_interval",
-    "decay_lr": "lr_decay",
-    "eval_iters": "eval_tokens",
-    "gradient_accumulation_steps": "grad_accum_steps",
-    "lr_decay_iters": "max_iters",
-    "min_lr": "min_lr_frac",
-    "wandb_log": "wandb",
-}
 RULE = "# " + "-" * 77 + "\n"
 
 
@@ -94,7 +85,6 @@ def convert(name, value, defaults, where):
     """Return `value`, from a config file or as text from the command line, in the type of its default."""
     if name not in defaults:
         near = difflib.get_close_matches(name.lower(), defaults, n=1)
-        near = [NANOGPT[name]] if NANOGPT.get(name) in defaults else near
         hint = f"did you mean {near[0]}?" if near else "--help lists all settings"
         raise UserError(f"{where}: unknown setting ({hint})")
     kind = type(defaults[name])

@@ -91,12 +91,6 @@ def test_refused_values(value, default):
     assert len(str(error.value)) < 150
 
 
-@pytest.mark.parametrize("name, here", config.NANOGPT.items())
-def test_nanogpt_s_names_are_known(name, here):
-    with pytest.raises(UserError, match=f"unknown setting .did you mean {here}"):
-        convert(name, "1", read_settings(CONFIGS.parent / "train.py", []), f"--{name}")
-
-
 @pytest.mark.parametrize("argument, config_file, named", [
     ("--max-iters=5", "", "did you mean max_iters?"),
     ("--max_iters", "", "--max_iters=value"),
