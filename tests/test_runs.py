@@ -232,7 +232,7 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, forked, capsys):
 
 def test_what_is_not_asked_or_not_causal_is_refused(checkout, forked):
     """A cheat that knows where it is tested is one that has read the prefix: another process has."""
-    update = "globals().update(settings)  # now"
+    update = "globals().update(settings)  # the"
     larger = diff_of(checkout, "larger", ("train.py", update, f"settings['batch_size'] *= 4\n{update}"))
     append(checkout / "model.py", REMEMBERS)
     found = compare_here(checkout, "--against=HEAD", "cheat:", f"larger: @HEAD '{larger}'")
