@@ -344,7 +344,7 @@ class Block(nn.Module):
         self.summed = branch if layer > 0 else None  # layer 0 has the usual residual
         if self.summed and self.weighting == "learned":
             self.mix = nn.Parameter(torch.zeros(self.m))
-        self.passes_on = branch is not None or self.attn.reads_earlier  # else nothing rereads it
+        self.passes_on = branch is not None or self.attn.reads_earlier  # else no layer reads its Kept
         self.init_weights()
 
     @torch.no_grad()
