@@ -167,7 +167,7 @@ class W2Attention(Attention):
 
     score = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ. R is RoPE, which rotates the means only. Written out,
     score = (2/τ)(μ_q·μ_k + σ_q·σ_k - (‖μ_k‖² + ‖σ_k‖²)/2) - (‖μ_q‖² + ‖σ_q‖²)/τ, and softmax cancels the last term.
-    σ is a number per head (scalar: its difference counts once, not D times), a vector (diagonal) or absent (none).
+    Per token and head, σ is a number (scalar: it counts once, not D times), a vector (diagonal) or absent (none).
     Without it this is L2 attention, but with separate matrices for q and k and a learned τ instead of √D.
     """
 
@@ -205,7 +205,7 @@ class W2Attention(Attention):
 
 
 class W2OverlapAttention(Attention):
-    """How much two Gaussians with one σ per head and token overlap, instead of q·k: what W2Attn's tables measured.
+    """How much two Gaussians overlap, instead of q·k. Each has one σ, the mean of D numbers, as in W2Attn's code.
 
     score = -(‖Rμ_q - Rμ_k‖² / (σ_q + σ_k) + D log(σ_q + σ_k)) / 2: the log of their overlap, plus a constant, if σ is
     read as a variance. σ_q + σ_k does not factor into score vectors, so q̂ and k̂ hold [μ, σ], and the weights are T x T.
@@ -311,7 +311,7 @@ class Kept(NamedTuple):
     block: nn.Module
     q: torch.Tensor  # rotated, of the new tokens, for summed_qk
     k: torch.Tensor
-    q_hat: torch.Tensor  # its attention weights are softmax(q̂ k̂ᵀ)
+    q_hat: torch.Tensor  # its attention weights are those of q̂ and k̂
     k_hat: torch.Tensor  # of all tokens, cached ones included
 
     def attn(self, x, with_past):
@@ -354,7 +354,7 @@ class Block(nn.Module):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
-        for proj in (self.attn.o_proj, self.mlp.down_proj):  # the 2 n_layer branches add up to about one
+        for proj in (self.attn.o_proj, self.mlp.down_proj):  # their variances, of 2 n_layer branches, add up to one
             proj.weight.mul_((2 * self.n_layer) ** -0.5)
         if self.summed == "attention" and not self.keep_input:
             # Without an identity path, averaging in layer after layer would make all tokens alike. With W_q = W_k a
@@ -392,7 +392,7 @@ class Block(nn.Module):
 
     def sum_layers(self, outputs, residual):
         """Return Σ_i w_i outputs_i, which replaces the residual or, with keep_input, is added to it."""
-        total = residual if self.keep_input else torch.zeros_like(residual)  # float32, also under autocast
+        total = residual if self.keep_input else torch.zeros_like(residual)  # in its type, also under autocast
         for w, output in zip(self.weights(), outputs, strict=True):
             total = total + w * output
         return total
@@ -444,7 +444,7 @@ class GPT(nn.Module):
                 x, kept = checkpoint(block, *arguments, use_reentrant=False)
             else:
                 x, kept = block(*arguments)
-            earlier += (kept,)  # not in place: activation checkpointing reruns the block with its old tuple
+            earlier += (kept,)  # a tuple: activation checkpointing reruns the block with the old one
         if cache is not None:
             cache.length, cache.calls = stop, 0  # the next pass begins
         return self.norm(x)
@@ -571,7 +571,7 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
     if device == "cuda" and fused and (S > 256 or v.dtype not in (torch.bfloat16, torch.float16)):
         # the fused kernel for these takes any widths, but no grouped heads
         k_hat, v = (heads.repeat_interleave(q_hat.size(1) // heads.size(1), dim=1) for heads in (k_hat, v))
-    elif S > D and (fused or device == "mps"):  # mps without fused: up to PyTorch 2.11
+    elif S > D and (fused or device == "mps"):  # mps for a single query, too: PyTorch 2.11
         v = F.pad(v, (0, S - D))  # all other fused kernels need v as wide as q̂ and k̂
     # where lengths vary (torch.export), T > 1 is a symbol, but PyTorch's function takes only bools
     options = {"is_causal": True if T > 1 else False, "enable_gqa": True if q_hat.size(1) > k_hat.size(1) else False}
