@@ -354,7 +354,7 @@ class Block(nn.Module):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
-        for proj in (self.attn.o_proj, self.mlp.down_proj):  # their variances, of 2 n_layer branches, add up to one
+        for proj in (self.attn.o_proj, self.mlp.down_proj):  # so 2 n_layer branches add up to a variance of one
             proj.weight.mul_((2 * self.n_layer) ** -0.5)
         if self.summed == "attention" and not self.keep_input:
             # Without an identity path, averaging in layer after layer would make all tokens alike. With W_q = W_k a
