@@ -417,6 +417,7 @@ def test_variants_are_read(monkeypatch):
     (["a:", "b:", "--seeds=2.9"], "seeds = '2.9'"),
     (["a:", "b:", "--rates=0"], "rates = '0'"),
     (["a:", "b:", "--budget=20"], "budget"),
+    (["a:", "b:", "--first_seed=0"], "first_seed = 0 is invalid"),
     (["a: --residul=m1", "b:"], "did you mean residual"),
     (["a: --residual=m1", "a: --residual=m2"], "two variants are named 'a'"),
     (["a:", "it's"], "it's: No closing quotation"),

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from config import read_settings
+from config.runtime.checks import check_range
 from config.runtime.devices import machine_name, pick_device
 from config.runtime.errors import UserError, file_errors
 from config.runtime.files import atomic_write, sha256
@@ -87,6 +88,7 @@ def save_windows(path, batches):
 def main(argv):
     quiet_pipe()
     options, words, common = read_arguments(argv)
+    check_range(options, "first_seed", 1)
     deadline, device = time.time() + seconds_of(options["budget"]), pick_device(options["device"])
     place = options["device"] if ":" in options["device"] else device.type
     comparison = make_comparison(options, words, common, place)

@@ -110,7 +110,8 @@ class Report:
                 names = {"variant": run.variant.name, "folder": run.folder.name, "flops": run.flops}
                 rows.writerow(vars(run) | names | result)
         self.draw(folder / "figure.png")
-        print(f"saved: {folder}/table.md, verdict.json, runs.csv, figure.png")
+        figure = ", figure.png" if (folder / "figure.png").exists() else ""
+        print(f"saved: {folder}/table.md, verdict.json, runs.csv{figure}")
 
     def draw(self, path):
         """Draw the gains at equal cost. An earlier figure at `path` is removed."""
