@@ -331,25 +331,24 @@ def print_table(title, results, *columns):
     print(f"\n{title}\n\n{as_table(header, rows.values())}", flush=True)
 
 
-def print_losses(name, results):
-    """Print the loss of the last 100 steps of each kind (when each seed left the plateau), and the document's two."""
+def print_losses(name, results, numbers):
+    """Print the loss of the last 100 steps of each kind (when each seed left the plateau), and some numbers."""
     cells = []
     for group in results.values():
         losses, left = [one["last 100 steps"] for one in group], [one["left"] for one in group]
         steps = f" ({', '.join(str(step or '-') for step in left)})" if any(left) else ""
         cells.append(f"{statistics.fmean(losses):.3f} ± {statistics.stdev(losses):.3f}{steps}")
-    figures = "{}, {}".format(*PUBLISHED[name.partition(",")[0]][4])
-    print(f"\n{as_table(['', *results, 'the document'], [[name, *cells, figures]])}", flush=True)
+    header, row = ["", *results, "the document, or rates"], [name, *cells, ", ".join(map(str, numbers))]
+    print(f"\n{as_table(header, [row])}", flush=True)
 
 
 def recall(sweep):
     seeds = [1, 2, 3]
-    print_losses("recall", sweep.repeated(published_cells("recall"), seeds))
+    print_losses("recall", sweep.repeated(published_cells("recall"), seeds), PUBLISHED["recall"][4])
     cells = fair_cells("copy", {"n_embd": 64, "n_head": 4, "n_inner": 256})
     results = sweep.tuned(cells, [1e-3, 2e-3, 5e-3], seeds)
     print_table("Copy, width 64, equal parameters", results, "loss", "accuracy")
     cells = fair_cells("mqar", {"n_embd": 64, "n_head": 1})
-    del cells["W2, overlap"]  # whose runs take ten times as long
     results = sweep.tuned(cells, [5e-3, 1e-2, 2e-2], seeds, by="accuracy")
     print_table("MQAR, width 64, equal parameters", results, "loss", "accuracy")
 
@@ -368,9 +367,11 @@ def entailment(sweep):
 def micro(sweep):
     seeds = [1, 2, 3]
     for name in ("deep", "base", "large", "long"):
-        print_losses(name, sweep.repeated(published_cells(name), seeds))
-    results = sweep.tuned(equal_cells("deep"), [1e-3, 2e-3, 4e-3], seeds, "last 100 steps")
-    print_losses("deep, equal widths", results)
+        print_losses(name, sweep.repeated(published_cells(name), seeds), PUBLISHED[name][4])
+    for name in ("deep", "base", "large"):
+        results = sweep.tuned(equal_cells(name), [1e-3, 2e-3, 4e-3], seeds, "last 100 steps")
+        rates = [group[0]["run"]["learning_rate"] for group in results.values()]
+        print_losses(f"{name}, equal widths", results, rates)
 
 
 EXPERIMENTS = {"recall": recall, "entailment": entailment, "micro": micro}
