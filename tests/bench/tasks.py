@@ -368,7 +368,6 @@ def micro(sweep):
     seeds = [1, 2, 3]
     for name in ("deep", "base", "large", "long"):
         print_losses(name, sweep.repeated(published_cells(name), seeds), PUBLISHED[name][4])
-    for name in ("deep", "base", "large"):
         results = sweep.tuned(equal_cells(name), [1e-3, 2e-3, 4e-3], seeds, "last 100 steps")
         rates = [group[0]["run"]["learning_rate"] for group in results.values()]
         print_losses(f"{name}, equal widths", results, rates)
