@@ -105,6 +105,17 @@ def test_ideas():
         assert cells == [*wide[name], deep.get(name, [""])[-1]], name
 
 
+def test_ideas_on_new_seeds():
+    losses = defaultdict(dict)
+    for run in read_runs("confirm"):
+        if run["seed"] != "100":
+            losses[run["variant"], run["steps"]][run["seed"]] = float(run["loss"])
+    for (name, steps), found in losses.items():
+        baseline = losses["config/standard_shakespeare.py", steps]
+        if found is not baseline:
+            assert gain([baseline[seed] for seed in found], list(found.values()), 1 - 0.05 / 3) in PAGE, (name, steps)
+
+
 def test_tasks(monkeypatch, capsys):
     monkeypatch.syspath_prepend(BENCH)
     tasks = importlib.import_module("tasks")
