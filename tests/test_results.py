@@ -65,13 +65,19 @@ def comparison(file, steps, **settings):
     return rows
 
 
+def losses_of(file):
+    """Return {(variant, steps): {seed: loss}} of compare.py's runs, without those that tuned rates."""
+    losses = defaultdict(dict)
+    for run in read_runs(file):
+        if int(run["seed"]) % 100:  # seeds 0 and 100 come before the first
+            losses[run["variant"], int(run["steps"])][run["seed"]] = float(run["loss"])
+    return losses
+
+
 def board(file, level, **costs):
     """Return {variant: [cost, gain at equal operations]}: over the longest baseline up to its cost, on its seeds."""
-    losses, flops = defaultdict(dict), {}
-    for run in read_runs(file):
-        if run["seed"] != "0":
-            losses[run["variant"], int(run["steps"])][run["seed"]] = float(run["loss"])
-            flops[run["variant"], int(run["steps"])] = float(run["flops"])
+    losses = losses_of(file)
+    flops = {(run["variant"], int(run["steps"])): float(run["flops"]) for run in read_runs(file)}
     (base, steps), *_ = losses
     lengths, rows = sorted(length for name, length in losses if name == base), {}
     for (name, length), found in losses.items():
@@ -106,10 +112,7 @@ def test_ideas():
 
 
 def test_ideas_on_new_seeds():
-    losses = defaultdict(dict)
-    for run in read_runs("confirm"):
-        if run["seed"] != "100":
-            losses[run["variant"], run["steps"]][run["seed"]] = float(run["loss"])
+    losses = losses_of("confirm")
     for (name, steps), found in losses.items():
         baseline = losses["config/standard_shakespeare.py", steps]
         if found is not baseline:
@@ -130,12 +133,10 @@ def test_tasks(monkeypatch, capsys):
 
 
 def test_w2_on_shakespeare():
-    losses = defaultdict(list)
-    for run in read_runs("w2"):
-        if run["seed"] != "0":
-            losses[run["variant"].removeprefix("config/"), run["steps"]].append(float(run["loss"]))
-    standard, distance, overlap = (losses[f"{name}_shakespeare.py", "400"] for name in ("standard", "w2", "w2_overlap"))
-    at_equal_cost = gain(losses["standard_shakespeare.py", "452"], overlap)
+    losses = {run: list(found.values()) for run, found in losses_of("w2").items()}
+    names = (f"config/{name}_shakespeare.py" for name in ("standard", "w2", "w2_overlap"))
+    standard, distance, overlap = (losses[name, 400] for name in names)
+    at_equal_cost = gain(losses["config/standard_shakespeare.py", 452], overlap)
     found = f"the distance gains {gain(standard, distance)}, the overlap {gain(standard, overlap)}"
     assert f"{found} (at equal operations, {at_equal_cost})" in PAGE
 

@@ -332,7 +332,10 @@ def print_table(title, results, *columns):
 
 
 def print_losses(name, results, numbers):
-    """Print the loss of the last 100 steps of each kind (when each seed left the plateau), and some numbers."""
+    """Print the loss of the last 100 steps of each kind (when each seed left the plateau), and `numbers`.
+
+    They are the two losses that the document reports, or the learning rates.
+    """
     cells = []
     for group in results.values():
         losses, left = [one["last 100 steps"] for one in group], [one["left"] for one in group]
