@@ -101,28 +101,3 @@ def vertex(losses):
         return best
     curvature, slope, _ = np.polyfit(np.log(np.array(near) / best), y, 2)
     return float(f"{best * math.exp(-slope / (2 * curvature)):.2g}") if curvature > 0 else best
-
-
-# -- tables of many groups (tasks.py) ----------------------------------------------------------------------------
-
-
-def differences(groups):
-    """Return, by name, how much a group's mean is above the first one's ± half the width of its 95% interval.
-
-    `groups` are {name: numbers}, None for a run that diverged. A number is its group's + its seed's + noise; all groups
-    have the same seeds. The intervals are not corrected for the number of groups.
-    """
-    texts = {name: "diverged" if None in numbers else "" for name, numbers in groups.items()}
-    first, *others = groups
-    others = [name for name in others if not texts[name]]
-    if texts[first] or not others:
-        return texts
-    numbers = np.array([groups[name] for name in (first, *others)])
-    noise = numbers - numbers.mean(axis=1, keepdims=True)
-    noise -= noise.mean(axis=0)
-    freedom = (len(numbers) - 1) * (numbers.shape[1] - 1)
-    error = math.sqrt(2 * (noise**2).sum() / freedom / numbers.shape[1])
-    for name, mean in zip(others, numbers[1:].mean(axis=1)):
-        gain = Gain(mean - numbers[0].mean(), error, freedom, 0.95)
-        texts[name] = f"{gain.value:+.3f} ± {gain.half:.3f}"
-    return texts

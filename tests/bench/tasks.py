@@ -30,7 +30,7 @@ from config.runtime.files import atomic_write
 from config.runtime.processes import install_excepthook
 from model import GPT, GPTConfig
 from report import as_table
-from stats import differences, next_rate
+from stats import next_rate
 
 # -----------------------------------------------------------------------------
 device = "auto"  # auto, cpu, cuda, cuda:1
@@ -64,12 +64,12 @@ PUBLISHED = {
     "large": ("micro", ((192, 12), (128, 8)), 4, (1e-3, 1e-3), (6.95, 5.94), {"batch_size": 16}),
     "deep": ("micro", ((96, 6), (64, 4)), 4, (1e-3, 1e-3), (6.49, 5.84), {"n_layer": 4}),
 }
+LAST = "last 100 steps"  # the mean loss of these steps of training
 PLATEAU = 6.5  # a copying model whose loss is lower has begun to copy: guessing has ln 1024 = 6.93
 
 # -- data: x and y (B, T) for a step, y is -1 where there is no target --------------------------------------
 
-UNSEEN = 2**40  # a stream of random numbers that no training step uses
-TREE, SEEN, HELD_OUT = 2**40, 2**40 + 1, 2**40 + 2  # streams of entailment
+UNSEEN, SEEN, HELD_OUT = 2**40, 2**40 + 1, 2**40 + 2  # streams of random numbers that no training step uses
 
 
 def random_numbers(seed, step):
@@ -123,36 +123,21 @@ def make_tree(random, most):
 
 
 @cache
-def pairs_of_tree(seed, most, balanced):
-    """Return (positives, negatives) to train on and those held out: pairs (node, candidate), sorted by candidate."""
-    random = random_numbers(seed, TREE)
+def pairs_of_tree(seed, most):
+    """Return (positives, negatives) to train on and those held out: pairs (node, candidate)."""
+    random = random_numbers(seed, UNSEEN)
     above = make_tree(random, most)
-    held_out = random.random(above.shape) < 0.1
-    sets = []
-    for chosen in (~held_out, held_out):
-        yes, no = above & chosen, ~above & ~np.eye(len(above), dtype=bool) & chosen
-        if balanced:  # a candidate without negatives, such as the root, has no positives either
-            yes = yes & no.any(axis=0)
-        sets.append([np.argwhere(mask.T)[:, ::-1] for mask in (yes, no)])
-    return sets
+    held_out, others = random.random(above.shape) < 0.1, ~above & ~np.eye(len(above), dtype=bool)
+    return [[np.argwhere(mask.T & chosen.T)[:, ::-1] for mask in (above, others)] for chosen in (~held_out, held_out)]
 
 
 def entailments(run, step):
-    """Return pairs (B, 2) of a node and a candidate, half of them positives. The class is asked at the candidate.
-
-    Balanced, every negative has the candidate of a positive, so the candidate alone says nothing.
-    """
-    balanced, half = run["candidates"] == "balanced", run["batch_size"] // 2
-    seen, held_out = pairs_of_tree(run["seed"], run["model"]["vocab_size"], balanced)
-    positives, negatives = held_out if step == HELD_OUT else seen
-    random = random_numbers(run["seed"], step)
-    yes = positives[random.integers(len(positives), size=half)]
-    first, last = 0, len(negatives)
-    if balanced:
-        first, last = (np.searchsorted(negatives[:, 1], yes[:, 1], side) for side in ("left", "right"))
-    no = negatives[random.integers(first, last, size=half)]
+    """Return pairs (B, 2) of a node and a candidate, half of them positives. The class is asked at the candidate."""
+    seen, held_out = pairs_of_tree(run["seed"], run["model"]["vocab_size"])
+    random, half = random_numbers(run["seed"], step), run["batch_size"] // 2
+    pairs = [some[random.integers(len(some), size=half)] for some in (held_out if step == HELD_OUT else seen)]
     classes = np.stack((np.full(2 * half, -1), np.repeat([1, 0], half)), axis=1)
-    return torch.from_numpy(np.concatenate((yes, no))), torch.from_numpy(classes)
+    return torch.from_numpy(np.concatenate(pairs)), torch.from_numpy(classes)
 
 
 DATA = {"copy": copies, "mqar": queries, "entailment": entailments, "micro": copies}
@@ -169,7 +154,7 @@ def trial(run, device):
         initialize(model, run.get("init", "orthogonal"))
     losses = fit(run, model.to(device), DATA[task])
     left = next((step for step, loss in enumerate(losses, 1) if loss < PLATEAU), None)
-    results = {"parameters": model.get_num_params(), "last 100 steps": statistics.fmean(losses[-100:]), "left": left}
+    results = {"parameters": model.get_num_params(), LAST: statistics.fmean(losses[-100:]), "left": left}
     # the document's micro-benchmarks are judged by their last training steps alone
     tests = {"entailment": {"seen ": SEEN, "": HELD_OUT}, "micro": {}}.get(task, {"": UNSEEN})
     size = 4096 if task == "entailment" else 512
@@ -250,7 +235,7 @@ class Sweep:
             self.finished[key(run)] = result
             with atomic_write(self.path) as file:  # a line for each run
                 file.write(("[\n" + ",\n".join(map(json.dumps, self.finished.values())) + "\n]\n").encode())
-            print(f"{key(run)}: loss {result.get('loss', result.get('last 100 steps'))}", flush=True)
+            print(f"{key(run)}: loss {result.get('loss', result.get(LAST))}", flush=True)
         return self.finished[key(run)]
 
     def repeated(self, cells, seeds):
@@ -286,19 +271,19 @@ def with_parameters(settings, like):
     return settings | {"n_inner": model.config.n_inner - round(surplus / columns)}
 
 
-def fair_cells(task, model, **more):
+def fair_cells(task, model):
     """Return runs of standard and W2, without rate and seed: as wide as each other, and with as many parameters."""
-    standard, run = SHAPES[task] | model, TASKS[task] | more | {"task": task, "recipe": "fair"}
+    standard, run = SHAPES[task] | model, TASKS[task] | {"task": task, "recipe": "fair"}
     cells = {"standard": run | {"model": standard}}
     for name, kind in W2_KINDS.items():
         cells[name] = run | {"model": with_parameters(standard | kind, standard)}
     return cells
 
 
-def published_cells(name, **more):
+def published_cells(name):
     """Return the document's runs of a benchmark, without a seed: standard, W2 by distance, and W2 by overlap."""
     task, widths, inner, rates, _, changes = PUBLISHED[name]
-    run = {"init": "pytorch"} | TASKS[task] | {"task": task, "recipe": "published"} | more
+    run = {"init": "pytorch"} | TASKS[task] | {"task": task, "recipe": "published"}
     shape, cells = dict(SHAPES[task]), {}
     for field, value in changes.items():
         (shape if field in shape else run)[field] = value
@@ -316,64 +301,51 @@ def equal_cells(name):
     return {kind: cell | {"model": cell["model"] | shape} for kind, cell in cells.items()}
 
 
-def print_table(title, results, *columns):
-    """Print a row of `results` for each name, and what their `columns` differ from the first row's."""
-    header, rows = ["", "parameters", "learning rate"], {}
-    for name, group in results.items():
-        rows[name] = [name, f"{group[0]['parameters']:,}", f"{group[0]['run']['learning_rate']:g}"]
-    for column in columns:
-        header += [column, "difference"]
-        groups = {name: [one[column] for one in group] for name, group in results.items()}
-        differing = differences(groups)
-        for name, group in groups.items():
-            values = [math.nan if value is None else value for value in group]
-            rows[name] += [f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}", differing[name]]
-    print(f"\n{title}\n\n{as_table(header, rows.values())}", flush=True)
+def print_results(name, results, *columns, reported=()):
+    """Print a row for each column: the mean and standard deviation over each kind's seeds, and the numbers `reported`.
 
-
-def print_losses(name, results, numbers):
-    """Print the loss of the last 100 steps of each kind (when each seed left the plateau), and `numbers`.
-
-    They are the two losses that the document reports, or the learning rates.
+    Without them, learning rates are shown. After the loss of the last 100 steps, the steps at which each run left the
+    plateau follow in brackets.
     """
-    cells = []
-    for group in results.values():
-        losses, left = [one["last 100 steps"] for one in group], [one["left"] for one in group]
-        steps = f" ({', '.join(str(step or '-') for step in left)})" if any(left) else ""
-        cells.append(f"{statistics.fmean(losses):.3f} ± {statistics.stdev(losses):.3f}{steps}")
-    header, row = ["", *results, "the document, or rates"], [name, *cells, ", ".join(map(str, numbers))]
-    print(f"\n{as_table(header, [row])}", flush=True)
+    numbers = reported or [group[0]["run"]["learning_rate"] for group in results.values()]
+    rows = []
+    for column in columns:
+        cells = []
+        for group in results.values():
+            values = [math.nan if one[column] is None else one[column] for one in group]
+            cells.append(f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}")
+            if column == LAST and any(one["left"] for one in group):
+                cells[-1] += f" ({', '.join(str(one['left'] or '-') for one in group)})"
+        rows.append([name if column == LAST else f"{name}: {column}", *cells, ", ".join(map(str, numbers))])
+    print(f"\n{as_table(['', *results, 'the document, or rates'], rows)}", flush=True)
 
 
 def recall(sweep):
     seeds = [1, 2, 3]
-    print_losses("recall", sweep.repeated(published_cells("recall"), seeds), PUBLISHED["recall"][4])
+    print_results("recall", sweep.repeated(published_cells("recall"), seeds), LAST, reported=PUBLISHED["recall"][4])
     cells = fair_cells("copy", {"n_embd": 64, "n_head": 4, "n_inner": 256})
-    results = sweep.tuned(cells, [1e-3, 2e-3, 5e-3], seeds)
-    print_table("Copy, width 64, equal parameters", results, "loss", "accuracy")
+    print_results("copy, equal parameters", sweep.tuned(cells, [1e-3, 2e-3, 5e-3], seeds), "loss", "accuracy")
     cells = fair_cells("mqar", {"n_embd": 64, "n_head": 1})
     results = sweep.tuned(cells, [5e-3, 1e-2, 2e-2], seeds, by="accuracy")
-    print_table("MQAR, width 64, equal parameters", results, "loss", "accuracy")
+    print_results("MQAR, equal parameters", results, "loss", "accuracy")
 
 
 def entailment(sweep):
     seeds, tuning_seeds = [1, 2, 3, 4, 5], [6, 7, 8]  # several, since accuracy on held-out pairs is noisy
     columns = "seen accuracy", "accuracy", "seen loss", "loss"  # the others are of held-out pairs
-    for candidates in ("any", "balanced"):
-        results = sweep.repeated(published_cells("entailment", candidates=candidates), seeds)
-        print_table(f"Candidates {candidates}, as published", results, *columns)
-        cells = fair_cells("entailment", {"n_embd": 96, "n_head": 6}, candidates=candidates)
-        results = sweep.tuned(cells, [5e-4, 1e-3, 2e-3], seeds, "accuracy", tuning_seeds)
-        print_table(f"Candidates {candidates}, width 96, equal parameters", results, *columns)
+    results = sweep.repeated(published_cells("entailment"), seeds)
+    print_results("entailment", results, *columns, reported=PUBLISHED["entailment"][4])
+    cells = fair_cells("entailment", {"n_embd": 96, "n_head": 6})
+    results = sweep.tuned(cells, [5e-4, 1e-3, 2e-3], seeds, "accuracy", tuning_seeds)
+    print_results("entailment, equal parameters", results, *columns)
 
 
 def micro(sweep):
     seeds = [1, 2, 3]
     for name in ("deep", "base", "large", "long"):
-        print_losses(name, sweep.repeated(published_cells(name), seeds), PUBLISHED[name][4])
-        results = sweep.tuned(equal_cells(name), [1e-3, 2e-3, 4e-3], seeds, "last 100 steps")
-        rates = [group[0]["run"]["learning_rate"] for group in results.values()]
-        print_losses(f"{name}, equal widths", results, rates)
+        print_results(name, sweep.repeated(published_cells(name), seeds), LAST, reported=PUBLISHED[name][4])
+        results = sweep.tuned(equal_cells(name), [1e-3, 2e-3, 4e-3], seeds, LAST)
+        print_results(f"{name}, equal widths", results, LAST)
 
 
 EXPERIMENTS = {"recall": recall, "entailment": entailment, "micro": micro}
