@@ -181,7 +181,7 @@ class W2Attention(Attention):
     @property
     def log_tau(self):
         """Return log τ (H,): τ = 2√D · exp(0.1 tau_shift), so that q·k is scaled by 1/√D at first."""
-        # The 0.1 slows τ down tenfold: at the full rate it grew so fast that W2 learned associative recall later.
+        # The 0.1 slows τ down tenfold: at the full rate it grew so fast that W2 learned associative recall late.
         return math.log(2 * self.D**0.5) + 0.1 * self.tau_shift
 
     def score_vectors(self, q, k, x, earlier):
@@ -191,7 +191,7 @@ class W2Attention(Attention):
             queries.append(sigma[:, : self.H])
             keys.append(sigma[:, self.H :])
 
-        # k̂ = [μ, σ, coarse, rest]. The last two sum up to the bias -(‖μ‖² + ‖σ‖²)/2, and q̂ has a 1 for each of them:
+        # k̂ = [μ, σ, coarse, rest]. The last two sum to the bias -(‖μ‖² + ‖σ‖²)/2, and q̂ has a 1 for each of them:
         # in a single column, bfloat16 would round away the differences between the keys' biases.
         bias = -sum(part.to(at_least_float32(k)).square().sum(-1, keepdim=True) for part in keys) / 2
         columns = torch.cat(split_bfloat16(bias), dim=-1)
@@ -238,7 +238,7 @@ class W2OverlapAttention(Attention):
 class SummedQKAttention(Attention):
     """softmax(Σ_i s_i q_i k_iᵀ) v over the layers i = 0..l. 5.1 has RealFormer's scores.
 
-    Learned scales of 5.5 to 5.7 stay positive. In later code of the method's authors they may change sign.
+    Learned scales of 5.5 to 5.7 stay positive. In the authors' later code, they may change sign.
     """
 
     reads_earlier = True
@@ -472,9 +472,9 @@ class GPT(nn.Module):
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, vocab_size=None):
         """Yield max_new_tokens tensors (B, 1), the continuation of idx (B, T), each as soon as it is drawn.
 
-        temperature 0 takes the likeliest token, top_k draws from the k likeliest ones. Only ids below vocab_size are
-        drawn, the tokenizer's, if the model's was rounded up. Whenever the context is full, its older half is dropped
-        and the newer half read again.
+        temperature 0 takes the likeliest token; top_k draws from the k likeliest ones. Only ids below vocab_size are
+        drawn: give the tokenizer's if the model's was rounded up. Whenever the context is full, its older half is
+        dropped and the newer half read again.
         """
         block_size = self.config.block_size
         window = idx[:, -block_size:]  # the context; the cache holds all of it except `unread`

@@ -1,5 +1,5 @@
 """
-Write text with a trained model: `python sample.py` takes the newest run.
+Write text with a trained model: `python sample.py` uses the newest run.
 
 Every setting below can be given as --name=value, and --help lists them. Only the checkpoint is needed, not the data.
 """

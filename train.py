@@ -90,7 +90,7 @@ compile = "auto"  # auto: on CUDA; true (on a CPU, pays off after ten minutes); 
 # -----------------------------------------------------------------------------
 # everything between these two rules can be set by config files and --name=value (config/__init__.py)
 
-# settings: defaults <- checkpoint, if it resumes <- config files <- --name=value (the last two are `given`)
+# settings: defaults <- checkpoint, if resuming <- config files <- --name=value (the last two are `given`)
 world_size = processes.world_size()  # 1 without torchrun
 out = checks.run_folder(defaults | given, defaults, sys.argv[1:])
 run = runs.Run(out)
@@ -166,7 +166,7 @@ def get_lr(iter_num):
 def estimate_loss(split, max_tokens):
     """Return the mean loss in nats per token. The windows are always the same, and no random number is drawn."""
     model.eval()
-    sums = torch.zeros(2, dtype=torch.float64)  # the total loss, and the number of its tokens
+    sums = torch.zeros(2, dtype=torch.float64)  # the total loss and the number of tokens
     for x, y in data.windows(split, batch_size, block_size, max_tokens, rank, world_size):
         count = (y >= 0).sum().item()
         with ctx:
@@ -224,12 +224,12 @@ stop = processes.StopSignal()  # Ctrl-C, SIGTERM, SIGHUP: finish the step, save 
 stopped_by = 0  # the signal's number
 logged_iter = iter_num  # step of the latest log line
 local_iter_num = 0  # steps of this process
-train_seconds = 0.0  # of this process, without evaluating and saving
+train_seconds = 0.0  # of this process, excluding evaluation and saving
 began = t0 = time.perf_counter()
 
 
 def log_step(loss, grad_norm, lr, iters, seconds):
-    """Print and log a step. Its speed and MFU are those of the `iters` steps since the line before, in `seconds`."""
+    """Print and log a step. Its speed and MFU are those of the `iters` steps since the previous line, in `seconds`."""
     speed = iters * tokens_per_iter / seconds
     mfu = flops_per_token * speed / world_size / devices.peak_flops(device)
     mfu = "n/a" if math.isnan(mfu) else f"{mfu:.1%}"

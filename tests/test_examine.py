@@ -42,12 +42,13 @@ def hold(kind, windows=WINDOWS, **options):
 
 
 def with_logits(change):
-    """Return a model whose logits are changed by change(model, logits, idx, targets), with a gate that starts at 0."""
+    """Return a model whose logits are changed by change(model, logits, idx, targets), with a gate and a mask."""
 
     class Mine(GPT):
         def __init__(self, config):
             super().__init__(config)
             self.gate = torch.nn.Parameter(torch.zeros(1))
+            self.past = torch.nn.Parameter(torch.ones(T, T).tril(), requires_grad=False)
 
         def forward(self, idx, targets=None):
             logits = change(self, super().forward(idx)[0], idx, targets)
@@ -252,6 +253,10 @@ def look(cost, monkeypatch):
 def test_a_leak_behind_a_gate_that_is_still_closed_is_refused_before_training(look):
     with pytest.raises(Refused, match="it sees the future"):
         look(with_logits(lambda m, logits, idx, y: logits + m.gate * logits.roll(-1, 1)))
+
+
+def test_frozen_parameters_are_not_disturbed(look):
+    look(with_logits(lambda m, logits, idx, y: logits + m.past[: idx.size(1), : idx.size(1)] @ logits))
 
 
 def test_a_model_whose_operations_cannot_be_counted_is_no_crash(look):

@@ -201,6 +201,7 @@ def edited(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("old, new", [
     ("return q * self.D**-0.5, k", "return 2 * q * self.D**-0.5, k"),  # what it computes
+    ("gate_proj = nn.Linear(config.n_embd, config.n_inner", "gate_proj = nn.Linear(config.n_embd, 1"),  # a shape
     ("self.dropout = ", "self.q_norm = nn.RMSNorm(self.D)\n        self.dropout = "),  # what it has
 ])  # fmt: skip
 @torch.no_grad()

@@ -16,10 +16,11 @@ BENCH = ROOT / "tests" / "bench"
 PAGE = (BENCH / "RESULTS.md").read_text(encoding="utf-8")
 VARIANTS = {  # of the board, as they are called in its runs
     "Muon": "muon",
-    "W2 (distance)": "w2_shakespeare",
+    "W2, distance": "w2_shakespeare",
     "Method 5.2": "m5.2",
     "Method 3.1, input kept": "m3.1_kept",
 }
+W2 = "W2", "W2, scalar σ"  # as the methods' runs call W2, distance
 
 
 def rows_of(text):
@@ -51,8 +52,9 @@ def comparison(file, steps, **settings):
     losses, flops, by_length = defaultdict(list), {}, defaultdict(list)
     for run in read_runs(file, **settings):
         if run["stage"] == "main" and int(run["max_iters"]) == steps:
-            losses[run["candidate"]].append(float(run["loss"]))
-            flops[run["candidate"]] = float(run["flops"])
+            name = "W2, distance" if run["candidate"] in W2 else run["candidate"]
+            losses[name].append(float(run["loss"]))
+            flops[name] = float(run["flops"])
         if run["stage"] in ("main", "ladder") and run["candidate"] == "standard":
             by_length[int(run["max_iters"])].append(float(run["loss"]))
     lengths = sorted(by_length)
@@ -142,6 +144,11 @@ def test_w2_on_shakespeare():
 
 
 def test_the_first_page_shows_these_numbers():
-    numbers = re.findall(r"[-+]\d\.\d{3} ± \d\.\d{3}", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(numbers) > 10
-    assert [number for number in numbers if number not in PAGE] == []
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    characters, deep = comparison("methods", 400, dataset="shakespeare_char"), comparison("depth", 1000, n_embd="256")
+    shown = {name: cells for name, *cells in rows_of(readme) if "±" in cells[0] and name != "W2, overlap"}
+    assert {name: cells[:2] for name, cells in shown.items()} == {
+        name: [characters[name][2], deep.get(name, [""])[-1]] for name in shown
+    }
+    numbers = re.findall(r"[-+]\d\.\d{3} ± \d\.\d{3}", readme)
+    assert len(shown) == 8 and [number for number in numbers if number not in PAGE] == []

@@ -317,7 +317,7 @@ def print_results(name, results, *columns, reported=()):
             if column == LAST and any(one["left"] for one in group):
                 cells[-1] += f" ({', '.join(str(one['left'] or '-') for one in group)})"
         rows.append([name if column == LAST else f"{name}: {column}", *cells, ", ".join(map(str, numbers))])
-    print(f"\n{as_table(['', *results, 'the document, or rates'], rows)}", flush=True)
+    print(f"\n{as_table(['', *results, 'document (standard, W2), or rates'], rows)}", flush=True)
 
 
 def recall(sweep):
