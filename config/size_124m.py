@@ -11,5 +11,5 @@ grad_accum_steps = 30  # 16 * 30 * 1024 = 491,520 tokens
 max_iters = 20000
 learning_rate = 6e-4
 warmup_iters = 700
-weight_decay = 0.1
+beta2 = 0.95
 eval_interval = 1000

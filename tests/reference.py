@@ -4,11 +4,7 @@ python loops over rows of the batch, layers, heads and sources. It shares no cod
 none of its tricks (score vectors, fused attention, caches), so that the two can be held against
 each other.
 
-It works on a plain dict of tensors, `state`, under the names of a Hugging Face Llama checkpoint,
-
-    model.embed_tokens.weight, model.layers.{l}.self_attn.q_proj.weight, ..., lm_head.weight
-
-and, for what Llama lacks, under model.py's own, such as `blocks.{l}.mix`, `blocks.{l}.attn.log_a`.
+It works on a plain dict of tensors, `state`, under model.py's names: embed.weight, blocks.{l}.attn.q_proj.weight, ...
 
 Shapes: T positions, C = n_embd, d = head_dim. There is no batch axis: one row at a time.
 """
@@ -17,19 +13,12 @@ import math
 
 import torch
 
-from data.huggingface import llama_names, to_llama
-
 # -- between a model and its plain dict of tensors -----------------------------------------------------------
 
 
 def get_state(model):
     """A model's parameters as float64 leaf tensors: gradients reach them, and only them."""
-    of_llama = set(llama_names(model).values())
-    state = to_llama(model)
-    state |= {name: p for name, p in model.named_parameters() if name not in of_llama}
-    if model.config.tie_weights:
-        state.pop("lm_head.weight", None)
-    return {name: value.detach().double().clone().requires_grad_() for name, value in state.items()}
+    return {name: p.detach().double().clone().requires_grad_() for name, p in model.named_parameters()}
 
 
 def reference_logits(model, idx):
@@ -67,7 +56,7 @@ def rope(x, theta):
 
 def swiglu(state, layer, x):
     """W_down( silu(W_gate x) · W_up x )"""
-    name = f"model.layers.{layer}.mlp."
+    name = f"blocks.{layer}.mlp."
     gate = linear(state, name + "gate_proj", x)
     return linear(state, name + "down_proj", gate * torch.sigmoid(gate) * linear(state, name + "up_proj", x))
 
@@ -175,8 +164,8 @@ def attention_weights(config, state, layer, normed, qk):
     Method 5: "attention becomes softmax( Σ QKᵀ / d_s ), the sum running over this layer's QKᵀ and
     those of all earlier layers".
     """
-    name, own = f"model.layers.{layer}.self_attn.", f"blocks.{layer}.attn."
-    extras = {key.removeprefix(own): value for key, value in state.items() if key.startswith(own)}
+    name = f"blocks.{layer}.attn."
+    extras = {key.removeprefix(name): value for key, value in state.items() if key.startswith(name)}
     n_head, n_kv_head = config.n_head, config.n_kv_head or config.n_head
     d = config.n_embd // n_head
     assert config.attention in WEIGHTS, f"add the formula of attention = {config.attention!r} to WEIGHTS"
@@ -205,21 +194,21 @@ def attention_output(config, state, i, weights, x):
     attn_i(x): "X → input norm of layer i → attention with the kept weights, W^V, W^O → that output,
     without a residual."
     """
-    name = f"model.layers.{i}."
+    name = f"blocks.{i}."
     n_head, n_kv_head = config.n_head, config.n_kv_head or config.n_head
     d = config.n_embd // n_head
-    normed = rms_norm(x, state[name + "input_layernorm.weight"], config.norm_eps)
-    values = linear(state, name + "self_attn.v_proj", normed)
+    normed = rms_norm(x, state[name + "attn_norm.weight"], config.norm_eps)
+    values = linear(state, name + "attn.v_proj", normed)
     heads = []
     for head in range(n_head):
         kv = head // (n_head // n_kv_head)
         heads.append(weights[head] @ values[:, kv * d : (kv + 1) * d])
-    return linear(state, name + "self_attn.o_proj", torch.cat(heads, dim=-1))
+    return linear(state, name + "attn.o_proj", torch.cat(heads, dim=-1))
 
 
 def mlp_output(config, state, i, h):
     """mlp_i(h): "post-attention norm of layer i → MLP of layer i → that output, without a residual." """
-    norm = state[f"model.layers.{i}.post_attention_layernorm.weight"]
+    norm = state[f"blocks.{i}.mlp_norm.weight"]
     return swiglu(state, i, rms_norm(h, norm, config.norm_eps))
 
 
@@ -278,7 +267,7 @@ def row_logits(config, state, tokens):
     """Logits (T, V) of one row of tokens."""
     block, weigh = BLOCKS[config.residual]
     qk, weights = [], []  # of each layer, kept from its first run
-    x = state["model.embed_tokens.weight"][tokens]
+    x = state["embed.weight"][tokens]
 
     def attn(i, x):
         return attention_output(config, state, i, weights[i], x)
@@ -287,14 +276,14 @@ def row_logits(config, state, tokens):
         return mlp_output(config, state, i, h)
 
     for l in range(config.n_layer):
-        normed = rms_norm(x, state[f"model.layers.{l}.input_layernorm.weight"], config.norm_eps)
+        normed = rms_norm(x, state[f"blocks.{l}.attn_norm.weight"], config.norm_eps)
         weights.append(attention_weights(config, state, l, normed, qk))
         if l == 0:
             x = standard_block(l, x, attn, mlp)
         else:
             x = block(l, x, attn, mlp, weigh(l + 1, state.get(f"blocks.{l}.mix")), config.keep_input)
-    x = rms_norm(x, state["model.norm.weight"], config.norm_eps)
-    head = state.get("lm_head.weight", state["model.embed_tokens.weight"])
+    x = rms_norm(x, state["norm.weight"], config.norm_eps)
+    head = state.get("head.weight", state["embed.weight"])
     return x @ head.T
 
 
