@@ -73,12 +73,13 @@ def run_program(program, *arguments):
 
 
 @pytest.fixture(autouse=True)
-def kept_handlers():
-    """Give every signal its handler back: a program's is for a process of its own."""
+def restored():
+    """Give every signal its handler back, and PyTorch its fused attention: a program changes them for its process."""
     handlers = {number: signal.getsignal(number) for number in HANDLED}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    use_plain_attention(False)
 
 
 def hear_signals():

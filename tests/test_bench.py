@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from config.runtime.devices import use_plain_attention
 from conftest import ROOT
 from cover import perturb, settings
 from model import GPT, GPTConfig
@@ -14,12 +13,6 @@ from model import GPT, GPTConfig
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 import speed
-
-
-@pytest.fixture(autouse=True)
-def restored():
-    yield
-    use_plain_attention(False)
 
 
 @pytest.fixture

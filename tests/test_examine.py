@@ -12,7 +12,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import model
-from config.runtime.devices import use_plain_attention
 from conftest import ROOT, TINY
 from model import GPT, GPTConfig
 
@@ -164,8 +163,7 @@ def cost(repo, monkeypatch, tmp_path):
         monkeypatch.setattr(model, "GPT", kind)
         return operations.train_briefly(ROOT, [*TINY.split(), "--dtype=float32", *options], next(folders))
 
-    yield cost
-    use_plain_attention(False)
+    return cost
 
 
 @pytest.mark.parametrize("options", [[], ["--residual=m1"], ["--attention=summed_qk"], ["--dtype=bfloat16"]])

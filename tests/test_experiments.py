@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import trainer
-from config.runtime.devices import use_plain_attention
 from config.runtime.errors import UserError
 from conftest import ROOT
 from model import GPT, GPTConfig
@@ -19,12 +18,6 @@ from model import GPT, GPTConfig
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 import tasks
-
-
-@pytest.fixture(autouse=True)
-def restored():
-    yield
-    use_plain_attention(False)
 
 
 @pytest.fixture

@@ -212,10 +212,7 @@ def test_the_layout_of_attention(device, dtype, T, S, plain, expected, monkeypat
     monkeypatch.setattr(Called, "device", torch.device(device), raising=False)
     use_plain_attention(plain)
     q, k, v = (torch.zeros(1, heads, T, width, dtype=dtype) for heads, width in ((6, S), (2, S), (2, 64)))
-    try:
-        assert causal_attention(q, k, v.as_subclass(Called)).shape == (1, 6, T, 64)
-    finally:
-        use_plain_attention(False)
+    assert causal_attention(q, k, v.as_subclass(Called)).shape == (1, 6, T, 64)
 
 
 # -- compiling -----------------------------------------------------------------------------------------------
@@ -305,7 +302,6 @@ def test_bfloat16_is_causal_and_near_the_reference(row):
 def test_w2_in_bfloat16_is_nearly_as_exact_as_standard_attention(kind, times, plain):
     use_plain_attention(plain)
     error, standard = (sum(attention_error(name, seed) for seed in range(4)) for name in (kind, "standard"))
-    use_plain_attention(False)
     assert 0 < error < times * standard and standard < 0.04
 
 

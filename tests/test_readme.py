@@ -68,14 +68,12 @@ def test_commands_parse(page, command, monkeypatch):
     program, *arguments = shlex.split(command, comments=True)
     assert (ROOT / program).is_file()
     files = [argument for argument in arguments if not argument.startswith("-")]
-    if program.endswith("compare.py"):
-        options, words, common = importlib.import_module("compare").read_arguments(arguments)
-        assert len(words) > 1 or options["against"]
-        for text in words:
-            importlib.import_module("variants").read_words(text, common)
-    elif program.endswith("speed.py"):
-        for text in files:
-            importlib.import_module("variants").read_words(text, [])
+    if program.endswith(("compare.py", "speed.py")):
+        compare, variants = map(importlib.import_module, ("compare", "variants"))
+        options, words, common = compare.read_arguments(arguments)
+        assert len(words) > 1 or options["against"] or program.endswith("speed.py")
+        for name, _, rest in map(variants.split_name, words):
+            variants.read_settings_of(name, rest, common, ROOT)
     elif RULE in (ROOT / program).read_text(encoding="utf-8"):
         of_another_kind = files if program != "train.py" else []  # texts, tasks
         split_settings(ROOT / program, [argument for argument in arguments if argument not in of_another_kind])

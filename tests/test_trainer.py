@@ -50,7 +50,6 @@ def test_the_loop_equals_the_explicit_one(repo, slow_bfloat16, name):  # or Muon
     settings = read_settings(program, arguments)
     use_plain_attention(settings["dtype"] == "bfloat16")  # as train.py does
     log, weights = trainer.train(settings)
-    use_plain_attention(False)
 
     rounding = 1e-3 if settings["dtype"] == "float16" else 1e-5
     for line, expected in zip(progress(OUT), log, strict=True):

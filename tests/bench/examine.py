@@ -142,8 +142,7 @@ def look_after(home, windows, run):
         whole = read_windows(model, windows, saved["settings"]["batch_size"])
         found, seed = prefixes.result()
     check_future(model, windows, whole, found)
-    loss = -whole[windows["y"] >= 0].double().mean().item()
-    return {"step": saved["iter_num"], "loss": loss, "seed": seed}
+    return {"step": saved["iter_num"], "loss": -whole[windows["y"] >= 0].double().mean().item(), "seed": seed}
 
 
 def read_prefixes_of(home, windows, run):

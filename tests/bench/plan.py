@@ -90,8 +90,7 @@ class Comparison:
             self.each(self.judge, self.undecided(), look, losses)
 
     def undecided(self):
-        left = [one for one in self.candidates if one not in self.left_out]
-        return [one for one in left if self.standing[one].verdict == UNDECIDED]
+        return [one for one in self.candidates if self.standing[one].verdict == UNDECIDED and one not in self.left_out]
 
     def each(self, function, variants, *more):
         """Return {variant: function(variant, *more)}, or raise Missing with the runs that they lack."""

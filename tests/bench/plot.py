@@ -44,8 +44,8 @@ def read_run(folder):
             minutes += (line["step"] * tokens_per_step - tokens) / line["tokens_per_second"] / 60
             tokens = line["step"] * tokens_per_step
         elif line["event"] == "eval":
-            place = {"tokens": tokens, "flops": tokens * flops_per_token, "time": minutes}
-            evals.append(place | {"loss": line["val_loss"]})
+            flops = tokens * flops_per_token
+            evals.append({"tokens": tokens, "flops": flops, "time": minutes, "loss": line["val_loss"]})
     return evals
 
 

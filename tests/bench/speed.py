@@ -1,9 +1,8 @@
 """
 What a training step costs in time, over the standard model's: python tests/bench/speed.py [VARIANT ...]
 
-Variants are written as for compare.py, as in "kept: --residual=m1 --keep_input". Models are timed in pairs, in one
-process: a step of one, a step of the other, and so on. The speed of a shared machine drifts. The median ratio of such
-pairs hardly does.
+Variants are written as for compare.py, as in "kept: --residual=m1 --keep_input". Steps of two models alternate: the
+speed of a shared machine drifts, but the median ratio of such pairs hardly does.
 """
 
 import statistics
@@ -25,7 +24,7 @@ from config.runtime.devices import machine_name, pick_attention_kernel, pick_dev
 from config.runtime.processes import install_excepthook
 from model import GPT, GPTConfig
 from report import as_table
-from variants import read_words
+from variants import ROOT, read_settings_of, split_name
 
 # -----------------------------------------------------------------------------
 device = "auto"  # auto, cpu, cuda, cuda:1
@@ -80,9 +79,9 @@ def main(argv):
     device = pick_device(read_settings(__file__, [word for word in argv if word.startswith("-")])["device"])
     torch.manual_seed(0)
     dtypes = torch.float32, pick_dtype("auto", device)
-    _, standard = read_words("standard:", [])
     rows = []
-    for name, settings in (read_words(one, []) for one in words or VARIANTS):
+    for name, _, rest in map(split_name, words or VARIANTS):
+        standard, settings = (read_settings_of(name, some, [], ROOT)[1] for some in ([], rest))
         costs = [make_model(one, device).flops_per_token() for one in (standard, settings)]
         pairs = ([stepper(make_model(one, device), device, dtype) for one in (standard, settings)] for dtype in dtypes)
         rows.append([name, f"{costs[1] / costs[0]:.2f}", *(f"{alternate(*pair):.2f}" for pair in pairs)])

@@ -5,9 +5,9 @@ The benchmarks of the W2 document: python tests/bench/tasks.py {recall,entailmen
     entailment   is one node of a tree an ancestor of another?
     micro        the copy task again, with models that are shorter, longer, wider or deeper
 
-Each compares W2, with the score that the document states (distance) and with the one that its code has (overlap), with
-standard attention: at the document's widths and rates, then at equal widths, with rates chosen the same way for all.
-Rerun an interrupted experiment to continue. --out=tests/bench/results prints the tables of the committed results.
+Each compares standard attention with W2, by distance (as the document states) and by overlap (as its code computes): at
+the document's widths and rates, then at equal widths or parameters and tuned rates. Rerun an interrupted experiment to
+continue. --out=tests/bench/results prints the tables of the committed results.
 """
 
 import json
@@ -44,15 +44,14 @@ TASKS = {  # the settings of their runs
     "copy": {"batch_size": 32, "steps": 500},
     "mqar": {"batch_size": 256, "steps": 1000, "pairs": 4, "dtype": "auto"},
     "entailment": {"batch_size": 32, "steps": 2000},
-    "micro": {"batch_size": 32, "steps": 500},
 }
 SHAPES = {  # of their models
     "copy": {"block_size": 127, "vocab_size": 1024, "n_layer": 2},
     # with biases a head can find the previous token from the start, whatever the tokens are
     "mqar": {"block_size": 64, "vocab_size": 8192, "n_layer": 2, "tie_weights": True, "bias": True},
     "entailment": {"block_size": 2, "vocab_size": 1024, "n_layer": 2},
-    "micro": {"block_size": 127, "vocab_size": 1024, "n_layer": 2},
 }
+TASKS["micro"], SHAPES["micro"] = TASKS["copy"], SHAPES["copy"]
 # The document's runs, of the standard model and of W2 (with a diagonal σ, by its parameters): width and heads;
 # the MLP's width, as a multiple; learning rates; losses that it reports. Its code starts from orthogonal matrices in
 # recall, and elsewhere from PyTorch's initial values, but 0.02 in W2's attention.
@@ -111,8 +110,7 @@ def make_tree(random, most):
     """Return a random tree of N <= most nodes, `above` (N, N): above[n, c] if n descends from c. Node 0 is the root."""
     parents, level = [-1], [0]
     for _ in range(6):  # levels, of one to four children a node
-        children = [parent for parent in level for _ in range(random.integers(1, 5))]
-        children = children[: most - len(parents)]
+        children = [parent for parent in level for _ in range(random.integers(1, 5))][: most - len(parents)]
         level = range(len(parents), len(parents) + len(children))
         parents += children
     above = np.zeros((len(parents), len(parents)), dtype=bool)
@@ -176,10 +174,9 @@ def initialize(model, init):
         if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
             torch.nn.init.orthogonal_(module.weight) if init == "orthogonal" else module.reset_parameters()
     if init == "pytorch" and model.config.attention == "w2":
-        for block in model.blocks:
-            for p in block.attn.parameters():
-                if p.dim() == 2:
-                    torch.nn.init.normal_(p, std=0.02)
+        for name, p in model.named_parameters():
+            if ".attn." in name and p.dim() == 2:
+                torch.nn.init.normal_(p, std=0.02)
 
 
 def answers(model, x, y):
@@ -304,8 +301,7 @@ def equal_cells(name):
 def print_results(name, results, *columns, reported=()):
     """Print a row for each column: the mean and standard deviation over each kind's seeds, and the numbers `reported`.
 
-    Without them, learning rates are shown. After the loss of the last 100 steps, the steps at which each run left the
-    plateau follow in brackets.
+    Without them, learning rates follow. After the last 100 steps' loss, brackets say when each run left the plateau.
     """
     numbers = reported or [group[0]["run"]["learning_rate"] for group in results.values()]
     rows = []

@@ -81,12 +81,6 @@ def read_variants(words, common, against, folder):
     return variants
 
 
-def read_words(words, common):
-    """Return the name and the settings of an argument: those of the working tree's code."""
-    name, _, rest = split_name(words)
-    return name, read_settings_of(name, rest, common, ROOT)[1]
-
-
 def split_name(words):
     """Return the name of an argument, which may be given as "NAME: ...", the words for its code, and the others."""
     name, _, rest = f"{words} ".rpartition(": ")
@@ -150,8 +144,7 @@ def run_git(failure, folder, *arguments, **variables):
 def apply(diff, copy):
     """Apply a diff to the copy, without what it says about tests and pages."""
     alone = {"GIT_CEILING_DIRECTORIES": str(copy.parent)}  # or git would look for a repository around it
-    but = "--exclude=tests/*", "--exclude=*.md"
-    run_git(f"{diff.name} does not apply", copy, "apply", *but, str(diff), **alone)
+    run_git(f"{diff.name} does not apply", copy, "apply", "--exclude=tests/*", "--exclude=*.md", str(diff), **alone)
     for path in copy.rglob("*"):
         if path.is_symlink():
             raise UserError(f"{diff.name} makes {path.name} a link: write the file itself, so that it stays as it is")
