@@ -232,11 +232,11 @@ def log_step(loss, grad_norm, lr, iters, seconds):
     """Print and log a step. Its speed and MFU are those of the `iters` steps since the previous line, in `seconds`."""
     speed = iters * tokens_per_iter / seconds
     mfu = flops_per_token * speed / world_size / devices.peak_flops(device)
-    mfu = "n/a" if math.isnan(mfu) else f"{mfu:.1%}"
+    mfu = "" if math.isnan(mfu) else f"   MFU {mfu:.1%}"
     seconds_left = (time.perf_counter() - began) / local_iter_num * (max_iters - iter_num)
     print0(
         f"step {iter_num:,}/{max_iters:,}   loss {loss:.4f}   gradient norm {grad_norm:.3f}   lr {lr:.2e}   "
-        f"{speed:,.0f} tokens/s   MFU {mfu}   {timedelta(seconds=round(seconds_left))} left"
+        f"{speed:,.0f} tokens/s{mfu}   {timedelta(seconds=round(seconds_left))} left"
     )
     run.log("step", iter_num, loss=loss, grad_norm=grad_norm, learning_rate=lr, tokens_per_second=speed)
 
