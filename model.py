@@ -181,7 +181,7 @@ class W2Attention(Attention):
     @property
     def log_tau(self):
         """Return log τ (H,): τ = 2√D · exp(0.1 tau_shift), so that q·k is scaled by 1/√D at first."""
-        # The 0.1 slows τ down tenfold: at the full rate it grew so fast that W2 learned associative recall late.
+        # The 0.1 slows τ down tenfold: at the full rate it tripled before W2 began to learn associative recall.
         return math.log(2 * self.D**0.5) + 0.1 * self.tau_shift
 
     def score_vectors(self, q, k, x, earlier):
