@@ -6,9 +6,11 @@ Every setting below can be given as --name=value, and --help lists them. Only th
 
 from config import read_settings
 from config.runtime.processes import install_excepthook, quiet_pipe
+from config.runtime.waiting import choose_waiting
 
 install_excepthook()  # users' mistakes end in one line and exit code 2
 settings = read_settings(__file__)  # those below; --help ends here
+choose_waiting()  # before PyTorch is imported
 
 import math
 import sys

@@ -190,7 +190,8 @@ size = f"{shape.n_layer} layers, width {shape.n_embd}, {shape.n_head} heads, {pa
 counts = f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens"
 epochs = max_iters * tokens_per_iter / tokens["train"]
 origin = f"step {iter_num:,} of {out}" if resuming else init_from
-print0(f"model   {shape.attention} attention, {shape.residual} residual: {size}, from {origin}")
+kept = ", input kept" if shape.keep_input else ""
+print0(f"model   {shape.attention} attention, {shape.residual} residual{kept}: {size}, from {origin}")
 print0(f"data    {data.meta['source']} ({dataset}): {counts}")
 print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs")
 print0(f"device  {machine}, {settings['dtype']}; run in {out}")

@@ -60,7 +60,7 @@ def check_input(folder, meta):
         return
     if sha256(read_text(text).encode()) != meta["text_sha256"]:
         known = read_settings(script, [])
-        options = [f"--{name}={value}" for name, value in meta["settings"].items() if name in known]
+        options = [f"--{name}={value}" for name, value in meta["settings"].items() if value != known.get(name, value)]
         raise UserError(f"{text} has changed since it was prepared: run {command(script, *options)}")
 
 

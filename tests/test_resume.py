@@ -318,18 +318,20 @@ def in_step(step, monkeypatch, happens):
     monkeypatch.setattr(Dataset, "batch", batch_and_more)
 
 
-def test_a_run_whose_folder_was_moved_ends(run, monkeypatch, capsys):
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_run_whose_folder_was_moved_ends(run, monkeypatch, capsys, replaced):
     run(f"{RUN} --out_dir={WHOLE}")
 
     def move():
         RESUMED.rename("out/moved")
-        shutil.copytree(WHOLE, RESUMED)
+        if replaced:
+            shutil.copytree(WHOLE, RESUMED)
 
     with monkeypatch.context() as until_here:
         in_step(3, until_here, move)
         error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
-    assert "out/resumed/ckpt.pt: the folder was moved during training: resume it from there" in error
-    assert in_folder(RESUMED) == in_folder(WHOLE)
+    assert "out/resumed/ckpt.pt: the folder was moved or deleted during training: resume it from" in error
+    assert in_folder(RESUMED) == in_folder(WHOLE) if replaced else not RESUMED.exists()
     assert load("out/moved/ckpt.pt")["iter_num"] == 2
 
 

@@ -45,7 +45,7 @@ budget = ""  # such as 20m or 2h: start only runs that will end in time; 0s: onl
 workers = 0  # runs at a time; 0: one per CPU core or GPU
 device = "auto"  # auto, cpu, cuda, mps
 plan = False  # print the commands that can run now, one per line; run nothing
-exit_code = False  # report the verdict as exit code: 0 pays, 10 does not, 11 undecided, 4 refused
+exit_code = False  # report the verdict as exit code: 0 pays, 10 does not, 11 undecided, 4 refused, 1 crashed
 # -----------------------------------------------------------------------------
 
 

@@ -118,6 +118,7 @@ def look_before(home, windows, options):
                 raise Refused(str(error)) from None
             facts["trouble"] = "undecided", f"its operations cannot be counted: {type(error).__name__}: {error}"
             folder = f"{folder}/uncounted"
+        if "trouble" in facts:
             train_briefly(home, options, folder, count=False)  # raises what is the code's own
         checkpoint = f"{folder}/{STEPS[1]}/ckpt.pt"
         model, saved = load(checkpoint)

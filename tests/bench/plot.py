@@ -1,10 +1,10 @@
 """
-The losses of runs in one picture: python tests/bench/plot.py out [--x=time]
+The losses of runs in one picture: python tests/bench/plot.py out/RUN out/OTHER [--x=time]
 
 Folders are searched for runs at any depth. The legend has each run's lowest validation loss. Time is training time,
 without evaluating and saving. The y axis leaves out each run's first quarter.
 
-A run's attention weights over a text, a row per layer and a column per head: plot.py out/RUN --maps="a text"
+Attention weights over a text, a row per layer and a column per head: plot.py out/RUN --maps="a text" --out=maps.png
 """
 
 import sys
@@ -51,7 +51,7 @@ def read_run(folder):
 
 def draw(runs, x):
     """Draw the runs, {folder: its evaluations}."""
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = Figure(layout="constrained")
     axis, shown = figure.subplots(), []
     for folder, evals in runs.items():
         losses = [one["loss"] for one in evals]

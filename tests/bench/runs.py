@@ -66,7 +66,8 @@ def examine(variant, folder, windows, device):
         print(f"examining {variant.name}", file=sys.stderr, flush=True)
         options = variant.options(variant.settings | {"device": device})
         command = [sys.executable, *map(str, (EXAMINE, variant.home, windows, answer)), *options]
-        if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).returncode:
+        sleeping = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ  # its threads, since other processes may compute
+        if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=sleeping).returncode:
             return replace(variant, trouble=(CRASHED, "its error is on stderr"))
     return replace(variant, **json.loads(answer.read_text()))
 

@@ -152,7 +152,7 @@ def trial(run, device):
         initialize(model, run.get("init", "orthogonal"))
     losses = fit(run, model.to(device), DATA[task])
     left = next((step for step, loss in enumerate(losses, 1) if loss < PLATEAU), None)
-    results = {"parameters": model.get_num_params(), LAST: statistics.fmean(losses[-100:]), "left": left}
+    results = {LAST: statistics.fmean(losses[-100:]), "left": left}
     # the document's micro-benchmarks are judged by their last training steps alone
     tests = {"entailment": {"seen ": SEEN, "": HELD_OUT}, "micro": {}}.get(task, {"": UNSEEN})
     size = 4096 if task == "entailment" else 512
