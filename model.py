@@ -223,7 +223,8 @@ class W2OverlapAttention(Attention):
     def mix_values(self, q_hat, k_hat, v):
         k_hat, v = (heads.repeat_interleave(self.H // self.G, dim=1) for heads in (k_hat, v))
         mu_q, sigma_q, mu_k, sigma_k = *q_hat.split((self.D, 1), dim=-1), *k_hat.split((self.D, 1), dim=-1)
-        with torch.autocast(v.device.type, enabled=False):
+        device = v.device.type if torch.amp.is_autocast_available(v.device.type) else "cpu"  # meta has none
+        with torch.autocast(device, enabled=False):
             # In float32: the small distances, which matter most, are differences of large numbers.
             squares = mu_q.square().sum(-1, keepdim=True) + mu_k.square().sum(-1, keepdim=True).mT
             distance = (squares - 2 * mu_q @ mu_k.mT).clamp_min(0)

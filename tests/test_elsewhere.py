@@ -64,6 +64,13 @@ def test_a_converted_model_takes_any_length(method, convert, tmp_path):
             close(converted(idx), model(idx)[0], 1e-5, f"{T} tokens")
 
 
+@methods
+def test_a_model_without_data_has_shapes(method):
+    with torch.device("meta"):
+        model = build(**method, moved=False)
+        assert model(tokens(model, 2, 8))[0].shape == (2, 8, model.config.vocab_size)
+
+
 @pytest.mark.parametrize("method", [dict(), dict(residual="m2"), dict(attention="w2", sigma="diagonal", bias=True)])
 def test_a_block_alone_starts_as_in_a_model(method):
     config = GPTConfig(block_size=8, vocab_size=32, n_layer=3, n_head=4, n_embd=256, **method)
