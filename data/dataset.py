@@ -59,8 +59,8 @@ def check_input(folder, meta):
     if told or not (text.exists() and script.exists()):
         return
     if sha256(read_text(text).encode()) != meta["text_sha256"]:
-        known = read_settings(script, [])
-        options = [f"--{name}={value}" for name, value in meta["settings"].items() if value != known.get(name, value)]
+        defaults, used = read_settings(script, []), meta["settings"]
+        options = [f"--{name}={used[name]}" for name in used if name in defaults and used[name] != defaults[name]]
         raise UserError(f"{text} has changed since it was prepared: run {command(script, *options)}")
 
 

@@ -203,12 +203,14 @@ def edited(tmp_path, monkeypatch):
     ("return q * self.D**-0.5, k", "return 2 * q * self.D**-0.5, k"),  # what it computes
     ("gate_proj = nn.Linear(config.n_embd, config.n_inner", "gate_proj = nn.Linear(config.n_embd, 1"),  # a shape
     ("self.dropout = ", "self.q_norm = nn.RMSNorm(self.D)\n        self.dropout = "),  # what it has
+    ("self.dropout = ", "self.later = nn.Parameter(torch.ones(1))\n        self.dropout = "),  # in no logit
 ])  # fmt: skip
 @torch.no_grad()
 def test_an_edited_standard_model_takes_its_code_along(tmp_path, edited, old, new):
     own = edited(old, new)
     model = perturb(own.GPT(own.GPTConfig(**SHAPE))).eval()
     agree(exported(model, tmp_path)(ids(2, 16)).logits, model(ids(2, 16))[0])
+    assert (tmp_path / "exported" / "model.py").exists()
 
 
 def test_an_edited_method_needs_no_repository(tmp_path, edited):

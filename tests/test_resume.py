@@ -330,7 +330,7 @@ def test_a_run_whose_folder_was_moved_ends(run, monkeypatch, capsys, replaced):
     with monkeypatch.context() as until_here:
         in_step(3, until_here, move)
         error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
-    assert "out/resumed/ckpt.pt: the folder was moved or deleted during training: resume it from" in error
+    assert "out/resumed/ckpt.pt: the folder was moved or deleted during training: resume it from its new place" in error
     assert in_folder(RESUMED) == in_folder(WHOLE) if replaced else not RESUMED.exists()
     assert load("out/moved/ckpt.pt")["iter_num"] == 2
 

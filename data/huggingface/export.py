@@ -55,13 +55,15 @@ def as_llama(model, ends):
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = model.config
+    config, tensors = model.config, to_llama(model)
+    if len(tensors) < len(model.state_dict()):  # a Llama has no place for the rest
+        return None
     given = {theirs: getattr(config, ours) for ours, theirs in LLAMA_CONFIG.items()}
     rope = {"rope_type": "default", "rope_theta": config.rope_theta}
     llama = LlamaForCausalLM(LlamaConfig(**given, **ends, mlp_bias=config.bias, rope_parameters=rope))
     try:
-        llama.load_state_dict(to_llama(model))
-    except RuntimeError:  # its matrices have other names or shapes
+        llama.load_state_dict(tensors)
+    except RuntimeError:  # its matrices have other shapes
         return None
     rng = torch.Generator().manual_seed(0)
     idx = torch.randint(config.vocab_size, (1, min(config.block_size, 2048)), generator=rng)

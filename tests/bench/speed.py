@@ -79,9 +79,9 @@ def main(argv):
     device = pick_device(read_settings(__file__, [word for word in argv if word.startswith("-")])["device"])
     torch.manual_seed(0)
     dtypes = torch.float32, pick_dtype("auto", device)
-    rows = []
+    standard, rows = read_settings(ROOT / "train.py", []), []
     for name, _, rest in map(split_name, words or VARIANTS):
-        standard, settings = (read_settings_of(name, some, [], ROOT)[1] for some in ([], rest))
+        _, settings = read_settings_of(name, rest, [], ROOT)
         costs = [make_model(one, device).flops_per_token() for one in (standard, settings)]
         pairs = ([stepper(make_model(one, device), device, dtype) for one in (standard, settings)] for dtype in dtypes)
         rows.append([name, f"{costs[1] / costs[0]:.2f}", *(f"{alternate(*pair):.2f}" for pair in pairs)])
