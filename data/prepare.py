@@ -135,7 +135,7 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
 
     `tokenizer` is "char", "bpe" (`vocab_size` tokens, 1024 unless given, learned from the training part), "gpt2",
     "hf:NAME" or "run:FOLDER". `source` says where the text comes from; show it with any loss.
-    Bad input is a UserError or a TokenizerError, and leaves the folder as it was.
+    Bad input is a UserError, and leaves the folder as it was.
     """
     if not 0 < val_fraction < 1:
         raise UserError(f"val_fraction={val_fraction} is not between 0 and 1")

@@ -1,6 +1,6 @@
 """Tokenizers: text -> token ids and back. Characters, byte pairs learned from a text or GPT-2's, and Hugging Face's.
 
-A tokenizer's `state` is plain data, so that a checkpoint can carry it. This file needs only numpy and tiktoken.
+A tokenizer's `state` is plain data, so that a checkpoint can carry it.
 """
 
 import base64
@@ -11,13 +11,9 @@ from collections import Counter, defaultdict
 import numpy as np
 import tiktoken
 
+from config.runtime.errors import UserError
+
 END = "<|endoftext|>"  # by the name that GPT-2 gave it
-
-
-class TokenizerError(ValueError):
-    """A text that a tokenizer cannot encode, or a tokenizer that cannot be made: what is wrong, and what would work."""
-
-    for_user = True  # programs show it as one line
 
 
 class Tokenizer:
@@ -68,7 +64,7 @@ class CharTokenizer(Tokenizer):
         if ids.min(initial=0) < 0:
             strange = list(dict.fromkeys(map(chr, codes[ids < 0])))
             some = ", ".join(map(repr, strange[:5]))
-            raise TokenizerError(f"this tokenizer knows only the characters of its own text, not {some}")
+            raise UserError(f"this tokenizer knows only the characters of its own text, not {some}")
         return ids
 
     def decode(self, ids) -> str:
@@ -116,7 +112,7 @@ class HFTokenizer(Tokenizer):
         try:
             import tokenizers
         except ImportError:
-            raise TokenizerError("a Hugging Face tokenizer needs tokenizers: pip install tokenizers") from None
+            raise UserError("a Hugging Face tokenizer needs tokenizers: pip install tokenizers") from None
         self.tokenizer = tokenizers.Tokenizer.from_str(json_text)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
@@ -132,7 +128,7 @@ class HFTokenizer(Tokenizer):
         try:  # a batch of one, since threads encode texts, and `encode` does not release the GIL
             return self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except Exception as error:  # `tokenizers` has no type for its errors
-            raise TokenizerError(f"the tokenizer cannot encode this text: {error}") from None
+            raise UserError(f"the tokenizer cannot encode this text: {error}") from None
 
     def encode(self, text) -> list[int]:
         """Return the tokens of a prompt, after those that the model expects first."""
@@ -158,7 +154,7 @@ def gpt2_tokenizer() -> BPETokenizer:
         encoding = tiktoken.get_encoding("gpt2")
     except (OSError, ValueError) as error:  # no network, or something else than the vocabulary came over it
         problem = f"GPT-2's vocabulary could not be downloaded ({type(error).__name__})"
-        raise TokenizerError(f"{problem}; --tokenizer=bpe trains one on the text instead") from None
+        raise UserError(f"{problem}; --tokenizer=bpe trains one on the text instead") from None
     return BPETokenizer(encoding._mergeable_ranks, encoding._pat_str, encoding._special_tokens)
 
 
@@ -168,14 +164,14 @@ def hf_tokenizer(name) -> HFTokenizer:
     try:
         return HFTokenizer(transformers.AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str())
     except Exception as error:  # transformers and the hub raise many types
-        raise TokenizerError(f"{name} has no readable tokenizer: {reason(error)}") from None
+        raise UserError(f"{name} has no readable tokenizer: {reason(error)}") from None
 
 
 def import_transformers():
     try:
         import transformers
     except ImportError:
-        raise TokenizerError("Hugging Face models need transformers: pip install 'transformers>=5.17'") from None
+        raise UserError("Hugging Face models need transformers: pip install 'transformers>=5.17'") from None
     return transformers
 
 
@@ -193,17 +189,17 @@ def tokenizer_from_state(state) -> Tokenizer:
         lines = map(str.split, state["ranks"].splitlines())
         ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
         return BPETokenizer(ranks, state["pattern"], state["special_tokens"])
-    except TokenizerError:  # says what is missing
+    except UserError:  # says what is missing
         raise
     except Exception as error:  # damaged data raise many types, and `tokenizers` has none of its own
-        raise TokenizerError(f"damaged tokenizer: {type(error).__name__}: {error}") from None
+        raise UserError(f"damaged tokenizer: {type(error).__name__}: {error}") from None
 
 
 def first_tokens(tokenizer) -> list[int]:
     """Return the prompt when none is given: what the model expects first, else a newline, else token 0."""
     try:
         return tokenizer.encode("") or tokenizer.encode("\n") or [0]
-    except TokenizerError:
+    except UserError:
         return [0]
 
 
@@ -229,7 +225,7 @@ def train_bpe(text, vocab_size) -> BPETokenizer:
     [b'aa', b'ab', b'aaab']
     """
     if vocab_size < 256:
-        raise TokenizerError(f"vocab_size={vocab_size} is invalid: it must be 256 (the byte values) or more")
+        raise UserError(f"vocab_size={vocab_size} is invalid: it must be 256 (the byte values) or more")
     pieces = Counter(match.group() for match in re.finditer(SPLIT, text))
     counts = list(pieces.values())  # a text repeats its words: each is merged once, and counted
     # in a word, chr(i) stands for token i, so str.replace merges each occurrence of a pair, from the left

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class UserError(ValueError):
     """A mistake in settings, files or data that the project itself has found. All other errors keep their traceback."""
 
-    for_user = True  # programs show it as one line
+    exit_code = 2
 
 
 class FolderInUse(UserError):

@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from config.runtime.errors import one_line
+from config.runtime.errors import UserError, one_line
 
 
 def rank() -> int:
@@ -41,8 +41,8 @@ def report_error(kind, error, traceback):
     line = ""
     if issubclass(kind, KeyboardInterrupt):
         code = 128 + signal.SIGINT
-    elif getattr(error, "for_user", False):
-        code = getattr(error, "exit_code", 2)
+    elif isinstance(error, UserError):
+        code = error.exit_code
         line = error
     elif issubclass(kind, OSError) and error.errno == errno.ENOSPC:
         code = 2
