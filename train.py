@@ -141,7 +141,8 @@ kind = {"adamw": torch.optim.AdamW, "muon": MuonAdamW}[optimizer]
 optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device.type, kind)
 scaler = torch.amp.GradScaler(device.type, enabled=ptdtype == torch.float16)
 if resuming and not eval_only:
-    runs.resume_optimizer(ckpt, optimizer, scaler)
+    optimizer.load_state_dict(ckpt["optimizer"])
+    scaler.load_state_dict(ckpt["scaler"])
 ckpt = None  # frees its memory
 
 

@@ -6,8 +6,6 @@ Each table maps an input to a regular expression for that line. A damage is Pyth
 a checkpoint sees the parts as variables.
 """
 
-import copy
-import math  # noqa: F401, for the damages
 import os
 import re
 import shutil
@@ -21,12 +19,9 @@ import pytest
 import torch
 
 from config import read_settings
-from config.runtime.checks import check_settings
 from config.runtime.errors import UserError
-from config.runtime.run import load_checkpoint, resume_notes, resume_optimizer, resumed_model, resumed_settings
+from config.runtime.run import load_checkpoint
 from conftest import ROOT, TINY, change_checkpoint, error_of, hear_signals, refused
-from data.dataset import load_dataset
-from data.tokenizer import tokenizer_from_state
 from model import GPT, GPTConfig  # noqa: F401, for the damages
 
 TRAIN, LATEST = f"train.py {TINY}", Path("out/run/ckpt.pt")
@@ -180,12 +175,7 @@ DAMAGES = {
     "rewrite('del version')": NO_CHECKPOINT,
     "rewrite('config[\"n_experts\"] = 8')": "ckpt.pt does not match this model.py: .* 'n_experts'",
     # a part that cannot be
-    "rewrite('del tokenizer')": "ckpt.pt: damaged: tokenizer is missing or has an impossible value",
-    "rewrite('del code[\"files\"]')": "ckpt.pt: damaged: code.files is missing or has an impossible value",
-    "rewrite('iter_num = -1')": "ckpt.pt: damaged: iter_num is missing or has an impossible value",
-    "rewrite('config[\"n_layer\"] = 2.0')": "ckpt.pt: damaged: config.n_layer is missing or has an impossible value",
     "rewrite('config[\"n_head\"] = 3')": "ckpt.pt does not match this model.py: n_head = 3",
-    "rewrite('model[\"norm.weight\"][3] = math.nan')": "ckpt.pt: damaged: the weight norm.weight is missing or has an",
     "rewrite('model.popitem()')": 'ckpt.pt does not match this model.py: .* Missing .*: "head.weight"',
 }
 
@@ -205,33 +195,6 @@ def test_a_bit_of_a_checkpoint(trained):
     turn(LATEST, lambda old: old[:place] + bytes([old[place] ^ 16]) + old[place + 1 :])
     with pytest.raises(UserError, match=NO_CHECKPOINT):
         load_checkpoint(LATEST)
-
-
-def test_any_part_of_a_checkpoint(trained):
-    """Whatever is missing or of another type, whoever reads it says so in a line, or does without it."""
-    saved, data = torch.load(LATEST, weights_only=True), load_dataset("data/shakespeare_char")
-    defaults, said = read_settings("train.py", []), 0
-    for name, part in saved.items():
-        for key in (None, *(part if isinstance(part, dict) else ())):
-            for value in ("delete", "a text", -1, None):
-                changed = copy.deepcopy(saved)
-                owner, place = (changed, name) if key is None else (changed[name], key)
-                owner[place] = value
-                if value == "delete":
-                    del owner[place]
-                torch.save(changed, LATEST)
-                try:
-                    read = load_checkpoint(LATEST)
-                    tokenizer_from_state(read["tokenizer"])
-                    settings = resumed_settings(read, {}, defaults)
-                    check_settings(settings, 1)
-                    model = resumed_model(read, settings, data)
-                    resume_notes(read, settings, "a machine", saved["code"])
-                    optimizer = model.configure_optimizers(0.1, 0.1, (0.9, 0.9), "cpu")
-                    resume_optimizer(read, optimizer, torch.amp.GradScaler("cpu", enabled=False))
-                except UserError:
-                    said += 1
-    assert said > 100
 
 
 def test_no_control_character_of_a_file_reaches_the_terminal(trained, capsys, monkeypatch):
