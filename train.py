@@ -117,7 +117,7 @@ torch.manual_seed(seed)
 iter_num, val_loss, best_val_loss, notes = 0, math.inf, math.inf, []
 if resuming:
     raw_model = runs.resumed_model(ckpt, settings, data)
-    iter_num, val_loss, best_val_loss = ckpt["iter_num"], ckpt["val_loss"], runs.lowest_loss(out)
+    iter_num, val_loss, best_val_loss = ckpt["iter_num"], ckpt["val_loss"], ckpt.get("best_val_loss", math.inf)
     notes = runs.resume_notes(ckpt, settings, machine, code)
 elif init_from.startswith("hf:"):
     from data.huggingface import begin_from_llama
@@ -245,7 +245,8 @@ def log_step(loss, grad_norm, lr, iters, seconds):
 
 def save(name):
     state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
-    run.save(name, saved | state | {"iter_num": iter_num, "val_loss": val_loss})
+    losses = {"val_loss": val_loss, "best_val_loss": best_val_loss}
+    run.save(name, saved | state | losses | {"iter_num": iter_num})
 
 
 def end_diverged(what):

@@ -291,12 +291,6 @@ def find_checkpoint(folder, prefer="latest"):
     return other if other.exists() and not path.exists() else path
 
 
-def lowest_loss(folder) -> float:
-    """Return the validation loss of best.pt, which may be newer than ckpt.pt."""
-    path = find_checkpoint(folder, prefer="best")
-    return load_checkpoint(path)["val_loss"] if path.name != "ckpt.pt" else math.inf
-
-
 def source_checkpoint(name):
     """Return the path of the checkpoint that run:FOLDER names."""
     return find_checkpoint(Path(name.removeprefix("run:")), prefer="best")
