@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from config.runtime.errors import UserError, command, file_errors, import_optional
-from config.runtime.files import atomic_write, file_lock, folder_lock, read_text
+from config.runtime.files import atomic_write, file_lock, read_text
 from config.runtime.processes import print0
 from config.runtime.run import load_checkpoint, source_checkpoint
 from data.dataset import SPLITS, VERSION, token_dtype
@@ -213,8 +213,6 @@ def write_dataset(folder, coder, encoded, length, source, settings):
     hashes, text_hash = {split: hashlib.sha256() for split in SPLITS}, hashlib.sha256()
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:  # at its end the files take their places, the last opened first
-        if not stack.enter_context(folder_lock(folder)):
-            raise UserError(f"{folder}: another prepare.py is still running: wait for it")
         stack.callback(lambda: any(folder.iterdir()) or folder.rmdir())  # a new folder, if nothing came into it
         names = ("meta.json", "train.bin", "val.bin")
         files = {name: stack.enter_context(atomic_write(folder / name)) for name in names}

@@ -17,7 +17,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from config.runtime.errors import UserError
-from config.runtime.files import folder_lock
 from conftest import ROOT, contents, hear_signals
 from data import prepare as preparing
 from data.dataset import load_dataset
@@ -200,9 +199,3 @@ def test_an_interrupted_program_ends_and_leaves_what_was_there(repo, tmp_path):
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=120)[1] == b"" and process.returncode == 130
     assert contents(Path("data/plays")) == before
-
-
-def test_two_at_once_are_refused(tmp_path):
-    with folder_lock(tmp_path), pytest.raises(UserError, match="another prepare.py is still running"):
-        prepare(tmp_path, DOCUMENTS, "test")
-    prepare(tmp_path, DOCUMENTS, "test")

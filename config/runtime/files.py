@@ -39,20 +39,6 @@ def file_lock(file, wait=False) -> bool:
     return True
 
 
-@contextmanager
-def folder_lock(folder):
-    """Yield whether this process holds the lock of a folder."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # Windows opens no folders
-        yield True
-        return
-    try:
-        yield file_lock(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @file_errors()
 def read_text(path) -> str:
     """Return the text of a UTF-8 file, with its own line ends: the same text on every system."""
