@@ -99,12 +99,14 @@ resuming = ckpt is not None
 globals().update(settings)  # the names above now hold this run's values; the model's are in `shape`, below
 
 # device and data
-device, rank = processes.init_distributed(device), processes.rank()
-machine = devices.machine_name(device, world_size)
+device, rank = devices.pick_device(device), processes.rank()
+processes.join(device)
+machine = devices.machine_name(device)
 ptdtype = devices.pick_dtype(dtype, device)
 settings["dtype"] = str(ptdtype).removeprefix("torch.")  # instead of auto: a resumed run must keep it
 ctx = torch.autocast(device.type, ptdtype) if ptdtype != torch.float32 else nullcontext()
 if device.type == "cuda":
+    torch.cuda.set_device(device)
     torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
 
 data = load_dataset(ensure_prepared(dataset))

@@ -1,21 +1,24 @@
 """Devices, dtypes, and when compiling or another attention kernel pays off."""
 
 import math
+import os
 from contextlib import suppress
 
 import torch
 
 from config.runtime.errors import UserError
-from config.runtime.processes import print0
+from config.runtime.processes import print0, world_size
 
 
 def pick_device(device) -> torch.device:
-    """Return the device of that name, or for "auto" the best one here: cuda, mps or cpu."""
+    """Return the device of that name, or for "auto" the best one here: cuda (under torchrun its own), mps or cpu."""
     mps = ["mps"] if torch.backends.mps.is_available() else []
     here = [*(f"cuda:{i}" for i in range(torch.cuda.device_count())), *mps, "cpu"]
-    name = {"auto": here[0], "cuda": "cuda:0"}.get(device, device)
+    name = here[0] if device == "auto" else device
+    if name.startswith("cuda") and world_size() > 1 or name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     if name not in here:
-        raise UserError(f"device = {device!r} is not available: this machine has {', '.join(here)}")
+        raise UserError(f"device = {name!r} is not available: this machine has {', '.join(here)}")
     return torch.device(name)
 
 
@@ -79,8 +82,8 @@ def use_plain_attention(plain):
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(plain)
 
 
-def machine_name(device, world_size=1):
+def machine_name(device):
     """Return a run's hardware and PyTorch, in words: bit-exact resuming requires the same."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    processes = f"{world_size} x " if world_size > 1 else ""
+    processes = f"{world_size()} x " if world_size() > 1 else ""
     return f"{processes}{device} ({name}), torch {torch.__version__}"

@@ -106,26 +106,17 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))  # torchrun sets it
 
 
-def init_distributed(device):
-    """Return this process's device, for its name or "auto". Under torchrun, join the other processes."""
-    from config.runtime.devices import pick_device
-
-    device, size = pick_device(device), world_size()
-    if size > 1:
-        import torch
+def join(device):
+    """Under torchrun, join the other processes, for training on `device`."""
+    if world_size() > 1:
         import torch.distributed as dist
 
-        if device.type == "cuda":
-            device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
-            torch.cuda.set_device(device)
         store, *_ = next(dist.rendezvous("env://"))
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            # it outlives the processes: restarted ones would find the addresses of those that died
-            store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+        # torchrun's store outlives the processes: restarted ones would find the addresses of those that died
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank(), world_size=size)
+        dist.init_process_group(backend, store=store, rank=rank(), world_size=world_size())
         install_excepthook()  # again: init_process_group installs one that holds back our message
-    return device
 
 
 def joined():
