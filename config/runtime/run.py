@@ -49,9 +49,7 @@ class Run:
             return
         with file_errors():
             self.log_file = lock_folder(self.folder)
-            if not iter_num and any(self.folder.glob("*.pt")):
-                if not settings["overwrite"]:
-                    raise FolderInUse(f"{self.folder}: another process has just trained there: choose another folder")
+            if settings["overwrite"] and not iter_num and any(self.folder.glob("*.pt")):
                 self.move_aside()
             self.log_file.truncate(end_of_log(self.log_path, iter_num))
         self.trackers = start_trackers(self.folder, iter_num, settings)
@@ -59,13 +57,10 @@ class Run:
     def move_aside(self):
         """Rename the folder of an old run to NAME.old, and make a new one. At any moment the old run is whole."""
         aside = self.folder.with_name(f"{self.folder.name}.old")
-        replaced = ""
-        if any(aside.glob("*.pt")):
-            lock_folder(aside)
+        if any(aside.glob("*.pt")):  # an older one
             shutil.rmtree(aside)
-            replaced = ", replacing an older one"
         self.folder.rename(aside)
-        print0(f"the old run in {self.folder} is now in {aside}{replaced}")
+        print0(f"the old run in {self.folder} is now in {aside}")
         self.log_file = lock_folder(self.folder)
 
     def log(self, event, step, **facts):
@@ -124,19 +119,10 @@ def end_of_log(path, iter_num) -> int:
     """Return where the last line up to step iter_num ends: later steps will run again."""
     end = 0
     for line in path.read_bytes().splitlines(keepends=True) if iter_num else []:
-        facts = whole_line(line)
-        if not facts or facts["step"] > iter_num:  # only the last line can be torn
+        if not line.endswith(b"\n") or json.loads(line)["step"] > iter_num:  # only the last line can be torn
             break
         end += len(line)
     return end
-
-
-def whole_line(line) -> dict | None:
-    """Return the facts in a line of the log, None if it is torn."""
-    with suppress(ValueError):
-        match json.loads(line):
-            case {"step": int()} as facts if line.endswith(b"\n"):
-                return facts
 
 
 def start_trackers(folder, iter_num, settings):
@@ -169,10 +155,6 @@ def begin(folder, defaults, given):
     if requested == "auto":
         resuming = find_checkpoint(folder).exists()
         settings["init_from"] = "scratch"
-    if settings["overwrite"] and requested in ("resume", "auto"):
-        raise UserError(
-            f"overwrite = True starts a new run, and init_from = {requested!r} continues one: leave out one"
-        )
     if resuming:
         checkpoint = load_checkpoint(find_checkpoint(folder, "best" if settings["eval_only"] else "latest"))
         settings = resumed_settings(checkpoint, given, defaults)
@@ -205,21 +187,13 @@ def check_folder(folder, settings):
 def resumed_settings(checkpoint, given, defaults):
     """Return the run's settings (the default where it has none), updated by given ones that may change."""
     settings = {name: checkpoint["settings"].get(name, default) for name, default in defaults.items()}
-    may_change = MAY_CHANGE
-    if given.get("eval_only"):
-        may_change = MAY_CHANGE | {"dataset", "batch_size", "dtype"}
-    ignored = {"init_from"}
-    if settings["init_from"].startswith(("hf:", "run:")):
-        ignored |= SHAPE
     settings |= {name: defaults[name] for name in ("out_dir", "overwrite", "eval_only")}
-    changes = {name: value for name, value in given.items() if name not in ignored}
-    for name in ("dtype", "compile"):
-        if given.get(name) == "auto":  # the run keeps what it was resolved to
-            del changes[name]
-    others = [name for name, value in changes.items() if name not in may_change and value != settings[name]]
-    if others:
-        changed = ", ".join(f"{name} = {changes[name]!r} (was {settings[name]!r})" for name in others)
-        raise UserError(f"{checkpoint['path']} was trained with other settings: leave out {changed}")
+    ignored = {"init_from"} | (SHAPE if settings["init_from"].startswith(("hf:", "run:")) else set())
+    may_change = MAY_CHANGE | ({"dataset", "batch_size", "dtype"} if given.get("eval_only") else set())
+    changes = {name: value for name, value in given.items() if name not in ignored and value != settings[name]}
+    fixed = [f"{name} = {changes[name]!r} (was {settings[name]!r})" for name in changes if name not in may_change]
+    if fixed:
+        raise UserError(f"{checkpoint['path']} was trained with other settings: leave out {', '.join(fixed)}")
     return settings | changes
 
 

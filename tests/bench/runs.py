@@ -16,7 +16,6 @@ import torch
 
 from config.runtime.errors import UserError, file_errors
 from config.runtime.processes import StopSignal
-from config.runtime.run import whole_line
 from variants import NO_MATTER, Variant, digest
 
 CRASHED = "crashed"
@@ -77,7 +76,7 @@ def read_log(folder) -> list[dict]:
     """Return the lines of a run's log.jsonl, none if there is no log. A line that a kill has torn is left out."""
     path = folder / "log.jsonl"
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return [facts for facts in map(whole_line, lines) if facts]
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
 def diverged(log):
