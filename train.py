@@ -213,11 +213,9 @@ if eval_only:
 settings["compile"] = devices.compile_model(raw_model, compile, device)
 processes.barrier()  # all processes have read the folder's old state, so the first may now write to it
 run.open(iter_num, settings)
-common = {"settings": settings, "config": asdict(shape), "machine": machine, "code": code}
-logged = common | {"parameters": parameters, "flops_per_token": flops_per_token, "data": data.meta, "notes": notes}
-source = {name: data.meta[name] for name in ("source", "sha256")}
-saved = common | {"tokenizer": data.tokenizer.state(), "data": source}
-run.log("resume" if resuming else "start", iter_num, **logged)
+about = {"settings": settings, "config": asdict(shape), "data": data.meta, "machine": machine, "code": code}
+counted = {"parameters": parameters, "flops_per_token": flops_per_token}
+run.log("resume" if resuming else "start", iter_num, **about, **counted, notes=notes)
 
 # -----------------------------------------------------------------------------
 # training
@@ -247,8 +245,8 @@ def log_step(loss, grad_norm, lr, iters, seconds):
 
 def save(name):
     state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
-    losses = {"val_loss": val_loss, "best_val_loss": best_val_loss}
-    run.save(name, saved | state | losses | {"iter_num": iter_num})
+    progress = {"iter_num": iter_num, "val_loss": val_loss, "best_val_loss": best_val_loss}
+    run.save(name, about | state | progress | {"tokenizer": data.tokenizer.state()})
 
 
 def end_diverged(what):
