@@ -514,22 +514,15 @@ class GPT(nn.Module):
         self.loss = torch.compile(self.loss)
 
     def param_groups(self, weight_decay):
-        """Return three groups: the blocks' matrices, for Muon; embedding and head; and, undecayed, everything else."""
-
-        def weights_of(parent, kinds):  # not by .weight, which is no parameter once it is pruned
-            parts = [part for part in parent.modules() if isinstance(part, kinds)]
-            return {p for part in parts for p in part.parameters() if p.dim() == 2}
-
-        linear, weights = weights_of(self.blocks, nn.Linear), weights_of(self, (nn.Linear, nn.Embedding))
-        matrices = [p for p in self.parameters() if p in linear]  # a shared one once, as everywhere here
-        tables = [p for p in self.parameters() if p in weights and p not in linear]
+        """Return two groups: the weights of linear layers and of the embedding, and, undecayed, everything else."""
+        weights = {part.weight for part in self.modules() if isinstance(part, (nn.Linear, nn.Embedding))}
+        matrices = [p for p in self.parameters() if p in weights]  # a shared one once
         vectors = [p for p in self.parameters() if p not in weights]
-        decays = ((matrices, weight_decay), (tables, weight_decay), (vectors, 0.0))
-        return [{"params": params, "weight_decay": decay} for params, decay in decays]
+        return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
 
-    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type, kind=torch.optim.AdamW):
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
         fused = device_type in ("cuda", "cpu", "mps")
-        return kind(self.param_groups(weight_decay), learning_rate, betas=betas, fused=fused)
+        return torch.optim.AdamW(self.param_groups(weight_decay), learning_rate, betas=betas, fused=fused)
 
     def get_num_params(self):
         return sum(p.numel() for p in self.parameters())

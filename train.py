@@ -26,7 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from config.runtime import checks, devices, processes, run as runs
 from config.runtime.errors import UserError, command
-from config.runtime.muon import MuonAdamW
 from config.runtime.processes import print0
 from data.dataset import derive_seed, load_dataset
 from data.prepare import ensure_prepared
@@ -64,16 +63,15 @@ rope_theta = 10000.0  # base of RoPE's wavelengths
 norm_eps = 1e-5  # epsilon of RMSNorm
 tie_weights = False  # share one matrix between the embedding and the head
 activation_checkpointing = False  # save memory: the backward pass recomputes each block's activations
-# optimizer
-optimizer = "adamw"  # adamw, or muon: Muon for the matrices of the layers, AdamW for the rest
+# optimizer: AdamW
 max_iters = 800  # total steps
 learning_rate = 3e-3  # peak rate
 warmup_iters = 100  # warm-up steps
 lr_decay = "cosine"  # cosine, linear or none; ends at max_iters
 min_lr_frac = 0.1  # final rate as a fraction of the peak rate
 weight_decay = 0.1  # for matrices
-beta1 = 0.9  # AdamW
-beta2 = 0.99  # AdamW; 0.95 for large batches
+beta1 = 0.9
+beta2 = 0.99  # 0.95 for large batches
 grad_clip = 1.0  # maximum norm of the gradient; 0: no limit
 # checkpoints and logs
 checkpoint_interval = 200  # steps between checkpoints
@@ -139,8 +137,7 @@ devices.pick_attention_kernel(raw_model, device, ptdtype)
 model = DistributedDataParallel(raw_model, gradient_as_bucket_view=True) if world_size > 1 else raw_model
 
 # optimizer
-kind = {"adamw": torch.optim.AdamW, "muon": MuonAdamW}[optimizer]
-optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device.type, kind)
+optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device.type)
 scaler = torch.amp.GradScaler(device.type, enabled=ptdtype == torch.float16)
 if resuming and not eval_only:
     optimizer.load_state_dict(ckpt["optimizer"])
@@ -275,8 +272,7 @@ while iter_num < max_iters and not stopped_by:
     # update
     scaler.unscale_(optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
-    with ctx:  # Muon multiplies matrices
-        scaler.step(optimizer)  # it skips steps that overflow float16, until its scale fits
+    scaler.step(optimizer)  # it skips steps that overflow float16, until its scale fits
     scaler.update()
     optimizer.zero_grad()
     iter_num += 1

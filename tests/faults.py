@@ -29,8 +29,7 @@ RUN = f"{TINY} --eval_interval=7 --init_from=auto"
 METHODS = {
     "standard": "--checkpoint_interval=5 --learning_rate=0.3 --warmup_iters=150",  # soon worse than its best.pt
     "w2, m1": "--attention=w2 --residual=m1 --dropout=0.2 --grad_accum_steps=2 --checkpoint_interval=3",
-    "5.5, m4.2, muon": "--attention=summed_qk --qk_scale=5.5 --residual=m4.2 --dropout=0.1 --optimizer=muon"
-    " --checkpoint_interval=10",
+    "5.5, m4.2": "--attention=summed_qk --qk_scale=5.5 --residual=m4.2 --dropout=0.1 --checkpoint_interval=10",
     "m2, float16": "--residual=m2 --dtype=float16 --checkpoint_interval=4",
     "two processes": "--residual=m3.2 --grad_accum_steps=2 --checkpoint_interval=4",
 }

@@ -173,8 +173,8 @@ def test_a_step_costs_what_its_tokens_do(cost, tmp_path, options):
     assert counted == 2 * 16 * start["flops_per_token"]
 
 
-def test_muon_and_larger_batches_cost_more(cost):
-    assert cost(GPT, "--optimizer=muon") / cost(GPT) > 1.2 and cost(GPT, "--batch_size=6") == 3 * cost(GPT)
+def test_larger_batches_cost_more(cost):
+    assert cost(GPT, "--batch_size=6") == 3 * cost(GPT)
 
 
 class Shallow(GPT):

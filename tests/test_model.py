@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 import torch
 import torch._dynamo
-from torch.nn.utils import prune
 
 import reference
 import verify
@@ -379,12 +378,6 @@ def test_no_token_is_drawn_beyond_the_vocabulary():
     idx = tokens(model, 50, 3) % 60
     for options in (dict(temperature=5.0), dict(temperature=0), dict(top_k=64)):
         assert model.generate(idx, 10, vocab_size=5, **options)[:, 3:].max() < 5
-
-
-def test_a_pruned_matrix_keeps_its_decay():
-    model = build()
-    prune.l1_unstructured(model.blocks[1].mlp.up_proj, "weight", amount=0.5)
-    assert any(p is model.blocks[1].mlp.up_proj.weight_orig for p in model.param_groups(0.1)[0]["params"])
 
 
 def test_a_shared_matrix_is_updated_once():

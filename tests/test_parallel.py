@@ -106,7 +106,7 @@ def kill_the_second_in_step_6():
 
 def test_two_processes_are_one_and_a_kill_changes_nothing(repo):
     run = f"{RUN} --grad_accum_steps=2 --residual=m4.2 --attention=summed_qk --qk_scale=5.4"
-    run += " --optimizer=muon --max_iters=8 --checkpoint_interval=2 --eval_interval=4 --init_from=auto"
+    run += " --max_iters=8 --checkpoint_interval=2 --eval_interval=4 --init_from=auto"
     repo(f"train.py {run} --max_iters=4 --out_dir=one")
     train_together(repo.folder, f"{run} --out_dir=whole")
     # where bfloat16 is fast, the run computes in it

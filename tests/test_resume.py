@@ -100,9 +100,8 @@ def test_every_method_resumes_exactly(run, kind, residual):
     assert progress(RESUMED) == progress(WHOLE)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_resumes_exactly_after_any_step_and_with_other_intervals(run, optimizer):
-    method = f"--attention=w2 --residual=m3.2 --keep_input --optimizer={optimizer}"
+def test_resumes_exactly_after_any_step_and_with_other_intervals(run):
+    method = "--attention=w2 --residual=m3.2 --keep_input"
     run(f"{RUN} {method} --eval_interval=1 --out_dir={WHOLE}")
     for step in (1, 2, 5):
         kill_after(step)
@@ -114,10 +113,11 @@ def test_resumes_exactly_after_any_step_and_with_other_intervals(run, optimizer)
 def test_scale_of_float16_is_resumed(run, monkeypatch):
     # so high that gradients overflow at first, whereupon the step is skipped and the scale halved
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**40))
-    method = "--dtype=float16 --max_iters=24 --optimizer=muon"  # which has AdamW for vectors
+    method = "--dtype=float16 --max_iters=24"
     run(f"{RUN} {method} --out_dir={WHOLE}")
     before, after = load("steps/2.pt"), load("steps/23.pt")
-    assert before["optimizer"]["state"] == {} != after["optimizer"]["state"]  # the first has learned nothing yet
+    taken, later = (saved["optimizer"]["state"][0]["step"] for saved in (before, after))
+    assert taken == 0 < later  # the first has learned nothing yet
     assert before["scaler"]["scale"] == 2.0**38 and after["scaler"]["scale"] > 1
     for step in (2, 23):
         kill_after(step)
@@ -190,7 +190,7 @@ def test_code_is_hashed_before_anybody_edits_it(run, monkeypatch):
     names = ["model.py", "train.py", "config/__init__.py", "config/runtime/checks.py", "data/dataset.py"]
 
     def edit(*_):
-        for name in [*names, "config/race_cpu.py"]:  # whose settings are the run's
+        for name in [*names, "config/size_gpu.py"]:  # whose settings are the run's
             Path(name).write_text("# edited")
         return "false"
 

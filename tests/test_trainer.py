@@ -1,4 +1,4 @@
-"""train.py is held to an explicit form of its loop, tests/trainer.py, and Muon to PyTorch's too."""
+"""train.py is held to an explicit form of its loop, tests/trainer.py."""
 
 from pathlib import Path
 
@@ -8,7 +8,6 @@ import torch
 import trainer
 from config import read_settings
 from config.runtime.devices import use_plain_attention
-from config.runtime.muon import MuonAdamW
 from conftest import TINY, Outputs, load, progress
 from data.prepare import prepare
 
@@ -31,7 +30,6 @@ CASES = {
     "nothing but warm-up": "--warmup_iters=9",
     "other betas": "--beta1=0.5 --beta2=0.6",
     "weight decay of matrices only": "--weight_decay=1 --bias --attention=summed_qk --qk_scale=5.4",
-    "muon": "--optimizer=muon --weight_decay=1 --grad_accum_steps=4",
     "dropout": "--dropout=0.3 --grad_accum_steps=4",
     "dropout of what is recomputed": "--dropout=0.3 --residual=m1",
     "tied": "--tie_weights",
@@ -43,7 +41,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_loop_equals_the_explicit_one(repo, slow_bfloat16, name):  # or Muon would compute in bfloat16
+def test_the_loop_equals_the_explicit_one(repo, slow_bfloat16, name):
     prepare("data/text", TEXT, "test")
     program, *arguments = f"{RUN} {CASES[name]}".split()
     repo([program, *arguments])
@@ -58,29 +56,9 @@ def test_the_loop_equals_the_explicit_one(repo, slow_bfloat16, name):  # or Muon
     torch.testing.assert_close(load(OUT / "ckpt.pt")["model"], weights, rtol=rounding, atol=rounding)
 
 
-def test_muon_is_pytorchs_but_for_its_bfloat16():
-    """The rounding is a fiftieth of the way from the start at most. (test_the_loop... holds it to an explicit form.)"""
-    shapes = [(8, 8), (24, 8), (8, 24)]
-    start, *gradients = ([torch.randn(shape) for shape in shapes] for _ in range(5))
-
-    def updated(kind, **options):
-        matrices = [torch.nn.Parameter(p.clone()) for p in start]
-        optimizer = kind(matrices, 0.01, weight_decay=0.5, **options)
-        for step in gradients:
-            for p, gradient in zip(matrices, step):
-                p.grad = gradient.clone()
-            optimizer.step()
-        return matrices
-
-    theirs = updated(torch.optim.Muon, adjust_lr_fn="match_rms_adamw")
-    for p, q, before in zip(updated(MuonAdamW), theirs, start):
-        assert (p - q).norm() < 0.02 * (q - before).norm()
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_nothing_computes_in_bfloat16_where_it_is_slow(repo, slow_bfloat16, optimizer):
+def test_nothing_computes_in_bfloat16_where_it_is_slow(repo, slow_bfloat16):
     with Outputs() as seen:
-        repo(f"train.py {TINY} --optimizer={optimizer} --residual=m1 --attention=w2")
+        repo(f"train.py {TINY} --residual=m1 --attention=w2")
         repo("sample.py --num_samples=1 --max_new_tokens=20")
     assert torch.float32 in seen.types
     assert torch.bfloat16 not in seen.types

@@ -17,7 +17,6 @@ from data.dataset import derive_seed, load_dataset
 from model import GPT, GPTConfig
 
 EPSILON = 1e-8  # of AdamW
-MOMENTUM = 0.95  # of Muon
 LOSS_SCALE = 2.0**16  # float16 would lose small gradients; a power of two changes no others
 
 
@@ -81,7 +80,7 @@ def learning_rate(s, step):
 
 
 class Optimizer:
-    """AdamW; or Muon for the matrices of the blocks, and AdamW for the rest."""
+    """AdamW."""
 
     def __init__(self, s, model):
         self.s = s
@@ -90,19 +89,13 @@ class Optimizer:
         self.m = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
         self.v = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
         self.decayed = {module.weight for module in model.modules() if isinstance(module, (Linear, Embedding))}
-        self.of_muon = set()
-        if s.optimizer == "muon":
-            self.of_muon = {module.weight for module in model.blocks.modules() if isinstance(module, Linear)}
 
     @torch.no_grad()
     def step(self, gradients, rate):
         """Update all parameters."""
         self.t += 1
         for (name, p), gradient in zip(self.parameters.items(), gradients):
-            if p in self.of_muon:
-                self.muon(name, p, gradient, rate)
-            else:
-                self.adamw(name, p, gradient, rate)
+            self.adamw(name, p, gradient, rate)
 
     def adamw(self, name, p, gradient, rate):
         """Move p by its smoothed gradient over the root of its smoothed square, and a matrix towards 0."""
@@ -113,27 +106,6 @@ class Optimizer:
         v = self.v[name] / (1 - beta2**self.t)
         decay = self.s.weight_decay if p in self.decayed else 0.0
         p -= rate * (m / (v.sqrt() + EPSILON) + decay * p)
-
-    def muon(self, name, p, gradient, rate):
-        """Move p by its smoothed gradient with all singular values near 1, and towards 0.
-
-        Muon multiplies matrices: x <- a x + b (x xᵀ) x + c (x xᵀ)² x. With x = U diag(s) Vᵀ that changes s alone.
-        The root mean square of the update is about 0.2, as AdamW's is.
-        """
-        self.m[name] = MOMENTUM * self.m[name] + (1 - MOMENTUM) * gradient
-        ahead = MOMENTUM * self.m[name] + (1 - MOMENTUM) * gradient
-        U, s, Vh = torch.linalg.svd(ahead.double(), full_matrices=False)
-        orthogonal = U * near_one(s) @ Vh
-        size = 0.2 * math.sqrt(max(p.shape))
-        p -= rate * (size * orthogonal + self.s.weight_decay * p)
-
-
-def near_one(s):
-    """Return singular values after Muon's five steps. Their norm is the matrix's, by which it is divided first."""
-    s = s / s.norm()
-    for _ in range(5):
-        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
-    return s
 
 
 @torch.no_grad()

@@ -9,7 +9,6 @@ from model import ConfigError, GPTConfig
 
 CHOICES = {  # of settings that are not the model's
     "init_from": ("scratch", "resume", "auto", "hf:NAME", "run:FOLDER"),
-    "optimizer": ("adamw", "muon"),
     "lr_decay": ("cosine", "linear", "none"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "compile": ("auto", "true", "false"),
