@@ -306,23 +306,6 @@ def in_step(step, monkeypatch, happens):
     monkeypatch.setattr(Dataset, "batch", batch_and_more)
 
 
-@pytest.mark.parametrize("replaced", [False, True])
-def test_a_run_whose_folder_was_moved_ends(run, monkeypatch, capsys, replaced):
-    run(f"{RUN} --out_dir={WHOLE}")
-
-    def move():
-        RESUMED.rename("out/moved")
-        if replaced:
-            shutil.copytree(WHOLE, RESUMED)
-
-    with monkeypatch.context() as until_here:
-        in_step(3, until_here, move)
-        error = error_of(run, f"{RUN} --out_dir={RESUMED}", capsys)
-    assert "out/resumed/ckpt.pt: the folder was moved or deleted during training: resume it from its new place" in error
-    assert in_folder(RESUMED) == in_folder(WHOLE) if replaced else not RESUMED.exists()
-    assert load("out/moved/ckpt.pt")["iter_num"] == 2
-
-
 @pytest.mark.parametrize("step, name, room", [
     (1, "ckpt.pt", 20_000),  # there is nothing yet to go on from
     (5, "ckpt.pt", 20_000),

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -81,10 +80,6 @@ class Run:
         if rank() != 0:
             return
         with self.write_errors(self.folder / name):
-            path, log = self.log_path, os.fstat(self.log_file.fileno())
-            if not path.exists() or not os.path.samestat(path.stat(), log):
-                cure = "resume it from its new place with --init_from=resume --out_dir=FOLDER"
-                raise UserError(f"{self.folder / name}: the folder was moved or deleted during training: {cure}")
             with atomic_write(self.folder / name) as file:
                 torch.save({"version": CHECKPOINT_VERSION, **state}, file)
 
