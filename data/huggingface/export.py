@@ -3,19 +3,20 @@
 import copy
 import inspect
 import json
-import os
 import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
-from config.runtime.errors import UserError
+from config.runtime.errors import UserError, file_errors
 from data.huggingface.llama import LLAMA_CONFIG, to_llama
-from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer, import_transformers, reason
+from data.tokenizer import END, BPETokenizer, CharTokenizer, HFTokenizer, import_transformers
 
 
+@file_errors()
 def save_pretrained(model, folder, tokenizer=None):
     """Write a new folder that transformers reads: a Llama if possible, else the weights and the model's code.
 
@@ -25,10 +26,9 @@ def save_pretrained(model, folder, tokenizer=None):
     if folder.exists():
         raise UserError(f"{folder} already exists: name a new folder")
     transformers = import_transformers()
-    from safetensors import SafetensorError
-
-    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
-    try:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent) as temporary:
+        unfinished = Path(temporary, folder.name)
         theirs = to_transformers(tokenizer) if tokenizer else None
         ends = {name: getattr(theirs, name, None) for name in ("bos_token_id", "eos_token_id")}
         llama = as_llama(model, ends)
@@ -41,10 +41,6 @@ def save_pretrained(model, folder, tokenizer=None):
             ends["suppress_tokens"] = list(range(tokenizer.vocab_size, model.config.vocab_size)) or None  # spare rows
         transformers.GenerationConfig(**ends).save_pretrained(unfinished)
         unfinished.rename(folder)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder}: could not be written: {reason(error)}") from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @torch.no_grad()
