@@ -1,15 +1,18 @@
 """
 A GPT decoder in one file: Llama's block, with alternative attention kinds and residual methods.
 
-The key idea: every attention kind but one is exactly softmax(q̂ k̂ᵀ) v for some score vectors q̂ and k̂:
+A query and a key of standard attention are vectors q and k. In w2 they are Gaussians with means μ and standard
+deviations σ, compared by their distance over a learned temperature τ. In layer l, summed_qk adds the scores of all
+earlier layers i to its own, each with a scale s_i (Method 5). All of them are exactly softmax(q̂ k̂ᵀ) v for some score
+vectors q̂ and k̂:
 
-    kind         q̂ of a query                      k̂ of a key
-    standard     q/√D                               k
-    w2           (2/τ)·[μ_q, σ_q, 1]                [μ_k, σ_k, -(‖μ_k‖² + ‖σ_k‖²)/2]
-    summed_qk    [s_0·q_0, ..., s_l·q_l]            [k_0, ..., k_l]        (Method 5, in layer l)
+    kind         score of a query and a key          q̂                        k̂
+    standard     q·k/√D                              q/√D                      k
+    w2           -(‖μ_q - μ_k‖² + ‖σ_q - σ_k‖²)/τ    (2/τ)·[μ_q, σ_q, 1]       [μ_k, σ_k, -(‖μ_k‖² + ‖σ_k‖²)/2]
+    summed_qk    Σ_i s_i q_i·k_i                     [s_0·q_0, ..., s_l·q_l]   [k_0, ..., k_l]
 
-So PyTorch's causal attention serves all of them. No mask is passed anywhere, so none can be forgotten. The exception is
-w2 with w2_score = "overlap", whose scores do not factor: it computes T x T weights, and masks them, in mix_values.
+So PyTorch's causal attention serves them all. No mask is passed anywhere, so none can be forgotten. The one exception
+is w2 with w2_score = "overlap", whose scores do not factor: it computes T x T weights, and masks them, in mix_values.
 
 Under Methods 1 to 4 (residual m1 to m4.2), layer l >= 1 reruns every earlier layer i on layer l's input x, with the
 attention weights that layer i computed before. The layers keep them as (q̂_i, k̂_i), never as a T x T matrix. So the
@@ -21,9 +24,7 @@ rerun draws its own dropout.
 
 The sums run over i = 0..l. w_i is 1 (m1, m2), 1/(l + 1) (m3.1, m4.1) or learned, with sum 1 (m3.2, m4.2). keep_input
 adds x to the first sum, h to the second. Layer 0 is always standard: h = x + attn_0(x), x' = h + mlp_0(h).
-
-PyTorch has a fused kernel for this attention, which makes no T x T tensor, and a plain one, which holds the weights of
-every run until the backward pass. train.py selects the plain one for short contexts in bfloat16 on a CPU: it is faster.
+What was chosen where the methods' documents are silent: tests/bench/RESULTS.md.
 
 References
     Llama                      Touvron et al. 2023, https://arxiv.org/abs/2302.13971
@@ -36,7 +37,7 @@ References
     L2 attention               Kim et al. 2020, https://arxiv.org/abs/2006.04710 (w2 without σ)
 
 Shapes: B batch, T time, C = n_embd, H heads (G of keys and values), D = C/H, S width of q̂ and k̂, K of σ,
-V vocabulary. Layers count from 0; m = l + 1.
+V vocabulary. Layers count from 0; m = l + 1 is the number of layers in a sum.
 """
 
 import math
@@ -59,8 +60,7 @@ RESIDUALS = {  # method: (the branch whose outputs are summed, the weights of th
     "m4.2": ("attention", "learned"),
 }
 
-CHOICES = {
-    "attention": ("standard", "w2", "summed_qk"),
+CHOICES = {  # and "attention": the names in ATTENTIONS, below
     "w2_score": ("distance", "overlap"),
     "sigma": ("scalar", "diagonal", "none"),
     "qk_scale": ("5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "5.7"),
@@ -76,9 +76,9 @@ class GPTConfig:
     vocab_size: int = 50304  # GPT-2's 50257 rounded up to a multiple of 64
     n_layer: int = 12
     n_head: int = 12
-    n_kv_head: int | None = None  # None or 0: n_head; fewer: grouped-query attention
+    n_kv_head: int = 0  # 0: n_head; fewer: grouped-query attention
     n_embd: int = 768
-    n_inner: int | None = None  # width of the MLP; None or 0: 8/3 n_embd, rounded up to a multiple of 64
+    n_inner: int = 0  # width of the MLP; 0: 8/3 n_embd, rounded up to a multiple of 64
     dropout: float = 0.0
     bias: bool = False  # biases in q_proj, k_proj, v_proj, o_proj and the MLP
     attention: str = "standard"
@@ -95,15 +95,21 @@ class GPTConfig:
     def __post_init__(self):
         for field, choices in CHOICES.items():
             self.check(field, getattr(self, field) in choices, "one of " + ", ".join(choices))
+        self.check_whole("block_size", "vocab_size", "n_layer", "n_head", "n_embd")
         self.n_kv_head = self.n_kv_head or self.n_head
         self.n_inner = self.n_inner or 64 * math.ceil(8 * self.n_embd / (3 * 64))
-        for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "rope_theta"):
-            self.check(field, getattr(self, field) >= 1, "at least 1")
+        self.check_whole("n_kv_head", "n_inner")
+        self.check("rope_theta", self.rope_theta >= 1, "at least 1")
         self.check("norm_eps", self.norm_eps >= 0, "at least 0")
         self.check("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
         self.check("n_head", self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
         self.check("n_head", self.head_dim % 2 == 0, f"such that n_embd / n_head is even; n_embd = {self.n_embd}")
         self.check("n_kv_head", self.n_head % self.n_kv_head == 0, f"a divisor of n_head = {self.n_head}")
+
+    def check_whole(self, *fields):
+        for field in fields:
+            value = getattr(self, field)
+            self.check(field, isinstance(value, int) and value >= 1, "a whole number, at least 1")
 
     def check(self, field, good, needed):
         if not good:
@@ -112,6 +118,15 @@ class GPTConfig:
     @property
     def head_dim(self):
         return self.n_embd // self.n_head
+
+    @property
+    def branch_scale(self):
+        """Return the initial scale of a branch's last matrix: 2 n_layer branches add up to a variance of one."""
+        return (2 * self.n_layer) ** -0.5
+
+    def summed_branch(self, layer):
+        """Return the branch whose outputs this layer sums: "attention", "mlp" or None."""
+        return RESIDUALS[self.residual][0] if layer > 0 else None
 
 
 class ConfigError(ValueError):
@@ -123,32 +138,41 @@ class ConfigError(ValueError):
 
 
 class Attention(nn.Module):
-    """softmax(q kᵀ/√D) v: the standard kind, and the base of the others."""
+    """softmax(q kᵀ/√D) v: the standard kind, and the base of the others.
+
+    Block.forward calls project, score_vectors and forward. A rerun on another input calls only values and forward,
+    with the q̂ and k̂ of before. `normed` is the input (B, T, C) of a layer after its norm.
+    """
 
     reads_earlier = False  # whether score vectors use those of earlier layers
 
-    def __init__(self, config, layer):
+    def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
         self.H, self.G, self.D = config.n_head, config.n_kv_head, config.head_dim
-        self.q_proj = nn.Linear(config.n_embd, self.H * self.D, bias=config.bias)
-        self.k_proj = nn.Linear(config.n_embd, self.G * self.D, bias=config.bias)
-        self.v_proj = nn.Linear(config.n_embd, self.G * self.D, bias=config.bias)
-        self.o_proj = nn.Linear(self.H * self.D, config.n_embd, bias=config.bias)
+        self.q_proj = linear(config.n_embd, self.H * self.D, config.bias)
+        self.k_proj = linear(config.n_embd, self.G * self.D, config.bias)
+        self.v_proj = linear(config.n_embd, self.G * self.D, config.bias)
+        self.o_proj = linear(self.H * self.D, config.n_embd, config.bias, scale=config.branch_scale)
         self.dropout = nn.Dropout(config.dropout)
+        if config.summed_branch(layer) == "attention" and not config.keep_input:
+            # Without an identity path, averaging in layer after layer would make all tokens alike. With W_q = W_k a
+            # token attends mostly to itself at first, which Methods 2 and 4 need to learn (tests/bench/RESULTS.md).
+            keys = self.k_proj.weight.detach().unflatten(0, (self.G, self.D))
+            self.q_proj.weight.data = keys.repeat_interleave(self.H // self.G, dim=0).flatten(0, 1)
 
-    def project(self, x, rope):
-        """Return q (B, H, T, D), k and v (B, G, T, D) of the normed input x (B, T, C); q and k are rotated."""
-        q = rearrange(self.q_proj(x), "B T (H D) -> B H T D", D=self.D)
-        k = rearrange(self.k_proj(x), "B T (G D) -> B G T D", D=self.D)
-        return apply_rope(q, rope), apply_rope(k, rope), self.values(x)
+    def project(self, normed, rope):
+        """Return q (B, H, T, D), k and v (B, G, T, D); q and k are rotated."""
+        q = rearrange(self.q_proj(normed), "B T (H D) -> B H T D", D=self.D)
+        k = rearrange(self.k_proj(normed), "B T (G D) -> B G T D", D=self.D)
+        return apply_rope(q, rope), apply_rope(k, rope), self.values(normed)
 
-    def values(self, x):
-        return rearrange(self.v_proj(x), "B T (G D) -> B G T D", D=self.D)
+    def values(self, normed):
+        return rearrange(self.v_proj(normed), "B T (G D) -> B G T D", D=self.D)
 
-    def score_vectors(self, q, k, x, earlier):
+    def score_vectors(self, q, k, normed, earlier):
         """Return q̂ (B, H, T, S) and k̂ (B, G, T, S). Each vector depends on its own token only, or the future leaks.
 
-        q, k and the normed input x are this layer's. `earlier` has a Kept (below) from each layer before it.
+        q, k and normed are this layer's. `earlier` has a Kept (below) from each layer before it.
         """
         return q * self.D**-0.5, k
 
@@ -167,15 +191,16 @@ class W2Attention(Attention):
 
     score = -(‖Rμ_q - Rμ_k‖² + ‖σ_q - σ_k‖²)/τ. R is RoPE, which rotates the means only. Written out,
     score = (2/τ)(μ_q·μ_k + σ_q·σ_k - (‖μ_k‖² + ‖σ_k‖²)/2) - (‖μ_q‖² + ‖σ_q‖²)/τ, and softmax cancels the last term.
-    Per token and head, σ is a number (scalar: it counts once, not D times), a vector (diagonal) or absent (none).
+    Per token and head, σ is D numbers (diagonal), one that stands for D equal ones (scalar), or absent (none).
     Without it this is L2 attention, but with separate matrices for q and k and a learned τ instead of √D.
     """
 
-    def __init__(self, config, layer):
+    def __init__(self, config: GPTConfig, layer: int):
         super().__init__(config, layer)
         self.K = {"scalar": 1, "diagonal": self.D, "none": 0}[config.sigma]
         if self.K:
-            self.sigma = nn.Linear(config.n_embd, (self.H + self.G) * self.K, bias=False)
+            self.sigma_q = linear(config.n_embd, self.H * self.K)
+            self.sigma_k = linear(config.n_embd, self.G * self.K)
         self.tau_shift = nn.Parameter(torch.zeros(self.H))
 
     @property
@@ -184,18 +209,18 @@ class W2Attention(Attention):
         # The 0.1 slows τ down tenfold: at the full rate it tripled before W2 began to learn associative recall.
         return math.log(2 * self.D**0.5) + 0.1 * self.tau_shift
 
-    def score_vectors(self, q, k, x, earlier):
+    def score_vectors(self, q, k, normed, earlier):
         queries, keys = [q], [k]  # q and k are the means
         if self.K:
-            sigma = F.softplus(rearrange(self.sigma(x), "B T (H K) -> B H T K", K=self.K)).type_as(q)
-            queries.append(sigma[:, : self.H])
-            keys.append(sigma[:, self.H :])
+            for parts, sigma_proj in ((queries, self.sigma_q), (keys, self.sigma_k)):
+                sigma = F.softplus(rearrange(sigma_proj(normed), "B T (H K) -> B H T K", K=self.K))
+                parts.append((sigma * (self.D / self.K) ** 0.5).type_as(q))  # √D σ for D equal numbers σ
 
         # k̂ = [μ, σ, coarse, rest]. The last two sum to the bias -(‖μ‖² + ‖σ‖²)/2, and q̂ has a 1 for each of them:
         # in a single column, bfloat16 would round away the differences between the keys' biases.
         bias = -sum(part.to(at_least_float32(k)).square().sum(-1, keepdim=True) for part in keys) / 2
         columns = torch.cat(split_bfloat16(bias), dim=-1)
-        if x.device.type != "cpu":  # a GPU's fused kernels need widths that are multiples of 8
+        if normed.device.type != "cpu":  # zeros add nothing, but a GPU's fused kernels need multiples of 8
             columns = F.pad(columns, (0, (-(self.D + self.K + 2)) % 8))
 
         ones = q.new_ones(*q.shape[:-1], columns.size(-1))
@@ -211,18 +236,22 @@ class W2OverlapAttention(Attention):
     read as a variance. σ_q + σ_k does not factor into score vectors, so q̂ and k̂ hold [μ, σ], and the weights are T x T.
     """
 
-    def __init__(self, config, layer):
+    def __init__(self, config: GPTConfig, layer: int):
         super().__init__(config, layer)
-        self.sigma = nn.Linear(config.n_embd, (self.H + self.G) * self.D, bias=False)
+        self.sigma_q = linear(config.n_embd, self.H * self.D)
+        self.sigma_k = linear(config.n_embd, self.G * self.D)
 
-    def score_vectors(self, q, k, x, earlier):
-        sigma = rearrange(self.sigma(x), "B T (H D) -> B H T D", D=self.D).to(at_least_float32(q))
-        sigma = F.softplus(sigma).mean(dim=-1, keepdim=True) + 1e-4
-        return torch.cat((q, sigma[:, : self.H]), dim=-1), torch.cat((k, sigma[:, self.H :]), dim=-1)
+    def score_vectors(self, q, k, normed, earlier):
+        return self.join(q, self.sigma_q(normed)), self.join(k, self.sigma_k(normed))
+
+    def join(self, mu, sigma):
+        """Return [μ, σ] (B, H, T, D + 1) of μ (B, H, T, D) and the numbers (B, T, H D) that make σ."""
+        sigma = rearrange(sigma, "B T (H D) -> B H T D", D=self.D).to(at_least_float32(mu))
+        return torch.cat((mu, F.softplus(sigma).mean(dim=-1, keepdim=True) + 1e-4), dim=-1)
 
     def mix_values(self, q_hat, k_hat, v):
         k_hat, v = (heads.repeat_interleave(self.H // self.G, dim=1) for heads in (k_hat, v))
-        mu_q, sigma_q, mu_k, sigma_k = *q_hat.split((self.D, 1), dim=-1), *k_hat.split((self.D, 1), dim=-1)
+        (mu_q, sigma_q), (mu_k, sigma_k) = (vectors.split((self.D, 1), dim=-1) for vectors in (q_hat, k_hat))
         device = v.device.type if torch.amp.is_autocast_available(v.device.type) else "cpu"  # meta has none
         with torch.autocast(device, enabled=False):
             # In float32: the small distances, which matter most, are differences of large numbers.
@@ -237,14 +266,11 @@ class W2OverlapAttention(Attention):
 
 
 class SummedQKAttention(Attention):
-    """softmax(Σ_i s_i q_i k_iᵀ) v over the layers i = 0..l. 5.1 has RealFormer's scores.
-
-    Learned scales of 5.5 to 5.7 stay positive. In the authors' later code, they may change sign.
-    """
+    """softmax(Σ_i s_i q_i k_iᵀ) v over the layers i = 0..l. 5.1 has RealFormer's scores."""
 
     reads_earlier = True
 
-    def __init__(self, config, layer):
+    def __init__(self, config: GPTConfig, layer: int):
         super().__init__(config, layer)
         self.qk_scale, self.m = config.qk_scale, layer + 1
         learned = {  # 5.4 starts equal to 5.3; 5.5 to 5.7 start equal to 5.1
@@ -257,7 +283,7 @@ class SummedQKAttention(Attention):
             setattr(self, name, nn.Parameter(start))
 
     def divisors(self):
-        """Return 1/s_i of the layers 0..l, (m, 1), or one for all. d is the width of a head, m = l + 1."""
+        """Return what the scores of the layers 0..l are divided by, (m, 1), or one number for all of them."""
         d, m = self.D, self.m
         match self.qk_scale:
             case "5.1":
@@ -268,25 +294,31 @@ class SummedQKAttention(Attention):
                 return d**0.5 * m
             case "5.4":
                 return d**self.a * m**self.b
-            case "5.5":
+            case "5.5":  # here and below, a_i = exp(log_a_i) > 0; in the authors' later 5.6 and 5.7, it may change sign
                 return self.log_a.exp()[:, None] * d**0.5
             case "5.6":
                 return self.log_a.exp()[:, None] * d ** self.b[:, None]
             case "5.7":
                 return self.log_a.exp()[:, None]
+            case _:
+                raise NotImplementedError(self.qk_scale)
 
-    def score_vectors(self, q, k, x, earlier):
+    def score_vectors(self, q, k, normed, earlier):
         queries = torch.stack([*(kept.q for kept in earlier), q], dim=-2)  # (B, H, T, m, D)
         keys = torch.cat([*(kept.k for kept in earlier), k], dim=-1)
         return (queries / self.divisors()).flatten(-2).type_as(q), keys
 
 
+def w2_attention(config, layer):
+    return (W2OverlapAttention if config.w2_score == "overlap" else W2Attention)(config, layer)
+
+
 ATTENTIONS = {
     "standard": Attention,
-    "w2": W2Attention,
-    "w2_overlap": W2OverlapAttention,  # w2 with w2_score = "overlap"
+    "w2": w2_attention,
     "summed_qk": SummedQKAttention,
 }
+CHOICES["attention"] = tuple(ATTENTIONS)
 
 # -----------------------------------------------------------------------------
 # The block, and the residual methods
@@ -295,11 +327,11 @@ ATTENTIONS = {
 class MLP(nn.Module):
     """SwiGLU: W_down (silu(W_gate x) ⊙ W_up x)."""
 
-    def __init__(self, config):
+    def __init__(self, config: GPTConfig):
         super().__init__()
-        self.gate_proj = nn.Linear(config.n_embd, config.n_inner, bias=config.bias)
-        self.up_proj = nn.Linear(config.n_embd, config.n_inner, bias=config.bias)
-        self.down_proj = nn.Linear(config.n_inner, config.n_embd, bias=config.bias)
+        self.gate_proj = linear(config.n_embd, config.n_inner, config.bias)
+        self.up_proj = linear(config.n_embd, config.n_inner, config.bias)
+        self.down_proj = linear(config.n_inner, config.n_embd, config.bias, scale=config.branch_scale)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
@@ -332,44 +364,27 @@ def no_past(new):
 class Block(nn.Module):
     """A layer: attention, then MLP. Under Methods 1 to 4 it also reruns the earlier layers on its own input."""
 
-    def __init__(self, config, layer):
+    def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
         self.attn_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
-        overlap = config.attention == "w2" and config.w2_score == "overlap"
-        self.attn = ATTENTIONS["w2_overlap" if overlap else config.attention](config, layer)
+        self.attn = ATTENTIONS[config.attention](config, layer)
         self.mlp_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-        self.m, self.n_layer, self.keep_input = layer + 1, config.n_layer, config.keep_input
+        self.m, self.keep_input = layer + 1, config.keep_input
         branch, self.weighting = RESIDUALS[config.residual]
-        self.summed = branch if layer > 0 else None  # layer 0 has the usual residual
+        self.summed = config.summed_branch(layer)
         if self.summed and self.weighting == "learned":
             self.mix = nn.Parameter(torch.zeros(self.m))
-        self.passes_on = branch is not None or self.attn.reads_earlier  # else no layer reads its Kept
-        self.init_weights()
-
-    @torch.no_grad()
-    def init_weights(self):
-        for linear in (module for module in self.modules() if isinstance(module, nn.Linear)):
-            # a std of 1/√fan-in preserves the scale of activations; at 0.02, Methods 1 to 4 barely learn at first
-            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
-        for proj in (self.attn.o_proj, self.mlp.down_proj):  # so 2 n_layer branches add up to a variance of one
-            proj.weight.mul_((2 * self.n_layer) ** -0.5)
-        if self.summed == "attention" and not self.keep_input:
-            # Without an identity path, averaging in layer after layer would make all tokens alike. With W_q = W_k a
-            # token attends mostly to itself at first, which Methods 2 and 4 need to learn (tests/bench/RESULTS.md).
-            attn = self.attn
-            per_group = attn.q_proj.weight.unflatten(0, (attn.G, -1, attn.D))
-            per_group.copy_(attn.k_proj.weight.unflatten(0, (attn.G, 1, attn.D)))
+        self.keeps = branch is not None or self.attn.reads_earlier  # whether later layers read this one's Kept
 
     def forward(self, x, rope, earlier=(), with_past=no_past):
         """Return x' (B, T, C) for x (B, T, C), and this layer's Kept. `earlier` has those of the layers before it.
 
         In generation, with_past (a KVCache) appends new keys or values to those of the tokens before, and returns all.
+        It tells layers and reruns apart by the order of its calls, which is the same in every pass.
         """
-        assert not self.passes_on or len(earlier) == self.m - 1, "this layer needs what every earlier layer has kept"
+        assert not self.keeps or len(earlier) == self.m - 1, "this layer needs what every earlier layer has kept"
         normed = self.attn_norm(x)
         q, k, v = self.attn.project(normed, rope)
         q_hat, k_hat = self.attn.score_vectors(q, k, normed, earlier)
@@ -386,7 +401,7 @@ class Block(nn.Module):
             out = self.sum_layers([*(kept.mlp(x, with_past) for kept in earlier), mlp], residual=h)
         else:
             out = h + mlp
-        return out, own if self.passes_on else None
+        return out, own if self.keeps else None
 
     def mlp_branch(self, h):
         return self.mlp(self.mlp_norm(h))
@@ -407,6 +422,8 @@ class Block(nn.Module):
                 return [1 / self.m] * self.m
             case "learned":
                 return self.mix.softmax(dim=0).unbind()
+            case _:
+                raise NotImplementedError(self.weighting)
 
 
 # -----------------------------------------------------------------------------
@@ -416,7 +433,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder that runs in nanoGPT's unmodified train.py and sample.py; it has no from_pretrained."""
 
-    def __init__(self, config):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
         self.flops = None  # per token, once they are counted
@@ -442,6 +459,7 @@ class GPT(nn.Module):
         for block in self.blocks:
             arguments = x, rope, earlier, cache or no_past
             if self.config.activation_checkpointing and torch.is_grad_enabled():
+                # the reentrant form would cut the gradients through `earlier`
                 x, kept = checkpoint(block, *arguments, use_reentrant=False)
             else:
                 x, kept = block(*arguments)
@@ -499,30 +517,14 @@ class GPT(nn.Module):
 
     # -- training
 
-    def compile_blocks(self):
-        """Compile in place. Layers share the compiled code, so compiling does not take longer for deeper models."""
-        for block in self.blocks:
-            if block.passes_on:  # a whole block would be recompiled for each number of earlier layers
-                parts = [(block.attn_norm, "forward"), (block, "mlp_branch")]
-                parts += [(block.attn, name) for name in ("project", "values", "forward")]
-                if not block.attn.reads_earlier:  # summed_qk's vectors are wider in each layer
-                    parts.append((block.attn, "score_vectors"))
-            else:
-                parts = [(block, "forward")]
-            for part, name in parts:
-                setattr(part, name, torch.compile(getattr(part, name)))
-        self.loss = torch.compile(self.loss)
-
-    def param_groups(self, weight_decay):
-        """Return two groups: the weights of linear layers and of the embedding, and, undecayed, everything else."""
-        weights = {part.weight for part in self.modules() if isinstance(part, (nn.Linear, nn.Embedding))}
-        matrices = [p for p in self.parameters() if p in weights]  # a shared one once
-        vectors = [p for p in self.parameters() if p not in weights]
-        return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        fused = device_type in ("cuda", "cpu", "mps")
-        return torch.optim.AdamW(self.param_groups(weight_decay), learning_rate, betas=betas, fused=fused)
+        """Return AdamW. Only the matrices of linear layers and embeddings decay."""
+        parts = [part for part in self.modules() if isinstance(part, (nn.Linear, nn.Embedding))]
+        matrices = {p for part in parts for p in part.parameters() if p.dim() == 2}  # no .weight where it is pruned
+        decayed = [p for p in self.parameters() if p in matrices]  # a shared one once
+        others = [p for p in self.parameters() if p not in matrices]
+        groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, learning_rate, betas=betas, fused=device_type in ("cuda", "cpu", "mps"))
 
     def get_num_params(self):
         return sum(p.numel() for p in self.parameters())
@@ -555,7 +557,11 @@ class GPT(nn.Module):
 
 
 def causal_attention(q_hat, k_hat, v, dropout=0.0):
-    """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), causal by position; a single query is the last position."""
+    """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), causal by position; a single query is the last position.
+
+    PyTorch has a fused kernel for this, which makes no T x T tensor, and a plain one, which holds the weights until the
+    backward pass. On a CPU, train.py selects the plain one for short contexts in bfloat16: it is faster.
+    """
     q_hat, k_hat = q_hat.to(v.dtype), k_hat.to(v.dtype)
     T, S, D, device = q_hat.size(2), q_hat.size(3), v.size(3), v.device.type
     assert T in (1, k_hat.size(2)), "after the first pass, one query at a time"
@@ -571,6 +577,16 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
     options = {"is_causal": True if T > 1 else False, "enable_gqa": True if q_hat.size(1) > k_hat.size(1) else False}
     y = F.scaled_dot_product_attention(q_hat, k_hat, v, dropout_p=dropout, scale=1.0, **options)
     return y[..., :D]
+
+
+def linear(n_in, n_out, bias=False, scale=1.0):
+    """Return a Linear whose weights start with a standard deviation of scale/√n_in, and its biases with 0."""
+    # scale 1 preserves the size of activations; with the usual 0.02, Methods 1 to 4 barely learn at first
+    made = nn.Linear(n_in, n_out, bias)
+    nn.init.normal_(made.weight, std=scale * n_in**-0.5)
+    if bias:
+        nn.init.zeros_(made.bias)
+    return made
 
 
 def at_least_float32(x):

@@ -80,7 +80,7 @@ def w2_scores(mu_q, mu_k, sigma_q, sigma_k, log_tau):
     """
     "S_{m,n} = −( D_μ²(m,n) + D_σ² ) / τ. D_μ² is the squared Euclidean distance of the means after
     RoPE; D_σ² is the squared Euclidean distance of the standard deviations."  "scores divided by
-    τ + ε"; τ = exp(log_tau), ε = 1e-6. A scalar σ is a vector of one number.
+    τ + ε"; τ = exp(log_tau), ε = 1e-6.
     """
     T = mu_q.shape[0]
     rows = []
@@ -138,14 +138,19 @@ def weights_standard(q, k, **_):
 
 def weights_w2(q, k, h, kv, normed, extras, config, **_):
     overlap = config.w2_score == "overlap"
-    n = q.shape[-1] if overlap else {"scalar": 1, "diagonal": q.shape[-1], "none": 0}[config.sigma]
-    spread = torch.nn.functional.softplus(normed @ extras["sigma.weight"].T) if n else torch.zeros(len(normed), 0)
-    own, other = h * n, (config.n_head + kv) * n  # the query heads come first
+    T, d = q.shape
+    form = "diagonal" if overlap else config.sigma
+    n = {"scalar": 1, "diagonal": d, "none": 0}[form]
+    sigmas = []
+    for name, head in (("sigma_q", h), ("sigma_k", kv)):
+        rows = extras[name + ".weight"][head * n : (head + 1) * n] if n else torch.zeros(0, normed.shape[1]).double()
+        sigmas.append(torch.log1p(torch.exp(normed @ rows.T)))  # Softplus
     if overlap:  # "σ = mean over D of softplus(...) + 1e-4"
-        sigma_q, sigma_k = (spread[:, first : first + n].mean(dim=-1) + 1e-4 for first in (own, other))
-        return causal_softmax(overlap_scores(q, k, sigma_q, sigma_k))
-    log_tau = math.log(2 * q.shape[-1] ** 0.5) + 0.1 * extras["tau_shift"][h]  # q·k starts with 1/√d
-    return causal_softmax(w2_scores(q, k, spread[:, own : own + n], spread[:, other : other + n], log_tau))
+        return causal_softmax(overlap_scores(q, k, *(sigma.mean(dim=-1) + 1e-4 for sigma in sigmas)))
+    if form == "scalar":  # "one number for the D entries of the vector σ"
+        sigmas = [sigma.expand(T, d) for sigma in sigmas]
+    log_tau = math.log(2 * d**0.5) + 0.1 * extras["tau_shift"][h]  # q·k starts with 1/√d
+    return causal_softmax(w2_scores(q, k, *sigmas, log_tau))
 
 
 def weights_summed(q, qk, extras, config, **_):

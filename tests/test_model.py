@@ -385,7 +385,9 @@ def test_a_shared_matrix_is_updated_once():
     model = build(tie_weights=True)
     for block in model.blocks:
         block.attn.k_proj.weight = block.attn.q_proj.weight
-    updated = [p for group in model.param_groups(0.1) for p in group["params"]]
+    updated = [
+        p for group in model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu").param_groups for p in group["params"]
+    ]
     assert len(updated) == len(set(updated)) and set(updated) == set(model.parameters())
 
 

@@ -79,9 +79,8 @@ class Run:
         """Write a checkpoint. If that fails, the previous one stays as it is."""
         if rank() != 0:
             return
-        with self.write_errors(self.folder / name):
-            with atomic_write(self.folder / name) as file:
-                torch.save({"version": CHECKPOINT_VERSION, **state}, file)
+        with self.write_errors(self.folder / name), atomic_write(self.folder / name) as file:
+            torch.save({"version": CHECKPOINT_VERSION, **state}, file)
 
     @contextmanager
     def write_errors(self, path):
