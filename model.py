@@ -213,27 +213,29 @@ class W2Attention(Attention):
         queries, keys = [q], [k]  # q and k are the means
         if self.K:
             for parts, sigma_proj in ((queries, self.sigma_q), (keys, self.sigma_k)):
-                sigma = F.softplus(rearrange(sigma_proj(normed), "B T (H K) -> B H T K", K=self.K))
-                parts.append((sigma * (self.D / self.K) ** 0.5).type_as(q))  # √D σ for D equal numbers σ
+                with no_autocast(normed):  # an error of a scalar σ counts D times
+                    sigma = F.softplus(rearrange(sigma_proj(normed), "B T (H K) -> B H T K", K=self.K))
+                # √D σ for D equal numbers σ. Distances are those of σ - log 2, which is 0 at first: small numbers
+                # round to near ones.
+                parts.append(((sigma - math.log(2)) * (self.D / self.K) ** 0.5).type_as(q))
 
         # k̂ = [μ, σ, coarse, rest]. The last two sum to the bias -(‖μ‖² + ‖σ‖²)/2, and q̂ has a 1 for each of them:
         # in a single column, bfloat16 would round away the differences between the keys' biases.
-        bias = -sum(part.to(at_least_float32(k)).square().sum(-1, keepdim=True) for part in keys) / 2
+        bias = -sum(squared_norm(part) for part in keys) / 2
         columns = torch.cat(split_bfloat16(bias), dim=-1)
         if normed.device.type != "cpu":  # zeros add nothing, but a GPU's fused kernels need multiples of 8
             columns = F.pad(columns, (0, (-(self.D + self.K + 2)) % 8))
 
         ones = q.new_ones(*q.shape[:-1], columns.size(-1))
-        scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1)  # 1e-6 as in W2Attn
-        q_hat = (torch.cat((*queries, ones), dim=-1) * scale).type_as(q)
-        return q_hat, torch.cat((*keys, columns.type_as(k)), dim=-1)
+        scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1).type_as(q)  # 1e-6 as in W2Attn
+        return torch.cat((*queries, ones), dim=-1) * scale, torch.cat((*keys, columns.type_as(k)), dim=-1)
 
 
 class W2OverlapAttention(Attention):
     """How much two Gaussians overlap, instead of q·k. Each has one σ, the mean of D numbers, as in W2Attn's code.
 
     score = -(‖Rμ_q - Rμ_k‖² / (σ_q + σ_k) + D log(σ_q + σ_k)) / 2: the log of their overlap, plus a constant, if σ is
-    read as a variance. σ_q + σ_k does not factor into score vectors, so q̂ and k̂ hold [μ, σ], and the weights are T x T.
+    read as a variance. Only the distance of the means factors into vectors, so the weights are T x T.
     """
 
     def __init__(self, config: GPTConfig, layer: int):
@@ -242,26 +244,28 @@ class W2OverlapAttention(Attention):
         self.sigma_k = linear(config.n_embd, self.G * self.D)
 
     def score_vectors(self, q, k, normed, earlier):
-        return self.join(q, self.sigma_q(normed)), self.join(k, self.sigma_k(normed))
+        sigma_q, sigma_k = self.sigma(self.sigma_q(normed)), self.sigma(self.sigma_k(normed))
+        # The product of all columns but the last is ‖μ_q - μ_k‖². It takes float32, also under autocast: the small
+        # distances, which matter most, are differences of large numbers.
+        q_hat = torch.cat((-2 * q, squared_norm(q), torch.ones_like(sigma_q), sigma_q), dim=-1)
+        k_hat = torch.cat((k, torch.ones_like(sigma_k), squared_norm(k), sigma_k), dim=-1)
+        return q_hat, k_hat
 
-    def join(self, mu, sigma):
-        """Return [μ, σ] (B, H, T, D + 1) of μ (B, H, T, D) and the numbers (B, T, H D) that make σ."""
-        sigma = rearrange(sigma, "B T (H D) -> B H T D", D=self.D).to(at_least_float32(mu))
-        return torch.cat((mu, F.softplus(sigma).mean(dim=-1, keepdim=True) + 1e-4), dim=-1)
+    def sigma(self, numbers):
+        """Return one σ (B, H, T, 1), at least in float32, of each D of the numbers (B, T, H D)."""
+        numbers = rearrange(numbers, "B T (H D) -> B H T D", D=self.D).to(at_least_float32(numbers))
+        return F.softplus(numbers).mean(dim=-1, keepdim=True) + 1e-4
 
     def mix_values(self, q_hat, k_hat, v):
         k_hat, v = (heads.repeat_interleave(self.H // self.G, dim=1) for heads in (k_hat, v))
-        (mu_q, sigma_q), (mu_k, sigma_k) = (vectors.split((self.D, 1), dim=-1) for vectors in (q_hat, k_hat))
-        device = v.device.type if torch.amp.is_autocast_available(v.device.type) else "cpu"  # meta has none
-        with torch.autocast(device, enabled=False):
-            # In float32: the small distances, which matter most, are differences of large numbers.
-            squares = mu_q.square().sum(-1, keepdim=True) + mu_k.square().sum(-1, keepdim=True).mT
-            distance = (squares - 2 * mu_q @ mu_k.mT).clamp_min(0)
+        (mu_q, sigma_q), (mu_k, sigma_k) = (vectors.tensor_split((-1,), dim=-1) for vectors in (q_hat, k_hat))
+        with no_autocast(v):
+            distance = mu_q @ mu_k.mT
         spread = sigma_q + sigma_k.mT
-        scores = -(distance / spread + self.D * spread.log()) / 2
+        scores = torch.addcdiv(spread.log(), distance, spread, value=1 / self.D)  # times -D/2, below
         T, past = scores.size(-2), scores.size(-1) - scores.size(-2)
-        future = torch.ones(T, past + T, dtype=torch.bool, device=v.device).triu(past + 1)
-        weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
+        mask = scores.new_full((T, past + T), -math.inf).triu(past + 1)
+        weights = torch.add(mask, scores, alpha=-self.D / 2).softmax(dim=-1)
         return F.dropout(weights, self.dropout.p, self.training).type_as(v) @ v
 
 
@@ -589,6 +593,12 @@ def linear(n_in, n_out, bias=False, scale=1.0):
     return made
 
 
+def no_autocast(x):
+    """Return a context in which operations on the device of x keep their inputs' type."""
+    device = x.device.type if torch.amp.is_autocast_available(x.device.type) else "cpu"  # meta has none
+    return torch.autocast(device, enabled=False)
+
+
 def at_least_float32(x):
     return torch.promote_types(x.dtype, torch.float32)  # or a model's float64
 
@@ -608,6 +618,10 @@ def apply_rope(x, rope):
     """Rotate x (B, H, T, D) by its positions' angles: halves (a, b) become (a cos - b sin, b cos + a sin)."""
     cos, sin = (table.type_as(x) for table in rope)
     return torch.addcmul(x * cos, x.roll(x.size(-1) // 2, dims=-1), sin)
+
+
+def squared_norm(x):
+    return x.to(at_least_float32(x)).square().sum(dim=-1, keepdim=True)
 
 
 def split_bfloat16(x):
