@@ -91,7 +91,7 @@ settings, ckpt = runs.begin(out, defaults, given)  # ckpt: the checkpoint to res
 resuming = ckpt is not None
 globals().update(settings)  # the names above now hold this run's values
 
-# device and data
+# device and data; ptdevice and ptdtype are PyTorch's, of the settings device and dtype
 ptdevice, rank = devices.pick_device(device), processes.rank()
 processes.join(ptdevice)
 machine = devices.machine_name(ptdevice)
@@ -278,7 +278,7 @@ while iter_num < max_iters and not stopped_by:
     evaluating = iter_num % steps_per_eval == 0 or iter_num == max_iters
     saving = iter_num % checkpoint_interval == 0 or iter_num == max_iters or stopped_by
     if not (evaluating or saving or iter_num % log_interval == 0):
-        continue  # as most steps do
+        continue  # most steps end here
 
     # log, evaluate, save
     lossf = (processes.all_reduce(loss) / world_size).item()  # only here, because it waits for the GPU

@@ -414,6 +414,7 @@ def test_a_signal_saves_and_says_how_to_go_on(run, monkeypatch, capsys, number, 
     assert handlers == [signal.SIG_DFL] * 3  # a second signal ends the program at once
     shown = capsys.readouterr().out.splitlines()[-1]
     assert "stopped after step 3, saved in out/resumed/ckpt.pt" in shown
+    assert load(RESUMED / "ckpt.pt")["iter_num"] == 3  # and not best.pt of step 2, which would also lead to the end
     run(shown.partition("to resume: python ")[2])
     assert_same_run()
 
