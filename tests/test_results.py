@@ -28,6 +28,7 @@ def rows_under(title, page=PAGE):
     (section,) = [section for section in page.split("\n## ") if section.startswith(title)]
     rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in section.splitlines() if line[:1] == "|"]
     rules = {i for i, row in enumerate(rows) if set(row[-1]) == {"-"}}
+    assert rules, f"no table under {title}"
     return [row for i, row in enumerate(rows) if not rules & {i, i + 1}]
 
 
