@@ -1,154 +1,152 @@
-"""The tables of tests/bench/RESULTS.md, recomputed from the runs in tests/bench/results."""
+"""The figures of tests/bench/RESULTS.md and of README.md's table, recomputed from the runs in tests/bench/results."""
 
 import csv
-import importlib
+import json
 import math
-import re
 from collections import defaultdict
+from statistics import fmean, stdev
 
 import numpy as np
-import pytest
-from scipy import stats
+from scipy.stats import ttest_ind
 
 from conftest import ROOT
 
 BENCH = ROOT / "tests" / "bench"
-PAGE = (BENCH / "RESULTS.md").read_text(encoding="utf-8")
-VARIANTS = {  # of the board, as they are called in its runs
-    "Muon": "muon",
-    "W2, distance": "w2_shakespeare",
-    "Method 5.2": "m5.2",
-    "Method 3.1, input kept": "m3.1_kept",
+LAST, KINDS = "last 100 steps", ("standard", "diagonal", "overlap")
+SHAPES = {  # of the copying models: layers, context, widths of standard attention and W2
+    "recall": (2, 127, 96, 64),
+    "base": (2, 127, 96, 64),
+    "large": (2, 127, 192, 128),
+    "long": (2, 511, 96, 64),
+    "deep": (4, 127, 96, 64),
 }
-W2 = "W2", "W2, scalar σ"  # as the methods' runs call W2, distance
+PAGE = (BENCH / "RESULTS.md").read_text(encoding="utf-8")
 
 
-def rows_of(text):
-    """Return the rows of a text's tables, without headings: lists of cells."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+def rows_under(title, page=PAGE):
+    """Return the rows of the tables of the section whose title begins like this, without headings: lists of cells."""
+    (section,) = [section for section in page.split("\n## ") if section.startswith(title)]
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in section.splitlines() if line[:1] == "|"]
     rules = {i for i, row in enumerate(rows) if set(row[-1]) == {"-"}}
+    assert rules, f"no table under {title}"
     return [row for i, row in enumerate(rows) if not rules & {i, i + 1}]
 
 
-def shown_under(title):
-    """Return the rows of the section whose title begins like this."""
-    (section,) = [section for section in PAGE.split("\n## ") if section.startswith(title)]
-    return rows_of(section)
-
-
-def read_runs(file, **settings):
-    with open(BENCH / "results" / f"{file}.csv", newline="", encoding="utf-8") as lines:
-        return [run for run in csv.DictReader(lines) if settings.items() <= run.items()]
-
-
-def gain(baseline, candidate, level=0.95):
-    test = stats.ttest_ind(baseline, candidate, equal_var=False)
-    interval = test.confidence_interval(level)
-    return f"{np.mean(baseline) - np.mean(candidate):+.3f} ± {(interval.high - interval.low) / 2:.3f}"
-
-
 def comparison(file, steps, **settings):
-    """Return {variant: [cost, break-even, gain]} of the runs with these settings, as RESULTS.md shows them."""
-    losses, flops, by_length = defaultdict(list), {}, defaultdict(list)
-    for run in read_runs(file, **settings):
-        if run["stage"] == "main" and int(run["max_iters"]) == steps:
-            name = "W2, distance" if run["candidate"] in W2 else run["candidate"]
-            losses[name].append(float(run["loss"]))
-            flops[name] = float(run["flops"])
-        if run["stage"] in ("main", "ladder") and run["candidate"] == "standard":
-            by_length[int(run["max_iters"])].append(float(run["loss"]))
-    lengths = sorted(by_length)
-    curve = [np.mean(by_length[length]) for length in lengths]
-    rows = {}
-    for name, found in losses.items():
-        cost = flops[name] / flops["standard"]
-        break_even = np.mean(losses["standard"]) - np.interp(math.log(cost * steps), np.log(lengths), curve)
-        rows[name] = [f"{cost:.2f}", f"{break_even:.3f}", gain(losses["standard"], found)]
+    """Return {variant: [operations, gain that would pay, gain]} after these steps, of the runs with these settings."""
+    losses, flops = defaultdict(list), {}
+    with open(BENCH / "results" / f"{file}.csv", newline="", encoding="utf-8") as lines:
+        for run in csv.DictReader(lines):
+            if settings.items() <= run.items() and run["seed"] != "0":  # seed 0 tunes the rates
+                losses[run["variant"], int(run["steps"])].append(float(run["loss"]))
+                flops[run["variant"], int(run["steps"])] = float(run["flops"])
+    lengths = sorted(length for name, length in losses if name == "standard")
+    curve, standard, rows = [fmean(losses["standard", length]) for length in lengths], losses["standard", steps], {}
+    for name in [name for name, length in losses if length == steps]:
+        cost = flops[name, steps] / flops["standard", steps]
+        would_pay = fmean(standard) - np.interp(math.log(cost * steps), np.log(lengths), curve)
+        rows[name] = [f"{cost:.2f}", f"{would_pay:.3f}", gain(standard, losses[name, steps])]
     return rows
 
 
-def losses_of(file):
-    """Return {(variant, steps): {seed: loss}} of compare.py's runs, without those that tuned rates."""
-    losses = defaultdict(dict)
-    for run in read_runs(file):
-        if int(run["seed"]) % 100:  # seeds 0 and 100 come before the first
-            losses[run["variant"], int(run["steps"])][run["seed"]] = float(run["loss"])
-    return losses
+def gain(baseline, losses):
+    interval = ttest_ind(baseline, losses, equal_var=False).confidence_interval(0.95)
+    return f"{fmean(baseline) - fmean(losses):+.3f} ± {(interval.high - interval.low) / 2:.3f}"
 
 
-def board(file, level, **costs):
-    """Return {variant: [cost, gain at equal operations]}: over the longest baseline up to its cost, on its seeds."""
-    losses = losses_of(file)
-    flops = {(run["variant"], int(run["steps"])): float(run["flops"]) for run in read_runs(file)}
-    (base, steps), *_ = losses
-    lengths, rows = sorted(length for name, length in losses if name == base), {}
-    for (name, length), found in losses.items():
-        if name == base:
-            continue
-        cost = costs.get(name) or flops[name, steps] / flops[base, steps]
-        longest = max(length for length in lengths if length <= 1.005 * cost * steps)
-        baseline = losses[base, longest]
-        pairs = [(baseline[seed], loss) for seed, loss in found.items() if seed in baseline]
-        rows[name] = [f"{cost:.2f}", gain(*zip(*pairs), level)]
-    return rows
+def small_models(text):
+    """Return the comparisons on a text at 3 layers. That of W2 has runs of its own."""
+    methods, w2 = (comparison(file, 400, dataset=f"shakespeare_{text}") for file in ("methods", "w2"))
+    return methods | {name: row for name, row in w2.items() if name != "standard"}
 
 
-def test_methods_and_kinds():
-    characters, pairs = (comparison("methods", 400, dataset=f"shakespeare_{name}") for name in ("char", "bpe"))
-    deep = comparison("depth", 1000, n_embd="256")
-    shown = shown_under("Do Methods")
-    assert shown == [[name, *characters[name], pairs[name][2], *deep.get(name, [""] * 3)] for name, *_ in shown]
+def tasks(file, number, **settings):
+    """Return {kind: its numbers, of seeds 1, 2, ...} at each kind's best rate, of a task's runs with these settings."""
+    found = defaultdict(dict)
+    for result in json.loads((BENCH / "results" / f"{file}.json").read_text()):
+        run = result["run"] | result["run"]["model"]
+        kind = run.get("w2_score") or run.get("sigma") or run.get("attention", "standard")
+        if run["seed"] in (1, 2, 3, 4, 5) and all(run[name] in values for name, values in settings.items()):
+            found[kind].setdefault(run["learning_rate"], []).append(result[number])
+    best = min if "loss" in number or "steps" in number else max
+    return {kind: best(rates.values(), key=fmean) for kind, rates in found.items()}
 
 
-def test_growth():
-    lengths = [comparison("growth", steps) for steps in (400, 1600, 6400)]
-    shown = shown_under("Does a gain grow")
-    assert shown == [[name, *(rows[name][2] for rows in lengths)] for name, *_ in shown]
+def spread(numbers):
+    return f"{fmean(numbers):.3f} ± {stdev(numbers):.3f}"
 
 
-def test_ideas():
-    wide, deep = board("ideas", 1 - 0.05 / 3, muon=1.23), board("ideas_deep", 1 - 0.05 / 2, muon=1.1)
-    for name, *cells in shown_under("Which published ideas"):
-        name = VARIANTS.get(name) or re.fullmatch(r"\[(\w+)\].*", name)[1]
-        assert cells == [*wide[name], deep.get(name, [""])[-1]], name
+def test_readme_table():
+    shown, rows = rows_under("Results", (ROOT / "README.md").read_text(encoding="utf-8")), small_models("char")
+    assert shown and shown == [[name, *rows[name]] for name, *_ in shown]
 
 
-def test_ideas_on_new_seeds():
-    losses = losses_of("confirm")
-    for (name, steps), found in losses.items():
-        baseline = losses["config/standard_shakespeare.py", steps]
-        if found is not baseline:
-            assert gain([baseline[seed] for seed in found], list(found.values()), 1 - 0.05 / 3) in PAGE, (name, steps)
+def test_methods_and_w2():
+    shown, texts = rows_under("Do Methods"), [small_models("bpe"), comparison("depth", 1000, n_embd="256")]
+    for name, *cells in shown:
+        assert cells == ["{2} ({1})".format(*text[name]) if name in text else "" for text in texts], name
 
 
-def test_tasks(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(BENCH)
-    tasks = importlib.import_module("tasks")
-    monkeypatch.setattr(tasks, "trial", lambda *_: pytest.fail("its runs are not all in tests/bench/results"))
-    for name in ("recall", "entailment", "micro"):
-        tasks.main([name, f"--out={BENCH}/results"])
-    printed = capsys.readouterr().out
-    (section,) = [section for section in PAGE.split("\n## ") if section.startswith("Does W2")]
-    rows, results = shown_under("Does W2"), re.findall(r"(?<![-+])\d\.\d{3} ± \d\.\d{3}", section)
-    assert len(rows) == 9 and [row for row in rows if row not in rows_of(printed)] == []
-    assert len(results) > 20 and [result for result in results if result not in printed] == []
+def test_no_form_of_methods_1_to_4_reaches_the_gain_that_would_pay():
+    for rows in small_models("char"), small_models("bpe"):
+        forms = [row for name, row in rows.items() if name < "Method 5" and "rate" not in name]
+        assert len(forms) == 12 and all(sum(map(float, row[2].split(" ± "))) < float(row[1]) for row in forms)
 
 
-def test_w2_on_shakespeare():
-    losses = {run: list(found.values()) for run, found in losses_of("w2").items()}
-    names = (f"config/{name}_shakespeare.py" for name in ("standard", "w2", "w2_overlap"))
-    standard, distance, overlap = (losses[name, 400] for name in names)
-    at_equal_cost = gain(losses["config/standard_shakespeare.py", 452], overlap)
-    found = f"the distance gains {gain(standard, distance)}, the overlap {gain(standard, overlap)}"
-    assert f"{found} (at equal operations, {at_equal_cost})" in PAGE
+def test_copying():
+    for name, *cells in rows_under("Does W2"):
+        layers, block, *widths = SHAPES[name]
+        document, equal = {"learning_rate": [1e-3], "n_embd": widths}, {"n_embd": widths[1:]}
+        groups = [tasks("micro", LAST, n_layer=[layers], block_size=[block], **which) for which in (document, equal)]
+        if name == "recall":
+            groups = [tasks("recall", LAST, task=["copy"], recipe=["published"]), {}]
+        found = [spread(group[kind]) if group else "" for group in groups for kind in KINDS]
+        found = [cell if cell[-5:] > "0.100" else cell[:5] for cell in found]
+        assert cells == [*found[:3], cells[3], *found[3:]], name
 
 
-def test_the_first_page_shows_these_numbers():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    characters, deep = comparison("methods", 400, dataset="shakespeare_char"), comparison("depth", 1000, n_embd="256")
-    shown = {name: cells for name, *cells in rows_of(readme) if "±" in cells[0] and name != "W2, overlap"}
-    assert {name: cells[:2] for name, cells in shown.items()} == {
-        name: [characters[name][2], deep.get(name, [""])[-1]] for name in shown
-    }
-    numbers = re.findall(r"[-+]\d\.\d{3} ± \d\.\d{3}", readme)
-    assert len(shown) == 8 and [number for number in numbers if number not in PAGE] == []
+def test_sentences():
+    two, four, eight = (comparison("depth", 2000, block_size="128", n_layer=layers) for layers in "248")
+    tuned, growth = comparison("methods", 400, dataset="shakespeare_bpe"), comparison("growth", 6400)
+    copies = tasks("recall", "loss", task=["copy"], recipe=["fair"])
+    mqar, entailment = tasks("recall", "accuracy", task=["mqar"]), tasks("entailment", "accuracy", recipe=["fair"])
+    deep = tasks("micro", LAST, n_layer=[4], n_embd=[64])
+    kept = "Method 1, input kept", "Method 3.1, input kept"
+    sentences = [
+        "(operations: {}) gains {}".format(*eight["standard, wider"][::2]),
+        "({}), gain {} and {}.".format(*eight[kept[0]][::2], eight[kept[1]][2]),
+        "it gains {}, {} and {}, at".format(*(rows["Method 1"][2] for rows in (two, four, eight))),
+        "(at those: {}, {})".format(*(tuned[f"Method {method}, tuned rate"][2] for method in (3.1, 5.3))),
+        f"gains {growth[kept[1]][2]}, W2 (σ counted once) {growth['W2, distance'][2]}.",
+        "{} (standard), {} (distance) and {} (overlap)".format(*(spread(copies[kind]) for kind in KINDS)),
+        "{}, {} and {} in [multi-query recall]".format(*(spread(mqar[kind]) for kind in KINDS)),
+        "{}, {} and {} in entailment".format(*(spread(entailment[kind]) for kind in KINDS)),
+        f"in deep, {gain(deep['standard'], deep['overlap'])} decides nothing",
+    ]
+    assert [sentence for sentence in sentences if sentence not in PAGE] == []
+
+
+def test_speed():
+    files = [json.loads((BENCH / "results" / f"speed_{name}.json").read_text())["tables"] for name in ("cpu", "h100")]
+    cpu, gpu = ({row[""]: row for row in tables[name]} for tables, name in zip(files, ("training", "GPT-2's size")))
+    for name, *cells in rows_under("What does it cost"):
+        numbers = [cpu[name][column] for column in ("operations", "float32: time", "bfloat16: time")]
+        numbers += [gpu[name][column] for column in ("operations", "time")]
+        assert cells == [f"{number:.2f}" for number in numbers]
+    memory = [gpu[name]["GB"] / gpu["standard"]["GB"] for name in ("W2", "Method 1")]
+    generating = {row[""]: row["tokens/s"] for row in files[1]["generating"]}
+    without, checkpointed, time = list(files[1]["activation checkpointing"][0].values())[1:]
+    assert f"W2 takes {gpu['W2']['time']:.2f} times the time and {memory[0]:.2f} times the memory" in PAGE
+    shape = f"(in another shape {without:.1f}; with checkpointing {checkpointed:.1f}, for {time:.2f} times the time)"
+    speed = generating["Method 1"] / generating["standard"]
+    assert f"Method 1 takes {memory[1]:.1f} times the memory {shape} and generates at {speed:.2f} of the speed" in PAGE
+
+
+def test_leak():
+    runs = json.loads((BENCH / "results" / "leak.json").read_text())["runs"]
+    leaks = {False: [], True: []}  # before 086cd20, and there
+    for run in runs:
+        assert run["attention"] == "sdpa" or not any(run["differences"])
+        leaks[run["commit"] == "086cd20"] += run["differences"] if run["attention"] == "sdpa" else []
+    early, late = (f"{min(numbers):.2f} to {max(numbers):.2f}" for numbers in leaks.values())
+    assert f"by at most {early} (4f54108, 9259707, 00fdb79, 150f69c) or {late} (086cd20)" in PAGE
