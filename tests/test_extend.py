@@ -117,3 +117,24 @@ def own(monkeypatch):
 @pytest.mark.parametrize("kind", KINDS_OF_OWN)
 def test_an_own_kind_keeps_every_promise(own, kind, residual):
     hold(attention=kind, residual=residual, n_kv_head=2)
+
+
+class Gated(Attention):
+    """Attention with a gate that starts open, and values that start as they are."""
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.gate = torch.nn.Linear(config.n_embd, self.H)
+        torch.nn.init.zeros_(self.gate.weight)
+        torch.nn.init.ones_(self.gate.bias)
+        for proj in (self.q_proj, self.v_proj):
+            torch.nn.init.eye_(proj.weight)
+
+
+@pytest.mark.parametrize("residual", ["standard", "m2"])
+def test_an_own_kind_keeps_its_initial_values(residual, monkeypatch):
+    monkeypatch.setitem(model.ATTENTIONS, "standard", Gated)
+    for block in build(residual=residual, moved=False).blocks:
+        gate, eye = block.attn.gate, torch.eye(32)
+        assert (gate.weight == 0).all() and (gate.bias == 1).all()
+        assert torch.equal(block.attn.q_proj.weight.float(), eye) and torch.equal(block.attn.v_proj.weight.float(), eye)
