@@ -11,10 +11,9 @@ import torch
 from config import read_settings
 from config.runtime.errors import UserError, command, file_errors
 from config.runtime.files import read_text, sha256
+from data.prepare import SPLITS, VERSION
 from data.tokenizer import Tokenizer, tokenizer_from_state
 
-VERSION = 2  # of the layout of a data folder
-SPLITS = ("train", "val")
 HASHED = 64 * 2**20  # bytes of the largest file that is hashed when it is loaded, in 0.05 s
 
 
@@ -66,10 +65,6 @@ def check_input(folder, meta):
 
 def damaged(path, problem) -> UserError:
     return UserError(f"{path}: {problem}; prepare the text again")
-
-
-def token_dtype(vocab_size) -> np.dtype:
-    return np.dtype("uint16" if vocab_size < 65_536 else "uint32")
 
 
 @dataclass
