@@ -171,24 +171,23 @@ def test_tables(tmp_path, kind):
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.md.bz2", "a.xz", "a.zip"])
 def test_compressed_texts(tmp_path, name):
-    text = "\ufeffone\n<|endoftext|>\ntwo\n"
+    text = "one\n<|endoftext|>\ntwo\n"
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
         file.writestr("a", text)
     if Path(name).suffix in PACKED:
         (tmp_path / name).write_bytes(PACKED[Path(name).suffix](text.encode()))
-    assert read_documents(tmp_path / name) == [text[1:]]
+    assert read_documents(tmp_path / name) == [text]
     assert read_documents(tmp_path / name, "body", END) == ["one\n", "two\n"]
 
 
-def test_a_folder_stands_for_its_plain_texts_or_else_its_tables(tmp_path, capsys):
-    parquet(tmp_path / "b.parquet", DOCUMENTS)
-    (tmp_path / "a.csv.GZ").write_bytes(gzip.compress(b"text\ngood\n"))
-    (tmp_path / "c.dat").write_text("neither")
-    assert [file.name for file in text_files(tmp_path)] == ["a.csv.GZ", "b.parquet"]
-    assert capsys.readouterr().out == ""
-    (tmp_path / "z.txt").write_text("plain")
-    assert text_files(tmp_path) == [tmp_path / "z.txt"]
-    assert "only plain texts are read here; name a.csv.GZ and the like" in capsys.readouterr().out
+def test_a_folder_stands_for_its_texts_or_else_its_archives(tmp_path):
+    (tmp_path / "a.CSV.gz").write_bytes(gzip.compress(b"text\ngood\n"))
+    for name in ("b.json", "c.dat"):
+        (tmp_path / name).touch()
+    assert [file.name for file in text_files(tmp_path)] == ["a.CSV.gz", "b.json"]
+    for name in ("README.md", "train.parquet"):
+        (tmp_path / name).touch()
+    assert [file.name for file in text_files(tmp_path)] == ["README.md", "train.parquet"]
 
 
 def test_a_dataset_of_several_configurations(tmp_path):

@@ -195,16 +195,16 @@ def test_in_a_read_only_installation_the_cure_is_told(repo, capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("command, named", [
-    ("text", "give the files or folders to prepare"),
+    ("text", "nothing to train on: give files or folders"),
     ("text good.txt missing.txt", "missing.txt: No such file"),
     ("text latin.txt", "latin.txt: not UTF-8 text at byte 3"),
-    ("text config/runtime", "config/runtime: no .txt, .md or .jsonl files .*, and no tables or compressed texts"),
+    ("text config/runtime", "config/runtime: no .txt, .md, .jsonl, .*, .json or compressed files below"),
     (f"text good.txt --name={'x' * 300}", "name = 'x{98} is invalid: use up to 100 letters"),
     ("text good.txt --token=char", "--token: unknown setting .did you mean tokenizer"),
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
     ("text good.txt --name=dataset.py", "data/dataset.py: File exists"),
     ("openwebtext --name=text", "data/text has its own prepare.py"),
-    ("text good.txt --val=good.txt", "give the files or folders to prepare"),
+    ("text good.txt --val=good.txt", "nothing to train on"),
     ("text good.txt --val=empty.txt", "val part has fewer than two tokens"),
     ("text good.txt --val=missing.txt", "missing.txt: No such file"),
     ("shakespeare_char good.txt", "good.txt"),

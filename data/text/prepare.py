@@ -36,7 +36,7 @@ if __name__ == "__main__":
     held_out = {file.resolve() for file in val_files}  # they may be in a folder that is trained on
     files = [file for path in paths for file in text_files(path) if file.resolve() not in held_out]
     if not files:
-        raise UserError("give the files or folders to prepare: python data/text/prepare.py my.txt")
+        raise UserError("nothing to train on: give files or folders, as in python data/text/prepare.py my.txt")
     source = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     source += f", validated on {val}" if val else ""
     documents = [document for file in files for document in read_documents(file, field, separator)]
