@@ -169,6 +169,7 @@ def read_dataset(name, field="text", limit=0.0, builder="", **options):
         raise
     except Exception as error:  # the hub and the file formats raise many types
         cure = "; HF_HOME=FOLDER moves the cache" if isinstance(error, OSError) and error.filename else ""
+        cure = "; pip install zstandard" if "type zstd" in str(error) else cure
         raise UserError(f"{name}: cannot be loaded: {reason(error.__cause__ or error)}{cure}") from None
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
+import fsspec.compression
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -235,6 +236,10 @@ def test_bad_datasets(tmp_path, monkeypatch):
         for read in (lambda: read_dataset(str(tmp_path)), lambda: read_documents(tmp_path / "train.parquet")):
             with pytest.raises(UserError, match="Not a directory: '/dev/null/.*; HF_HOME=FOLDER moves the cache"):
                 read()
+    monkeypatch.delitem(fsspec.compression.compr, "zstd", raising=False)
+    (tmp_path / "a.txt.zst").write_bytes(bytes.fromhex("28B52FFD"))
+    with pytest.raises(UserError, match="a.txt.zst: cannot be loaded: .*; pip install zstandard"):
+        read_documents(tmp_path / "a.txt.zst")
     monkeypatch.setitem(sys.modules, "datasets", None)
     for read in (lambda: read_dataset("some/where"), lambda: read_documents("a.csv")):
         with pytest.raises(UserError, match="a package that is not installed: pip install datasets"):
