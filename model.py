@@ -499,20 +499,6 @@ class GPT(nn.Module):
 
     # -- training
 
-    def compile_blocks(self):
-        """Compile in place. Layers share the compiled code, so compiling does not take longer for deeper models."""
-        for block in self.blocks:
-            if block.passes_on:  # a whole block would be recompiled for each number of earlier layers
-                parts = [(block.attn_norm, "forward"), (block, "mlp_branch")]
-                parts += [(block.attn, name) for name in ("project", "values", "forward")]
-                if not block.attn.reads_earlier:  # summed_qk's vectors are wider in each layer
-                    parts.append((block.attn, "score_vectors"))
-            else:
-                parts = [(block, "forward")]
-            for part, name in parts:
-                setattr(part, name, torch.compile(getattr(part, name)))
-        self.loss = torch.compile(self.loss)
-
     def param_groups(self, weight_decay):
         """Return two groups: the weights of linear layers and of the embedding, and, undecayed, everything else."""
         weights = {part.weight for part in self.modules() if isinstance(part, (nn.Linear, nn.Embedding))}

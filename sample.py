@@ -4,13 +4,9 @@ Write text with a trained model: `python sample.py` uses the newest run.
 Every setting below can be given as --name=value, and --help lists them. Only the checkpoint is needed, not the data.
 """
 
-from config import read_settings
-from config.runtime.processes import install_excepthook, quiet_pipe
-from config.runtime.waiting import choose_waiting
+from config import start_program
 
-install_excepthook()  # users' mistakes end in one line and exit code 2
-settings = read_settings(__file__)  # those below; --help ends here
-choose_waiting()  # before PyTorch is imported
+defaults, given = start_program(__file__)  # of the settings below; --help ends here, before PyTorch is imported
 
 import math
 import sys
@@ -20,11 +16,13 @@ from pathlib import Path
 
 import torch
 
+from config.runtime import checkpoints
 from config.runtime.checks import check_range
 from config.runtime.devices import pick_device
-from config.runtime.errors import UserError, one_line, printable
+from config.runtime.errors import UserError
 from config.runtime.files import read_text
-from config.runtime.run import build_model, code_notes, code_version, find_checkpoint, load_checkpoint, newest_run
+from config.runtime.models import build_model
+from config.runtime.processes import one_line, printable, quiet_pipe
 from data.tokenizer import first_tokens, tokenizer_from_state
 
 # -----------------------------------------------------------------------------
@@ -39,21 +37,22 @@ seed = 1337  # the same seed gives the same text
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 export = ""  # write model and tokenizer to this new folder, for transformers, instead of sampling
 # -----------------------------------------------------------------------------
+settings = defaults | given
 globals().update(settings)
 
 check_range(settings, "num_samples max_new_tokens", 1)
 check_range(settings, "temperature top_k seed", 0)
 if checkpoint not in ("best", "latest"):
     raise UserError(f"checkpoint = {checkpoint!r} is invalid: it must be best or latest")
-device = pick_device(device)
+ptdevice = pick_device(device)
 
 # the model and its tokenizer
-folder = Path(out_dir) if out_dir else newest_run()
-saved = load_checkpoint(find_checkpoint(folder, prefer=checkpoint))
-model = build_model(saved).to(device).eval()
+folder = Path(out_dir) if out_dir else checkpoints.newest_run()
+saved = checkpoints.load(checkpoints.find(folder, prefer=checkpoint))
+model = build_model(saved).to(ptdevice).eval()
 tokenizer = tokenizer_from_state(saved["tokenizer"])
 quiet_pipe()
-for note in code_notes(saved, code_version(), training=False):
+for note in checkpoints.code_notes(saved, checkpoints.code_version(), training=False):
     print(one_line(f"NOTE    {note}"))
 
 if export:
@@ -73,15 +72,16 @@ tokens = tokenizer.encode(start) or first_tokens(tokenizer)
 last = "validation loss" if checkpoint == "best" else "latest validation loss"  # of an earlier step, perhaps
 val_loss = f"{last} {saved['val_loss']:.4f}" if math.isfinite(saved["val_loss"]) else "not evaluated yet"
 print(one_line(f"{saved['path']}: step {saved['iter_num']}, {val_loss}, {saved['data']['source']}"))
-idx = torch.tensor([tokens], device=device)
-shown = printable if sys.stdout and sys.stdout.isatty() else str  # a file or a pipe gets what the model wrote
-generator = torch.Generator(device).manual_seed(seed)
+idx = torch.tensor([tokens], device=ptdevice)
+next_document = tokenizer.document_start[:1]  # the token that begins one, if the tokenizer has such a token
+escape = printable if sys.stdout and sys.stdout.isatty() else str  # a file or a pipe gets what the model wrote
+generator = torch.Generator(ptdevice).manual_seed(seed)
 for _ in range(num_samples):
     print("-" * 80)
-    print(shown(start), end="", flush=True)
+    print(escape(start), end="", flush=True)
     stream = model.stream(idx, max_new_tokens, temperature, top_k or None, generator, tokenizer.vocab_size)
     with closing(stream):  # left early at Ctrl-C, or where the next document begins
-        document = takewhile(lambda i: [i] != tokenizer.document_start[:1], (token.item() for token in stream))
+        document = takewhile(lambda token: token not in next_document, (token.item() for token in stream))
         for text in tokenizer.decode_stream(document, tokens):
-            print(shown(text), end="", flush=True)
+            print(escape(text), end="", flush=True)
     print()

@@ -6,13 +6,9 @@ A run that was stopped or killed resumes exactly: --init_from=resume --out_dir=F
 torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --grad_accum_steps=8
 """
 
-from config import split_settings
-from config.runtime.processes import install_excepthook
-from config.runtime.waiting import choose_waiting
+from config import start_program
 
-install_excepthook()  # users' mistakes end in one line and exit code 2
-defaults, given = split_settings(__file__)  # of the settings below; --help ends here
-choose_waiting()  # before PyTorch is imported
+defaults, given = start_program(__file__)  # of the settings below; --help ends here, before PyTorch is imported
 
 import math
 import sys
@@ -24,14 +20,14 @@ from datetime import timedelta
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from config.runtime import checks, devices, processes, run as runs
-from config.runtime.errors import UserError, command
-from config.runtime.processes import print0
+from config.runtime import checkpoints, checks, devices, models, processes, runs
+from config.runtime.errors import UserError
+from config.runtime.processes import command, print0
 from data.dataset import derive_seed, load_dataset
 from data.prepare import ensure_prepared
 from model import GPT
 
-code = runs.code_version()  # before anyone edits what has just been imported
+code = checkpoints.code_version()  # before anyone edits what has just been imported
 
 # -----------------------------------------------------------------------------
 # run
@@ -90,21 +86,20 @@ compile = "auto"  # auto: on CUDA; true (on a CPU, pays off after ten minutes); 
 
 # settings: defaults <- checkpoint, if resuming <- config files <- --name=value (the last two are `given`)
 world_size = processes.world_size()  # 1 without torchrun
-out = checks.run_folder(defaults | given, defaults, sys.argv[1:])
-run = runs.Run(out)
+out = runs.run_folder(defaults | given, defaults, sys.argv[1:])
 settings, ckpt = runs.begin(out, defaults, given)  # ckpt: the checkpoint to resume from, or None
 resuming = ckpt is not None
-globals().update(settings)  # the names above now hold this run's values; the model's are in `shape`, below
+globals().update(settings)  # the names above now hold this run's values
 
-# device and data
-device, rank = devices.pick_device(device), processes.rank()
-processes.join(device)
-machine = devices.machine_name(device)
-ptdtype = devices.pick_dtype(dtype, device)
+# device and data; ptdevice and ptdtype are PyTorch's, of the settings device and dtype
+ptdevice, rank = devices.pick_device(device), processes.rank()
+processes.join(ptdevice)
+machine = devices.machine_name(ptdevice)
+ptdtype = devices.pick_dtype(dtype, ptdevice)
 settings["dtype"] = str(ptdtype).removeprefix("torch.")  # instead of auto: a resumed run must keep it
-ctx = torch.autocast(device.type, ptdtype) if ptdtype != torch.float32 else nullcontext()
-if device.type == "cuda":
-    torch.cuda.set_device(device)
+ctx = torch.autocast(ptdevice.type, ptdtype) if ptdtype != torch.float32 else nullcontext()
+if ptdevice.type == "cuda":
+    torch.cuda.set_device(ptdevice)
     torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
 
 data = load_dataset(ensure_prepared(dataset))
@@ -117,40 +112,41 @@ torch.manual_seed(seed)
 iter_num, val_loss, best_val_loss, notes = 0, math.inf, math.inf, []
 if resuming:
     raw_model = runs.resumed_model(ckpt, settings, data)
-    iter_num, val_loss, best_val_loss = ckpt["iter_num"], ckpt["val_loss"], ckpt.get("best_val_loss", math.inf)
+    iter_num, val_loss = ckpt["iter_num"], ckpt["val_loss"]
     notes = runs.resume_notes(ckpt, settings, machine, code)
 elif init_from.startswith("hf:"):
-    from data.huggingface import begin_from_llama
+    from data.huggingface import load_llama
 
-    raw_model = begin_from_llama(settings, data)  # puts its shape into settings
+    raw_model, notes = models.begin_from(load_llama(init_from, data), settings, given)
 elif init_from.startswith("run:"):
-    raw_model, notes = runs.begin_from_run(settings, given, data)  # its shape and method too
+    raw_model, notes = models.begin_from(checkpoints.load_source(init_from, data), settings, given)
 else:
     vocab_size = data.meta["vocab_size"]
     if vocab_size > 10_000:  # GPT-2's 50,257 would misalign a GPU's products: 50,304 is a multiple of 64
         vocab_size += -vocab_size % 64
-    raw_model = GPT(checks.make_config(settings, vocab_size=vocab_size))
-shape = raw_model.config
+    raw_model = GPT(models.make_config(settings, vocab_size=vocab_size))
+globals().update(settings)  # again: what the model has inherited from another one is in them now
 notes = checks.ineffective_settings(settings, given) + notes
-raw_model.to(device)
-devices.pick_attention_kernel(raw_model, device, ptdtype)
+raw_model.to(ptdevice)
+devices.pick_attention_kernel(raw_model, ptdevice, ptdtype)
 model = DistributedDataParallel(raw_model, gradient_as_bucket_view=True) if world_size > 1 else raw_model
 
 # optimizer
-optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device.type)
-scaler = torch.amp.GradScaler(device.type, enabled=ptdtype == torch.float16)
+optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), ptdevice.type)
+scaler = torch.amp.GradScaler(ptdevice.type, enabled=ptdtype == torch.float16)
 if resuming and not eval_only:
-    optimizer.load_state_dict(ckpt["optimizer"])
-    scaler.load_state_dict(ckpt["scaler"])
+    runs.resume_optimizer(ckpt, optimizer, scaler)
+    # of best.pt, which may be newer than ckpt.pt and must not be replaced by a worse one
+    best_val_loss = checkpoints.load(checkpoints.find(out, "best"))["best_val_loss"]
 ckpt = None  # frees its memory
 
 
 def get_batch(iter_num, micro_step):
     """Return x and y, (B, T): a pure function of the seed, the step and the micro-step."""
     x, y = data.batch(seed, iter_num, micro_step, batch_size, block_size, grad_accum_steps)
-    if device.type == "cuda":  # pinned memory is copied while the GPU computes
-        return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
-    return x.to(device), y.to(device)
+    if ptdevice.type == "cuda":  # pinned memory is copied while the GPU computes
+        return x.pin_memory().to(ptdevice, non_blocking=True), y.pin_memory().to(ptdevice, non_blocking=True)
+    return x.to(ptdevice), y.to(ptdevice)
 
 
 def get_lr(iter_num):
@@ -170,7 +166,7 @@ def estimate_loss(split, max_tokens):
     for x, y in data.windows(split, batch_size, block_size, max_tokens, rank, world_size):
         count = (y >= 0).sum().item()
         with ctx:
-            loss = model(x.to(device), y.to(device))[1]
+            loss = model(x.to(ptdevice), y.to(ptdevice))[1]
         if count:  # a batch may have none, to keep the processes in step
             sums += torch.tensor([loss.item() * count, count])
     model.train()
@@ -186,12 +182,12 @@ def other_units(val_loss):
 # -----------------------------------------------------------------------------
 # summary of the run
 parameters, flops_per_token = raw_model.get_num_params(), devices.count_flops(raw_model)
-size = f"{shape.n_layer} layers, width {shape.n_embd}, {shape.n_head} heads, {parameters:,} parameters"
+size = f"{n_layer} layers, width {n_embd}, {n_head} heads, {parameters:,} parameters"
 counts = f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens"
 epochs = max_iters * tokens_per_iter / tokens["train"]
 origin = f"step {iter_num:,} of {out}" if resuming else init_from
-kept = ", input kept" if shape.keep_input else ""
-print0(f"model   {shape.attention} attention, {shape.residual} residual{kept}: {size}, from {origin}")
+kept = ", input kept" if keep_input else ""
+print0(f"model   {attention} attention, {residual} residual{kept}: {size}, from {origin}")
 print0(f"data    {data.meta['source']} ({dataset}): {counts}")
 print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs")
 print0(f"device  {machine}, {settings['dtype']}; run in {out}")
@@ -207,10 +203,10 @@ if eval_only:
     )
     processes.exit_together()
 
-settings["compile"] = devices.compile_model(raw_model, compile, device)
+settings["compile"] = devices.compile_model(raw_model, compile, ptdevice)
 processes.barrier()  # all processes have read the folder's old state, so the first may now write to it
-run.open(iter_num, settings)
-about = {"settings": settings, "config": asdict(shape), "data": data.meta, "machine": machine, "code": code}
+run = runs.Run(out, iter_num, settings)
+about = {"settings": settings, "config": asdict(raw_model.config), "data": data.meta, "machine": machine, "code": code}
 counted = {"parameters": parameters, "flops_per_token": flops_per_token}
 run.log("resume" if resuming else "start", iter_num, **about, **counted, notes=notes)
 
@@ -230,7 +226,7 @@ began = t0 = time.perf_counter()
 def log_step(loss, grad_norm, lr, iters, seconds):
     """Print and log a step. Its speed and MFU are those of the `iters` steps since the previous line, in `seconds`."""
     speed = iters * tokens_per_iter / seconds
-    mfu = flops_per_token * speed / world_size / devices.peak_flops(device)
+    mfu = flops_per_token * speed / world_size / devices.peak_flops(ptdevice)
     mfu = "" if math.isnan(mfu) else f"   MFU {mfu:.1%}"
     seconds_left = (time.perf_counter() - began) / local_iter_num * (max_iters - iter_num)
     print0(
@@ -282,13 +278,13 @@ while iter_num < max_iters and not stopped_by:
     evaluating = iter_num % steps_per_eval == 0 or iter_num == max_iters
     saving = iter_num % checkpoint_interval == 0 or iter_num == max_iters or stopped_by
     if not (evaluating or saving or iter_num % log_interval == 0):
-        continue
+        continue  # most steps end here
 
     # log, evaluate, save
     lossf = (processes.all_reduce(loss) / world_size).item()  # only here, because it waits for the GPU
     norm = grad_norm.item()
-    recovers = scaler.is_enabled() and scaler.get_scale() > 1  # the next step has a lower scale
-    if not math.isfinite(lossf) or not math.isfinite(norm) and not recovers:
+    rescaling = scaler.is_enabled() and scaler.get_scale() > 1  # an overflow only lowers the scale of the next step
+    if not math.isfinite(lossf) or not math.isfinite(norm) and not rescaling:
         end_diverged(f"the loss is {lossf}, the norm of its gradient {norm}")
     dt = time.perf_counter() - t0
     train_seconds += dt

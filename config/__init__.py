@@ -18,10 +18,19 @@ from pathlib import Path
 from types import ModuleType
 
 from config.runtime.errors import UserError, file_errors
-from config.runtime.processes import quiet_pipe
+from config.runtime.processes import install_excepthook, quiet_pipe
+from config.runtime.waiting import choose_waiting
 
 BOOLS = {"true": True, "false": False}
 RULE = "# " + "-" * 77 + "\n"
+
+
+def start_program(program, argv=None) -> tuple[dict, dict]:
+    """Return a program's settings, as split_settings does. Call it before PyTorch is imported, which takes seconds."""
+    install_excepthook()  # from here on, users' mistakes end in one line and exit code 2
+    settings = split_settings(program, argv)
+    choose_waiting()
+    return settings
 
 
 def read_settings(program, argv=None) -> dict:

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from config import read_settings
-from config.runtime.errors import UserError, command, file_errors
+from config.runtime.errors import UserError, file_errors
 from config.runtime.files import read_text, sha256
+from config.runtime.processes import command
 from data.prepare import SPLITS, VERSION
 from data.tokenizer import Tokenizer, tokenizer_from_state
 

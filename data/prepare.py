@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from config.runtime.errors import UserError, command, file_errors, import_optional
+from config.runtime.errors import UserError, file_errors, import_optional
 from config.runtime.files import atomic_write, file_lock, read_text
-from config.runtime.processes import print0
+from config.runtime.processes import command, print0
 from data.tokenizer import END, CharTokenizer, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state, train_bpe
 
 VERSION = 2  # of the layout of a data folder
@@ -214,9 +214,9 @@ def find_tokenizer(name):
     if name.startswith("hf:"):
         return hf_tokenizer(name.removeprefix("hf:"))
     if name.startswith("run:"):
-        from config.runtime.run import load_checkpoint, source_checkpoint  # imports PyTorch, which takes seconds
+        from config.runtime import checkpoints  # with PyTorch, which takes seconds
 
-        return tokenizer_from_state(load_checkpoint(source_checkpoint(name))["tokenizer"])
+        return tokenizer_from_state(checkpoints.load(checkpoints.find_source(name))["tokenizer"])
     raise UserError(f"unknown tokenizer {name!r}; choose from 'char', 'bpe', 'gpt2', 'hf:NAME', 'run:FOLDER'")
 
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from config.runtime import run
+from config.runtime import runs
 from config.runtime.devices import use_plain_attention
 from data.prepare import prepare
 
@@ -51,12 +51,12 @@ def copy_repository(folder):
 
 def run_program(program, *arguments):
     """Run a program in this process as if it ran in a separate one. Raise SystemExit if it fails."""
-    locked, file_lock = [], run.file_lock
+    locked, file_lock = [], runs.file_lock
     with pytest.MonkeyPatch.context() as patch:  # what is set here is as before at the end
         patch.setattr(sys, "argv", [program, *arguments])
         patch.setattr(sys, "path", sys.path[:])
         patch.setattr(sys, "excepthook", sys.excepthook)
-        patch.setattr(run, "file_lock", lambda file: locked.append(file) or file_lock(file))
+        patch.setattr(runs, "file_lock", lambda file: locked.append(file) or file_lock(file))
         try:
             runpy.run_path(program, run_name="__main__")
         except SystemExit as end:
@@ -100,7 +100,7 @@ def repo(original, tmp_path, monkeypatch, capsys):
     shutil.copytree(original, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setattr("data.prepare.DATA", folder / "data")
-    monkeypatch.setattr("config.runtime.errors.ROOT", folder)
+    monkeypatch.setattr("config.runtime.processes.ROOT", folder)
 
     def run(command):
         run_program(*(command.split(" ") if isinstance(command, str) else command))

@@ -21,7 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from config.runtime.run import build_model, load_checkpoint
+from config.runtime import checkpoints
+from config.runtime.models import build_model
 from conftest import TINY, copy_repository, differences, progress
 
 STEPS = 150
@@ -100,7 +101,7 @@ def live(repository, method, folder, faults):
         assert code == 0 or disturbed, f"exit code {code} after:\n{shown[-1000:]}"
         assert several or "Traceback" not in shown, shown
         for path in folder.glob("*.pt"):
-            build_model(load_checkpoint(path))  # an error if it is not whole
+            build_model(checkpoints.load(path))  # an error if it is not whole
     return met
 
 

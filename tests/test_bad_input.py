@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from config import read_settings
+from config.runtime import checkpoints
 from config.runtime.errors import UserError
-from config.runtime.run import load_checkpoint
 from conftest import ROOT, TINY, change_checkpoint, error_of, hear_signals, refused
 from model import GPT, GPTConfig  # noqa: F401, for the damages
 
@@ -83,6 +83,8 @@ def test_train_beside_a_run(trained, capsys):
     written = "out/run: no such config file .settings are written as .* as in --out_dir=FOLDER"
     check(trained, f"{TRAIN} out/run", written, capsys)
     check(trained, f"{RESUME} --max_iters=4", "max_iters = 4, but out/run/ckpt.pt is at step 4: raise it", capsys)
+    turn(Path("out/run/best.pt"), lambda old: old[:-1])
+    check(trained, RESUME, "best.pt: damaged, or not a checkpoint", capsys)
 
 
 # -- sample.py's ---------------------------------------------------------------------------------------------
@@ -192,7 +194,7 @@ def test_a_bit_of_a_checkpoint(trained):
     place = largest.header_offset + largest.file_size // 2
     turn(LATEST, lambda old: old[:place] + bytes([old[place] ^ 16]) + old[place + 1 :])
     with pytest.raises(UserError, match=NO_CHECKPOINT):
-        load_checkpoint(LATEST)
+        checkpoints.load(LATEST)
 
 
 def test_no_control_character_of_a_file_reaches_the_terminal(trained, capsys, monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+from config.runtime.devices import compile_blocks
 from conftest import ROOT
 from cover import perturb, settings
 from model import GPT, GPTConfig
@@ -62,7 +63,7 @@ def test_depth_compiles_nothing_anew(monkeypatch, kind, method):
         model = perturb(GPT(GPTConfig(**settings(kind, method, n_layer=n_layer))))
         idx = torch.randint(19, (2, 12), generator=torch.Generator().manual_seed(0))
         expected = model(idx, idx)[1]
-        model.compile_blocks()
+        compile_blocks(model)
         torch.testing.assert_close(model(idx, idx)[1], expected)
         counts.append(counter.frame_count)
     assert counts[0] == counts[1] <= 8

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from config.runtime.devices import compile_blocks
 from cover import GRID, KINDS, perturb, settings
 from model import GPT, GPTConfig
 
@@ -64,7 +65,7 @@ def test_losses_and_gradients_are_the_cpu_s(kind, method, precision):
 ])  # fmt: skip
 def test_compiled(kind, method, precision):
     on_cpu, on_gpu, idx = pair(kind, method)
-    on_gpu.compile_blocks()
+    compile_blocks(on_gpu)
     assert_near(on_cpu, on_gpu, idx, precision)
 
 
@@ -79,7 +80,7 @@ def test_wide_scores():
     on_cpu, on_gpu, idx = pair("summed-5.2", "standard", n_layer=12)
     assert_near(on_cpu, on_gpu, idx, torch.float32)
     assert_near(on_cpu, on_gpu, idx)
-    on_gpu.compile_blocks()
+    compile_blocks(on_gpu)
     assert_near(on_cpu, on_gpu, idx)
 
 
@@ -89,7 +90,7 @@ def test_gpt2_s_vocabulary(tie_weights, compiled):
     """Its size is odd, and a GPU's head is padded."""
     on_cpu, on_gpu, idx = pair("standard", "standard", vocab_size=50257, n_layer=1, tie_weights=tie_weights)
     if compiled:
-        on_gpu.compile_blocks()
+        compile_blocks(on_gpu)
     assert_near(on_cpu, on_gpu, idx)
 
 
@@ -100,7 +101,7 @@ def test_dropout_trains_and_is_causal(kind, method, compiled):
     idx = idx.cuda()
     changed = torch.cat((idx[:, :64], (idx[:, 64:] + 1) % model.config.vocab_size), dim=1)
     if compiled:
-        model.compile_blocks()
+        compile_blocks(model)
 
     def logits(idx):
         torch.manual_seed(3)  # so that the same is dropped

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 
 from conftest import TEXT, TINY, load, log_of, refused
 from data.dataset import load_dataset
-from data.huggingface import save_pretrained
+from data.huggingface import from_pretrained, save_pretrained
 from data.prepare import prepare
 from data.tokenizer import END, BPETokenizer, HFTokenizer, first_tokens, hf_tokenizer, tokenizer_from_state, train_bpe
 from model import GPT, GPTConfig
@@ -105,6 +105,21 @@ def test_a_llama_is_fine_tuned_resumed_and_sampled(repo, llama):
     repo(f"train.py {RUN} --out_dir=out/tuned --max_iters=6 --init_from=resume")
     assert log_of("out/tuned", "resume")[0]["settings"]["init_from"] == f"hf:{llama}"
     assert "the dog" in repo(["sample.py", "--num_samples=1", "--max_new_tokens=20", "--start=the dog"])
+
+
+def test_a_llama_begins_a_run_of_another_method(repo, llama):
+    """It has the Llama's weights and shape, whatever shape is given, and the given method, whose weights are named."""
+    repo(["data/shakespeare_bpe/prepare.py", f"--tokenizer=hf:{llama}"])
+    given = "--max_iters=1 --learning_rate=0 --n_layer=3 --attention=w2 --residual=m3.2"
+    shown = repo(f"train.py {RUN} {given} --out_dir=out/w2 --init_from=hf:{llama}")
+    assert "model   w2 attention, m3.2 residual: 2 layers, width 32, 4 heads, " in shown
+    saved, (start,) = load("out/w2/ckpt.pt"), log_of("out/w2", "start")
+    old = from_pretrained(llama).state_dict()
+    new = {re.sub(r"blocks\.\d+", "blocks.*", name) for name in saved["model"].keys() - old.keys()}
+    assert all(torch.equal(saved["model"][name], tensor) for name, tensor in old.items())
+    assert f"new weights, not from hf:{llama}: {', '.join(sorted(new))}" in start["notes"]
+    assert f"n_layer = 3 has no effect: hf:{llama} has 2" in start["notes"]
+    assert (saved["config"]["n_layer"], saved["settings"]["n_layer"], saved["config"]["block_size"]) == (2, 2, 16)
 
 
 SOURCE = f"{TINY} --n_head=4 --n_kv_head=2 --tie_weights=true --learning_rate=0.03 --out_dir=out/source"

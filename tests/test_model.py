@@ -12,7 +12,7 @@ import torch._dynamo
 
 import reference
 import verify
-from config.runtime.devices import use_plain_attention
+from config.runtime.devices import compile_blocks, use_plain_attention
 from conftest import ROOT, Outputs
 from cover import COVER, KINDS, settings
 from model import CHOICES, GPT, Block, ConfigError, GPTConfig, causal_attention, rope_table
@@ -229,7 +229,7 @@ def test_a_compiled_model_has_the_loss_and_the_gradients_of_an_eager_one(no_cpp)
     for compiled in (False, True):
         model = build("standard", "m1", n_layer=2)
         if compiled:
-            model.compile_blocks()
+            compile_blocks(model)
         idx = tokens(model, 2, 12)
         loss = model(idx, idx)[1]
         loss.backward()
@@ -238,11 +238,27 @@ def test_a_compiled_model_has_the_loss_and_the_gradients_of_an_eager_one(no_cpp)
         close(found, expected)
 
 
+@pytest.mark.parametrize("residual", ["standard", "m1"])  # a whole block is compiled, or its parts
+def test_a_copy_of_a_compiled_model_runs_its_own_weights(no_cpp, residual):
+    model = build("standard", residual, n_layer=2)
+    idx = tokens(model, 2, 12)
+    compile_blocks(model)
+    compiled = model(idx)[0]
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.mul_(2)
+    eager = build("standard", residual, n_layer=2)
+    eager.load_state_dict(twin.state_dict())
+    close(twin(idx)[0], eager(idx)[0])
+    close(model(idx)[0], compiled)
+
+
 def test_training_and_evaluating_recompile_within_the_limit(no_cpp):
     """That holds for summed scores as wide as ten layers, and for Method 3.1's ten weights 1/m."""
     model = build("summed-5.1", "m3.1", torch.float32, n_layer=10, dropout=0.1)
     idx = tokens(model, 2, 12)
-    model.compile_blocks()
+    compile_blocks(model)
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         for training in (True, False, True):
             with torch.set_grad_enabled(training):

@@ -19,8 +19,7 @@ fcntl = pytest.importorskip("fcntl")  # and the signals of Unix
 
 import faults
 import model
-from config.runtime import devices
-from config.runtime import run as runs
+from config.runtime import checkpoints, devices, runs
 from conftest import (
     TEXT,
     TINY,
@@ -125,6 +124,19 @@ def test_scale_of_float16_is_resumed(run, monkeypatch):
         assert_same_run()
 
 
+def test_best_is_never_worse_even_if_newer_than_the_latest(run):
+    method = "--learning_rate=0.3 --warmup_iters=6"  # learns at first, then diverges
+    run(f"{RUN} {method} --eval_interval=1 --out_dir={WHOLE}")
+    lowest = min(log_of(WHOLE, "eval"), key=lambda line: line["val_loss"])
+    assert 1 < lowest["step"] < 6  # or this would test nothing
+    kill_after(1)
+    run(f"{RESUME} {method} --eval_interval=6")
+    assert load(RESUMED / "best.pt")["val_loss"] == lowest["val_loss"]
+    (RESUMED / "best.pt").unlink()  # then ckpt.pt knows its loss
+    run(f"{RESUME} {method} --eval_interval=1 --max_iters=7")
+    assert log_of(RESUMED, "end")[-1]["best_loss"] == lowest["val_loss"]
+
+
 def test_a_finished_run_says_how_to_go_on(run):
     settings = f"{RUN} --lr_decay=none"
     shown = run(f"{settings} --out_dir={RESUMED}")
@@ -160,6 +172,17 @@ def test_all_other_settings_are_named(killed, capsys):
     assert "out/resumed/ckpt.pt was trained with other settings: leave out n_layer = 3 (was 2)\n" in error
 
 
+def test_auto_is_what_it_was(killed):
+    """... as in the command that started the run: given again, it does not change the type, also on another machine."""
+    other = {"float32": "bfloat16", "bfloat16": "float32"}[load("steps/3.pt")["settings"]["dtype"]]
+    for given in ("--dtype=auto", f"--dtype={other}"):
+        killed(f"{RUN} --out_dir=out/started --overwrite {given}")
+        killed(f"{RUN} --out_dir=out/started --max_iters=7 --init_from=resume --dtype=auto --compile=auto")
+        dtype = log_of("out/started", "start")[0]["settings"]["dtype"]
+        assert dtype == log_of("out/started", "resume")[0]["settings"]["dtype"]
+    assert dtype == other
+
+
 def test_settings_that_train_py_has_gained_have_their_default(killed, capsys):
     settings = load(RESUMED / "ckpt.pt")["settings"] | {"label_smoothing": 0.1}
     del settings["norm_eps"]
@@ -184,9 +207,17 @@ def test_another_model_py_is_said(killed):
         assert re.search(rf"NOTE    {names}: changed since out/resumed/\S+ was trained{commit}, so", shown)
 
 
+def test_an_optimizer_of_another_model_py_is_told_in_one_line(killed, capsys):
+    optimizer = load(RESUMED / "ckpt.pt")["optimizer"]
+    del optimizer["param_groups"][1:]
+    change_checkpoint(RESUMED / "ckpt.pt", optimizer=optimizer)
+    error = refused(killed, RESUME, capsys)
+    assert "out/resumed/ckpt.pt does not match this model.py: optimizer: " in error
+
+
 def test_code_is_hashed_before_anybody_edits_it(run, monkeypatch):
     """... while data are prepared, or blocks compiled. The hashes are those of every file of the training code."""
-    monkeypatch.setattr(runs, "ROOT", run.folder)
+    monkeypatch.setattr(checkpoints, "ROOT", run.folder)
     names = ["model.py", "train.py", "config/__init__.py", "config/runtime/checks.py", "data/dataset.py"]
 
     def edit(*_):
@@ -196,7 +227,7 @@ def test_code_is_hashed_before_anybody_edits_it(run, monkeypatch):
 
     monkeypatch.setattr(devices, "compile_model", edit)
     run(f"{RUN} --out_dir={WHOLE}")
-    before, after = load(WHOLE / "ckpt.pt")["code"]["files"], runs.code_version()["files"]
+    before, after = load(WHOLE / "ckpt.pt")["code"]["files"], checkpoints.code_version()["files"]
     assert sorted(file for file in before if before[file] != after[file]) == sorted(names)
 
 
@@ -383,6 +414,7 @@ def test_a_signal_saves_and_says_how_to_go_on(run, monkeypatch, capsys, number, 
     assert handlers == [signal.SIG_DFL] * 3  # a second signal ends the program at once
     shown = capsys.readouterr().out.splitlines()[-1]
     assert "stopped after step 3, saved in out/resumed/ckpt.pt" in shown
+    assert load(RESUMED / "ckpt.pt")["iter_num"] == 3  # and not best.pt of step 2, which would also lead to the end
     run(shown.partition("to resume: python ")[2])
     assert_same_run()
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from config.runtime import checkpoints
 from config.runtime.devices import pick_dtype
-from config.runtime.run import build_model, load_checkpoint
+from config.runtime.models import build_model
 from config.runtime.waiting import choose_waiting
 from conftest import ROOT, TEXT, TINY, contents, load, log_of, refused
 from data.dataset import Dataset, load_dataset
@@ -166,7 +167,7 @@ EVALUATE = "train.py --eval_only --init_from=resume --device=cpu --dtype=float32
 @torch.no_grad()
 def loss_over(path, dataset):
     """Return the model's loss over all targets of a validation split, by windows from its first token on."""
-    model, tokens = build_model(load_checkpoint(path)).eval(), load_dataset(f"data/{dataset}").splits["val"]
+    model, tokens = build_model(checkpoints.load(path)).eval(), load_dataset(f"data/{dataset}").splits["val"]
     tokens = torch.tensor(tokens.astype(int))
     pairs = zip(tokens[:-1].split(16), tokens[1:].split(16))
     return sum(cross_entropy(model(x[None])[0][0], y, reduction="sum") for x, y in pairs) / (len(tokens) - 1)

@@ -1,1 +1,1 @@
-"""The layer between a run and its machine: errors, devices, processes, checkpoints, logs."""
+"""The layer between a run and its machine: errors, files, devices, processes, models, checkpoints, runs."""

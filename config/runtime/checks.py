@@ -1,11 +1,9 @@
 """Checks of train.py's settings."""
 
 import math
-from dataclasses import fields
-from pathlib import Path
 
 from config.runtime.errors import UserError, import_optional
-from model import ConfigError, GPTConfig
+from config.runtime.models import SHAPE, make_config
 
 CHOICES = {  # of settings that are not the model's
     "init_from": ("scratch", "resume", "auto", "hf:NAME", "run:FOLDER"),
@@ -14,9 +12,6 @@ CHOICES = {  # of settings that are not the model's
     "compile": ("auto", "true", "false"),
 }
 
-# settings that come from the model which --init_from=hf:NAME or run:FOLDER names
-SHAPE = {"n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "bias", "rope_theta", "norm_eps", "tie_weights"}
-
 # options that have no effect with certain values of other settings
 NO_EFFECT = {
     "qk_scale": {"attention=standard", "attention=w2"},
@@ -24,30 +19,6 @@ NO_EFFECT = {
     "sigma": {"attention=standard", "attention=summed_qk", "w2_score=overlap"},
     "keep_input": {"residual=standard"},
 }
-
-# settings that a run's folder is named after
-METHOD = ("attention", "qk_scale", "w2_score", "sigma", "residual", "keep_input")
-
-
-def of_model(settings) -> dict:
-    """Return the settings that are fields of a GPTConfig."""
-    return {field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings}
-
-
-def make_config(settings, **others) -> GPTConfig:
-    """Return the shape and the method of the settings' model, and `others` where the settings have no such field."""
-    try:
-        return GPTConfig(**others | of_model(settings))
-    except ConfigError as error:
-        raise UserError(error) from None
-
-
-def run_folder(settings, defaults, argv) -> Path:
-    config_files = [Path(argument).stem for argument in argv if not argument.startswith("-")]
-    method = [name for name in METHOD if settings[name] != defaults[name]]
-    options = [name if settings[name] is True else settings[name] for name in method]
-    name = settings["out_dir"] or "out/" + "-".join(config_files or [Path(settings["dataset"]).name, *options])
-    return Path(name)
 
 
 def check_settings(settings, world_size):
@@ -66,8 +37,8 @@ def check_settings(settings, world_size):
     for package in ("tensorboard", "wandb"):
         if settings[package]:
             import_optional(package)
-    if not of_another:
-        make_config(settings)
+    from_there = SHAPE if of_another else set()
+    make_config({name: value for name, value in settings.items() if name not in from_there})
 
 
 def check_range(settings, names, low, high=math.inf):

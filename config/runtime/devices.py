@@ -3,6 +3,7 @@
 import math
 import os
 from contextlib import suppress
+from types import MethodType
 
 import torch
 
@@ -61,8 +62,23 @@ def compile_model(model, compile, device) -> str:
         print0(f"NOTE    compile = false, since PyTorch's compiler does not work here: {str(error):.150}")
         return "false"
     torch._dynamo.config.suppress_errors = True  # what cannot be compiled stays eager
-    model.compile_blocks()
+    compile_blocks(model)
     return "true"
+
+
+def compile_blocks(model):
+    """Compile in place. Layers share the compiled code, so compiling does not take longer for deeper models."""
+    parts = [(model, "loss")]
+    for block in model.blocks:
+        if block.passes_on:  # a whole block would be recompiled for each number of earlier layers
+            parts += [(block.attn_norm, "forward"), (block, "mlp_branch")]
+            parts += [(block.attn, name) for name in ("project", "values", "forward")]
+            if not block.attn.reads_earlier:  # summed_qk's vectors are wider in each layer
+                parts.append((block.attn, "score_vectors"))
+        else:
+            parts.append((block, "forward"))
+    for part, name in parts:  # methods of the part itself, so that a deep copy has its own
+        setattr(part, name, MethodType(torch.compile(getattr(type(part), name)), part))
 
 
 def pick_attention_kernel(model, device, dtype):

@@ -1,12 +1,7 @@
-"""What users are told: mistakes in one line, and commands to copy."""
+"""Mistakes of users, which are told in one line."""
 
 import importlib
-import re
-import shlex
 from contextlib import contextmanager
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class UserError(ValueError):
@@ -35,18 +30,3 @@ def import_optional(package):
         return importlib.import_module(package)
     except ImportError:
         raise UserError(f"this needs a package that is not installed: pip install {package}") from None
-
-
-def command(program, *arguments):
-    """Return a shell command that runs a program of this repository from the current folder."""
-    path = program if Path.cwd() == ROOT else ROOT / program
-    return shlex.join(["python", str(path), *map(str, arguments)])
-
-
-def printable(text):
-    """Return text with its control characters escaped, since a terminal would obey them, whoever wrote them."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], text)
-
-
-def one_line(text):
-    return printable(" ".join(str(text).splitlines()))

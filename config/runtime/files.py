@@ -1,4 +1,4 @@
-"""Files: atomic writes, locks, texts."""
+"""Files: the folder of the repository, atomic writes, locks, texts."""
 
 import hashlib
 import os
@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from config.runtime.errors import UserError, file_errors
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager

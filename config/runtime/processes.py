@@ -6,16 +6,22 @@ PyTorch is imported where it is used, since these functions are needed before th
 import atexit
 import errno
 import os
+import re
+import shlex
 import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
 
-from config.runtime.errors import UserError, one_line
+from config.runtime.errors import UserError
+from config.runtime.files import ROOT
 
 
 def rank() -> int:
     return int(os.environ.get("RANK", "0"))  # torchrun sets it
+
+
+# -- what a program prints
 
 
 def print0(line):
@@ -23,6 +29,21 @@ def print0(line):
     if rank() == 0:
         with suppress(OSError):
             print(one_line(line), flush=True)
+
+
+def command(program, *arguments):
+    """Return a shell command that runs a program of this repository from the current folder."""
+    path = program if Path.cwd() == ROOT else ROOT / program
+    return shlex.join(["python", str(path), *map(str, arguments)])
+
+
+def printable(text):
+    """Return text with its control characters escaped, since a terminal would obey them, whoever wrote them."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], text)
+
+
+def one_line(text):
+    return printable(" ".join(str(text).splitlines()))
 
 
 # -- the end of a program

@@ -1,8 +1,8 @@
 """A Llama of Hugging Face, from a folder, the hub or a state dict -> GPT, of any attention and residual."""
 
-from config.runtime.checks import SHAPE, make_config, of_model
+from config.runtime.checkpoints import check_tokens
 from config.runtime.errors import UserError
-from config.runtime.run import check_tokens, load_weights
+from config.runtime.models import SHAPE, load_weights
 from data.tokenizer import hf_tokenizer, import_transformers, reason
 from model import GPT, GPTConfig
 
@@ -97,12 +97,13 @@ def from_pretrained(name_or_path, **override) -> GPT:
     return from_llama(read(transformers.LlamaForCausalLM.from_pretrained).state_dict(), config)
 
 
-def begin_from_llama(settings, data) -> GPT:
-    """Return a Llama (hf:NAME) with the settings' attention and residual. Put its shape into the settings."""
-    name = settings["init_from"].removeprefix("hf:")
-    method = {field: value for field, value in of_model(settings).items() if field not in SHAPE}
-    make_config(method)  # a UserError, if its values cannot work
-    check_tokens(data, hf_tokenizer(name).state(), name, settings["init_from"])
-    model = from_pretrained(name, **method)
-    settings |= {field: getattr(model.config, field) for field in SHAPE}
-    return model
+def load_llama(name, data) -> dict:
+    """Return the Llama that hf:NAME names in the form of a checkpoint: it has a shape, but no method.
+
+    Its tokens must be those of the data.
+    """
+    path = name.removeprefix("hf:")
+    check_tokens(data, hf_tokenizer(path).state(), path, name)  # before the weights are downloaded
+    model = from_pretrained(path)
+    config = {field: getattr(model.config, field) for field in (*SHAPE, "vocab_size")}
+    return {"path": path, "config": config, "model": model.state_dict()}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
 from config import read_settings
-from config.runtime.errors import UserError, command
-from config.runtime.processes import install_excepthook, print0
+from config.runtime.errors import UserError
+from config.runtime.processes import command, install_excepthook, print0
 from data.prepare import new_folder, prepare, read_documents, text_files
 
 # -----------------------------------------------------------------------------

@@ -17,9 +17,10 @@ import torch
 from matplotlib.figure import Figure
 
 from config import read_settings
+from config.runtime import checkpoints
 from config.runtime.errors import UserError, file_errors
+from config.runtime.models import build_model
 from config.runtime.processes import install_excepthook
-from config.runtime.run import build_model, find_checkpoint, load_checkpoint
 from data.tokenizer import tokenizer_from_state
 from runs import read_log
 
@@ -85,7 +86,7 @@ def attention_weights(model, idx) -> list[torch.Tensor]:
 
 def draw_maps(folder, text):
     """Draw the attention weights over a text: dark is large, by the square root of the weight."""
-    saved = load_checkpoint(find_checkpoint(folder, prefer="best"))
+    saved = checkpoints.load(checkpoints.find(folder, prefer="best"))
     model, tokenizer = build_model(saved).eval(), tokenizer_from_state(saved["tokenizer"])
     tokens = tokenizer.encode(text)[-model.config.block_size :]
     weights = torch.cat(attention_weights(model, torch.tensor([tokens]))).sqrt()

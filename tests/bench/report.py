@@ -6,8 +6,8 @@ import math
 import re
 from contextlib import suppress
 
+from config.runtime.checkpoints import code_version
 from config.runtime.errors import file_errors
-from config.runtime.run import code_version
 from stats import PAYS, UNDECIDED
 from variants import differing_files
 

@@ -19,8 +19,8 @@ choose_waiting()  # before PyTorch is imported
 import torch
 
 from config import read_settings
-from config.runtime.checks import of_model
-from config.runtime.devices import machine_name, pick_attention_kernel, pick_device, pick_dtype
+from config.runtime.devices import compile_blocks, machine_name, pick_attention_kernel, pick_device, pick_dtype
+from config.runtime.models import of_model
 from config.runtime.processes import install_excepthook
 from model import GPT, GPTConfig
 from report import as_table
@@ -45,7 +45,7 @@ def stepper(model, device, dtype):
     shape = 4 if device.type == "cpu" else 64, model.config.block_size
     x, y = (torch.randint(model.config.vocab_size, shape, device=device) for _ in range(2))
     if device.type != "cpu":
-        model.compile_blocks()
+        compile_blocks(model)
 
     def step():
         began = time.perf_counter()
