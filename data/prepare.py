@@ -3,12 +3,15 @@
 A text is a str or, for several documents, anything that yields a str for each, every time it is iterated over.
 """
 
+import glob
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
 import time
+import zipfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -21,18 +24,35 @@ import numpy as np
 from config.runtime.errors import UserError, file_errors, import_optional
 from config.runtime.files import atomic_write, file_lock, read_text
 from config.runtime.processes import command, print0
-from data.dataset import SPLITS, VERSION, token_dtype
-from data.tokenizer import CharTokenizer, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state, train_bpe
+from data.tokenizer import END, CharTokenizer, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state, train_bpe
 
+VERSION = 2  # of the layout of a data folder
+SPLITS = ("train", "val")
 DATA = Path(__file__).resolve().parent  # has a folder for each dataset
 REVISIONS = {"Skylion007/openwebtext": "79d93d786212f7344586290adb811d4ae6a1762c"}  # the same text for everyone
 SAMPLE = 16 * 2**20  # characters to learn byte pairs from, at most
-TABLES = (".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".zip")  # not plain text
+TEXTS = (".txt", ".md", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow")  # that a folder stands for
+TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
 def dataset_folder(name) -> Path:
     """Return the folder of a dataset: data/NAME or, if the name has a slash, the folder of that path."""
     return Path(name) if "/" in name else DATA / name
+
+
+def new_folder(name, script) -> Path:
+    """Return the folder of a dataset that `script` is to make. Raise a UserError if it cannot."""
+    folder = dataset_folder(name)
+    if folder.parent == DATA and not re.fullmatch(r"\w[\w.-]{0,99}", name):
+        raise UserError(f"name = {name!r:.99} is invalid: use up to 100 letters, digits, '_', '-' and '.'")
+    own = folder / "prepare.py"
+    if own.exists() and not own.samefile(script):
+        raise UserError(f"name = {name!r} is invalid: {folder} has its own prepare.py; choose another name")
+    if folder.parent == DATA and not os.access(folder if folder.exists() else DATA, os.W_OK):
+        elsewhere = command("data/text/prepare.py", "TEXT", "--name=./FOLDER")
+        raise UserError(f"{folder} is read-only: run {elsewhere}, and train with --dataset=./FOLDER")
+    return folder
 
 
 @file_errors()
@@ -57,33 +77,49 @@ def ensure_prepared(name) -> Path:
 
 @file_errors()
 def text_files(path):
-    """Return `path` itself or, if it is a folder, all texts below it, in the order of their names."""
-    path = Path(path)
+    """Return `path` itself ("-" is standard input) or all texts below a folder, in the order of their names."""
+    path = Path("/dev/stdin" if str(path) == "-" else os.path.expanduser(path))
     if not path.is_dir():
         return [path]
-    texts = (file for file in path.rglob("*") if file.suffix.lower() in (".txt", ".md", ".jsonl"))
-    files = sorted(file for file in texts if file.is_file())
-    if not files:
-        raise UserError(f"{path}: no .txt, .md or .jsonl files below this folder")
-    return files
+    files = files_below(path, set())
+    texts = [file for file in files if file.suffix.lower() in TEXTS]  # others may only accompany these
+    texts = texts or [file for file in files if file.suffix.lower() in (".json", *COMPRESSED)]
+    if not texts:
+        raise UserError(f"{path}: no {', '.join(TEXTS)}, .json or compressed files below this folder")
+    return texts
+
+
+def files_below(path, seen):
+    """Return each file at or below `path` once, also behind links, except below names that begin with a dot."""
+    real = os.path.realpath(path)
+    if real in seen or not path.exists():  # a link may lead nowhere
+        return []
+    seen.add(real)
+    if not path.is_dir():
+        return [path]
+    below = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    return [file for entry in below for file in files_below(entry, seen)]
 
 
 def read_documents(path, field="text", separator=""):
-    """Return the documents of a file: the `field` of each line if it is a .jsonl file, else what is between separators.
+    """Return the documents of a file: the `field` of each row if it has rows, else its text, cut at each separator.
 
-    A separator that is alone on its line takes the line's end with it. Without one, a file is one document.
+    A separator that is alone on its line takes the line's end with it.
     """
-    kind = Path(path).suffix.lower()
-    if kind in TABLES:
-        reader = command("data/openwebtext/prepare.py", f"--dataset={Path(path).parent}")
-        raise UserError(f"{path}: {kind} files are read by {reader}")
-    text = read_text(path)
-    if kind != ".jsonl":
+    path = Path(path)
+    kind = path.suffix.lower()
+    if kind == ".jsonl":
+        texts = read_jsonl(path, field)
+    else:
+        texts = read_table(path, field) if kind in (*TABLES, *COMPRESSED) else [read_text(path)]
+    if separator:
         mark = re.escape(separator)
-        documents = re.split(rf"(?m:^{mark}\r?\n)|{mark}", text) if separator else [text]
-        return [document for document in documents if document]
-    documents = []
-    for number, line in enumerate(text.split("\n"), 1):
+        texts = [part for text in texts for part in re.split(rf"(?m:^{mark}\r?\n)|{mark}", text)]
+    return [text for text in texts if text]
+
+
+def read_jsonl(path, field):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
             try:
                 row = json.loads(line)
@@ -91,35 +127,50 @@ def read_documents(path, field="text", separator=""):
                 raise UserError(f"{path}: line {number} is not JSON") from None
             row = row if isinstance(row, dict) else {}
             check_field(f"{path}: line {number}", field, row)
-            if row[field] is not None:
-                documents.append(row[field].encode(errors="replace").decode())  # JSON can hold a lone surrogate
-    return documents
+            yield (row[field] or "").encode(errors="replace").decode()  # JSON can hold a lone surrogate
 
 
-def read_dataset(name, field="text", limit=0.0):
+def read_table(path, field):
+    """Return the texts in a table, or in a compressed file."""
+    names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else [path.name]
+    suffixes = [suffix for name in names for suffix in reversed(Path(name.lower()).suffixes)]
+    kind = next(filter(TABLES.get, suffixes), "")
+    options = {".tsv": {"sep": "\t"}, "": {"sample_by": "document"}}.get(kind, {})
+    options["data_files"] = glob.escape(os.path.realpath(path))
+    return read_dataset(str(path), field if kind else "text", float("inf"), TABLES.get(kind, "text"), **options)
+
+
+def read_dataset(name, field="text", limit=0.0, builder="", **options):
     """Return the texts in the train split of a dataset, NAME or NAME:CONFIGURATION: of the hub, or of a folder.
 
     They stay on disk, in the cache of `datasets`. With a `limit`, that many gigabytes are streamed into a list.
+    Where `name` is that of a file, `builder` and `options` say how `datasets` reads it.
     """
+    if limit:
+        print0(f"reading {name if builder else f'{limit} GB of {name}'} ...")
     datasets = import_optional("datasets")
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are told below
     path, _, configuration = (name, "", "") if Path(name).exists() else name.partition(":")
-    options = {"split": "train", "revision": REVISIONS.get(path), "streaming": bool(limit)}
+    options |= {"split": "train", "revision": REVISIONS.get(path), "streaming": bool(limit)}
     try:
-        rows = datasets.load_dataset(path, configuration or None, **options)
-        row = next(iter(rows), {})
+        rows = datasets.load_dataset(builder or path, configuration or None, **options)
+        check_field(name, field, next(iter(rows), {}))
+        if not limit:
+            return rows[field]
+        texts, size = [], 0
+        parts = (part[field] for part in rows.iter(64))  # row by row takes ten times as long
+        for text in filter(None, chain.from_iterable(parts)):
+            texts.append(text)
+            size += len(text.encode())
+            if size >= limit * 10**9:
+                break
+        return texts
+    except UserError:
+        raise
     except Exception as error:  # the hub and the file formats raise many types
-        raise UserError(f"{name}: cannot be loaded: {reason(error.__cause__ or error)}") from None
-    check_field(name, field, row)
-    if not limit:
-        return rows[field]
-    print0(f"reading {limit} GB of {name} ...")
-    texts, size = [], 0
-    for text in filter(None, rows[field]):
-        texts.append(text)
-        size += len(text.encode())
-        if size >= limit * 10**9:
-            break
-    return texts
+        cure = "; HF_HOME=FOLDER moves the cache" if isinstance(error, OSError) and error.filename else ""
+        cure = "; pip install zstandard" if "type zstd" in str(error) else cure
+        raise UserError(f"{name}: cannot be loaded: {reason(error.__cause__ or error)}{cure}") from None
 
 
 def check_field(where, field, row):
@@ -129,9 +180,10 @@ def check_field(where, field, row):
 
 
 @file_errors()
-def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0.1):
+def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0.1, train_documents=None):
     """Write train.bin, val.bin and meta.json to `folder`. The last `val_fraction` of the characters is for validation.
 
+    With `train_documents`, that many documents are for training instead, and all others for validation.
     `tokenizer` is "char", "bpe" (`vocab_size` tokens, 1024 unless given, learned from the training part), "gpt2",
     "hf:NAME" or "run:FOLDER". `source` says where the text comes from; show it with any loss.
     Bad input is a UserError, and leaves the folder as it was.
@@ -146,6 +198,8 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
     parts = partial(in_parts, text, "" if coder and coder.document_start else "\n")
     length = sum(len(part) for _, _, part in parts(0))
     cut = int(length * (1 - val_fraction))
+    if train_documents is not None:
+        cut = sum(len(part) for _, _, part in islice(parts(0), train_documents))
     if tokenizer == "char":
         coder = CharTokenizer(chain.from_iterable(part for _, _, part in parts(cut)))
     if tokenizer == "bpe":
@@ -206,10 +260,14 @@ def encode_all(coder, parts):
             yield from pool.map(encode, some)
 
 
+def token_dtype(vocab_size) -> np.dtype:
+    return np.dtype("uint16" if vocab_size < 65_536 else "uint32")
+
+
 def write_dataset(folder, coder, encoded, length, source, settings):
     """Write the parts from `encode_all`, of `length` characters. meta.json comes last and completes the folder."""
     tokens, sizes, characters = Counter(), Counter(), 0
-    mark, marked = coder.decode(coder.document_start), False
+    marks = dict.fromkeys({END, coder.decode(coder.document_start)} - {""}, False)  # and whether the text has them
     shown = time.monotonic()
     hashes, text_hash = {split: hashlib.sha256() for split in SPLITS}, hashlib.sha256()
     folder.mkdir(parents=True, exist_ok=True)
@@ -225,7 +283,7 @@ def write_dataset(folder, coder, encoded, length, source, settings):
             tokens[split] += len(ids)
             sizes[split] += len(content)
             characters += len(text)
-            marked |= bool(mark) and mark in text
+            marks = {mark: found or mark in text for mark, found in marks.items()}
             if (now := time.monotonic()) > shown + 5:
                 shown = now
                 print0(f"{characters / length:.1%}   {sizes.total() / 1e6:,.0f} MB   {tokens.total():,} tokens")
@@ -250,7 +308,7 @@ def write_dataset(folder, coder, encoded, length, source, settings):
 
     print0(f"{folder}: {source}, {sum(sizes.values()):,} bytes")
     print0(f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens, {meta['dtype']}")
-    if marked:
+    for mark in filter(marks.get, marks):
         cure = f"--separator='{mark}' of data/text/prepare.py splits plain files into documents there"
         print0(f"NOTE    {mark} in the text is encoded as plain text; {cure}")
     print0(f"vocabulary: {coder.vocab_size:,} tokens ({meta['tokenizer']['kind']})")
