@@ -25,7 +25,8 @@ from config.runtime.errors import UserError
 from conftest import ROOT, contents, hear_signals
 from data import prepare as preparing
 from data.dataset import load_dataset
-from data.prepare import encode_all, in_parts, prepare, read_dataset, read_documents, text_files
+from data.prepare import encode_all, in_parts, prepare
+from data.texts import read_dataset, read_documents, text_files
 from data.tokenizer import END, SPLIT, BPETokenizer
 
 DOCUMENTS = ["One line.", "Two\nlines of text, a little longer\n", "Ünglück und 瓶子", "  spaces  ", "the end"] * 5

@@ -342,8 +342,8 @@ def test_bfloat16_is_causal_and_near_the_reference(row):
     assert (logits - reference.reference_logits(model, idx)).norm() < 5 * (rounded - exact).norm()
 
 
-# σ reaches 3. Scores are larger than q·k/√D, and so are their errors: without any σ, up to 1.7 times at D = 128. Those of
-# the overlap, μ·μ/(σ + σ), are the largest.
+# σ reaches 3. Scores are larger than q·k/√D, and so are their errors: without any σ, up to 1.7 times at D = 128.
+# Those of the overlap, μ·μ/(σ + σ), are the largest.
 @pytest.mark.parametrize("plain", [False, True])  # PyTorch's attention kernels for CPUs
 @pytest.mark.parametrize("D", [32, 64, 128])
 @pytest.mark.parametrize("kind, times", [("w2-scalar", 2), ("w2-diagonal", 2), ("w2-overlap", 3)])

@@ -16,8 +16,9 @@ from config.runtime.errors import UserError
 from config.runtime.files import atomic_write, sha256
 from conftest import TINY, contents, refused
 from data.dataset import load_dataset
-from data.prepare import ensure_prepared, prepare, text_files
+from data.prepare import ensure_prepared, prepare
 from data.shakespeare import tiny_shakespeare
+from data.texts import text_files
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 

@@ -15,7 +15,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
 from config import read_settings
 from config.runtime.processes import install_excepthook
-from data.prepare import new_folder, prepare, read_dataset
+from data.prepare import new_folder, prepare
+from data.texts import read_dataset
 
 # -----------------------------------------------------------------------------
 name = "openwebtext"  # for train.py's --dataset: a folder in data/ or, with a slash, the path of any folder

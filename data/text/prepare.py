@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any fol
 from config import read_settings
 from config.runtime.errors import UserError
 from config.runtime.processes import command, install_excepthook, print0
-from data.prepare import new_folder, prepare, read_documents, text_files
+from data.prepare import new_folder, prepare
+from data.texts import read_documents, text_files
 
 # -----------------------------------------------------------------------------
 name = "text"  # for train.py's --dataset: a folder in data/ or, with a slash, the path of any folder
