@@ -46,8 +46,7 @@ def judge(tmp_path):
 
 
 @pytest.mark.parametrize("losses, gain, verdict", [
-    ((1.9, 1.91, 1.95), "+0.0950 ± 0.0578", "pays"),  # Student's t at 2.47 degrees of freedom is 3.578
-    ((2.1, 2.11, 2.12), "-0.0950 ± 0.0208", "does not pay"),
+    ((1.9, 1.91, 1.95), "+0.0950 ± 0.0578", "pays"),
     ((2.0151, 2.0152, 2.0153), "-0.0002 ± 0.0172", "tie"),
     ((1.9, 2.1, 2.0), "+0.0150 ± 0.2454", "undecided"),
     ((2.005, 2.015, 2.01, 2.03), "+0.0000 ± 0.0000", "tie"),  # the same runs
@@ -99,17 +98,12 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, capfd):
     edit = "branch = Block.mlp_branch\nBlock.mlp_branch = lambda self, h: {} branch(self, h)\n"
     first = runs(edit.format("2 *"), 1, "bad: --n_head=3")  # a formula that reference.py does not know
     assert len(first) == 4 and all(log_of(path.parent, "end") for path in first)
-    said = capfd.readouterr().out
-    assert (
-        "| edit | 1.00 |" in said and "| bad |  |  |  | left out: bad, rate 0.003, seed 1, 6 steps: exit code 2" in said
-    )
+    assert "| left out: bad, rate 0.003, seed 1, 6 steps: exit code 2: " in capfd.readouterr().out
     assert runs(edit.format("2 *"), 0) == first
     assert len(runs(edit.format("3 *"), 0)) == 6
-    runs("slip\n", 1)
-    runs(edit.format("h.mean(dim=1, keepdim=True) +"), 1)
-    said = capfd.readouterr().out
-    assert "left out: edit, verify.py: exit code 1: NameError: name 'slip'" in said
-    assert "left out: edit, verify.py: exit code 1: Test 5: Causality... FAILED" in said
+    for wrong, told in ("slip\n", "NameError: "), (edit.format("h.mean(1, True) +"), "Test 5: Causality... FAILED"):
+        runs(wrong, 1)
+        assert f"left out: edit, verify.py: exit code 1: {told}" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("arguments, named", [
