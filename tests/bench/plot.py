@@ -1,8 +1,7 @@
 """
 The losses of runs over the operations of their training, in one picture: python tests/bench/plot.py out/RUN out/OTHER
 
-Folders are searched for runs at any depth. The legend has each run's lowest validation loss. The y axis leaves out each
-run's first quarter.
+Folders are searched for runs at any depth. The legend has each run's lowest validation loss.
 
 Attention weights over a text, a row per layer and a column per head: plot.py out/RUN --maps="a text" --out=maps.png
 """
@@ -43,24 +42,24 @@ def read_run(folder):
     return operations, losses
 
 
-def draw(runs):
-    """Draw the runs, {folder: (operations, losses)}."""
+def draw_losses(paths):
+    """Draw the validation losses of all runs below some folders."""
     figure = Figure(layout="constrained")
-    axis, shown = figure.subplots(), []
-    for folder, (operations, losses) in runs.items():
-        axis.plot(operations, losses, label=f"{min(losses):.3f}  {folder}".replace("$", r"\$"))
-        shown += losses[len(losses) // 4 :]
-    axis.set(ylim=(min(shown) - 0.02, max(shown) + 0.02), xlabel="training FLOPs", ylabel="validation loss")
+    axis = figure.subplots()
+    for folder in [log.parent for path in paths for log in sorted(path.rglob("log.jsonl"))]:
+        operations, losses = read_run(folder)
+        if losses:
+            axis.plot(operations, losses, label=f"{min(losses):.3f}  {folder}".replace("$", r"\$"))
+    if not axis.lines:
+        raise UserError(f"no evaluated run in: {', '.join(map(str, paths)) or 'no folder given'}")
+    axis.set(xlabel="training FLOPs", ylabel="validation loss")
     figure.legend(loc="outside upper center", frameon=False)
     return figure
 
 
 @torch.no_grad()
 def attention_weights(model, idx) -> list[torch.Tensor]:
-    """Return the attention weights (B, H, T, T) of each layer for the tokens idx (B, T).
-
-    They are what the layer mixes of unit vectors as values. Layers that recompute it use the same weights.
-    """
+    """Return the attention weights (B, H, T, T) of each layer for tokens idx (B, T): what it mixes of unit vectors."""
     weights = {}
 
     def keep(attn, inputs, output):
@@ -95,14 +94,7 @@ def draw_maps(folder, text):
 def main(argv):
     paths = [Path(word) for word in argv if not word.startswith("-")]
     options = read_settings(__file__, [word for word in argv if word.startswith("-")])
-    if options["maps"]:
-        figure = draw_maps(paths[0], options["maps"])
-    else:
-        runs = {log.parent: read_run(log.parent) for path in paths for log in sorted(path.rglob("log.jsonl"))}
-        runs = {folder: run for folder, run in runs.items() if run[1]}
-        if not runs:
-            raise UserError(f"no evaluated run in: {', '.join(map(str, paths)) or 'no folder given'}")
-        figure = draw(runs)
+    figure = draw_maps(paths[0], options["maps"]) if options["maps"] else draw_losses(paths)
     with file_errors():
         figure.savefig(options["out"], dpi=120)
     print(f"figure: {options['out']}")

@@ -114,8 +114,7 @@ def make_tree(random, most):
         parents += children
     above = np.zeros((len(parents), len(parents)), dtype=bool)
     for node, parent in enumerate(parents[1:], 1):
-        above[node] = above[parent]
-        above[node, parent] = True
+        above[node] = above[parent] | (np.arange(len(parents)) == parent)
     return above
 
 
@@ -172,8 +171,7 @@ def memory(run, device):
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def keep(tensor):
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()  # each once
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()  # each once
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -193,9 +191,8 @@ def initialize(model, init):
         if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
             torch.nn.init.orthogonal_(module.weight) if init == "orthogonal" else module.reset_parameters()
     if init == "pytorch" and model.config.attention == "w2":
-        for name, p in model.named_parameters():
-            if ".attn." in name and p.dim() == 2:
-                torch.nn.init.normal_(p, std=0.02)
+        for p in [p for name, p in model.named_parameters() if ".attn." in name and p.dim() == 2]:
+            torch.nn.init.normal_(p, std=0.02)
 
 
 def answers(model, x, y):
@@ -223,9 +220,8 @@ def fit(run, model, data):
         decayed = final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
         for group in optimizer.param_groups:
             group["lr"] = highest * ((step + 1) / warmup if step < warmup else decayed)
-        x, y = (tensor.to(device) for tensor in data(run, step))
         with context:
-            loss = answers(model, x, y)[1]
+            loss = answers(model, *(tensor.to(device) for tensor in data(run, step)))[1]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), largest_norm)
         optimizer.step()
@@ -235,11 +231,11 @@ def fit(run, model, data):
 
 
 class Sweep:
-    """The runs of an experiment: read from its file if they are finished, else run now."""
+    """The runs of an experiment: read from its file if they are finished, else run now. JSON has null for nan."""
 
     def __init__(self, experiment, options, measure=None):
-        self.device, self.path = pick_device(options["device"]), Path(options["out"]) / f"{experiment}.json"
-        self.measure = measure or trial
+        self.path, self.measure = Path(options["out"]) / f"{experiment}.json", measure or trial
+        self.device = pick_device(options["device"])
         self.path.parent.mkdir(parents=True, exist_ok=True)
         results = json.loads(self.path.read_text()) if self.path.exists() else []
         self.finished = {json.dumps(result["run"], sort_keys=True): result for result in results}
@@ -247,19 +243,18 @@ class Sweep:
     def result(self, run):
         key = json.dumps(run, sort_keys=True)
         if key not in self.finished:
-            found = self.measure(run, self.device)
-            found = {name: None if number != number else number for name, number in found.items()}  # JSON has no nan
+            found = {name: None if x != x else x for name, x in self.measure(run, self.device).items()}
             self.finished[key] = {"run": run, **found, "machine": machine_name(self.device)}
             with atomic_write(self.path) as file:  # a line for each run
                 file.write(("[\n" + ",\n".join(map(json.dumps, self.finished.values())) + "\n]\n").encode())
             print(f"{key}: {found}", flush=True)
         return self.finished[key]
 
-    def repeated(self, cells, seeds):
+    def repeated(self, cells, seeds=(1, 2, 3)):
         """Return {name: results of all seeds} of `cells`, {name: run without a seed}."""
         return {name: [self.result(cell | {"seed": seed}) for seed in seeds] for name, cell in cells.items()}
 
-    def tuned(self, cells, rates, seeds, by="loss", tuning_seeds=(0,)):
+    def tuned(self, cells, rates, seeds=(1, 2, 3), by="loss", tuning_seeds=(0,)):
         """Return `repeated` at each cell's best learning rate. The grid grows until the best is not at its edge."""
 
         def score(cell, rate):
@@ -299,13 +294,13 @@ def published_cells(name, equal_widths=False):
     return cells
 
 
-def print_results(name, results, *columns, reported=()):
-    """Print the mean and standard deviation of columns over each kind's seeds, with the document's or with the rates.
+def print_results(name, results, *columns):
+    """Print the mean and standard deviation of columns over each kind's seeds, with the document's losses or the rates.
 
     After the last 100 steps' loss, brackets say when each run left the plateau.
     """
-    numbers = reported or [group[0]["run"]["learning_rate"] for group in results.values()]
-    rows = []
+    rates, rows = [group[0]["run"]["learning_rate"] for group in results.values()], []
+    numbers = PUBLISHED[name][4] if name in PUBLISHED else rates
     for column in columns:
         cells = []
         for group in results.values():
@@ -318,29 +313,27 @@ def print_results(name, results, *columns, reported=()):
 
 
 def recall(sweep):
-    seeds = [1, 2, 3]
-    print_results("recall", sweep.repeated(published_cells("recall"), seeds), LAST, reported=PUBLISHED["recall"][4])
-    results = sweep.tuned(fair_cells("copy", {"n_embd": 64, "n_head": 4, "n_inner": 256}), [1e-3, 2e-3, 5e-3], seeds)
+    print_results("recall", sweep.repeated(published_cells("recall")), LAST)
+    results = sweep.tuned(fair_cells("copy", {"n_embd": 64, "n_head": 4, "n_inner": 256}), [1e-3, 2e-3, 5e-3])
     print_results("copy, equal parameters", results, "loss", "accuracy")
-    results = sweep.tuned(fair_cells("mqar", {"n_embd": 64, "n_head": 1}), [5e-3, 1e-2, 2e-2], seeds, by="accuracy")
+    results = sweep.tuned(fair_cells("mqar", {"n_embd": 64, "n_head": 1}), [5e-3, 1e-2, 2e-2], by="accuracy")
     print_results("MQAR, equal parameters", results, "loss", "accuracy")
 
 
 def entailment(sweep):
     seeds, tuning_seeds = [1, 2, 3, 4, 5], [6, 7, 8]  # several, since accuracy on held-out pairs is noisy
     columns = "seen accuracy", "accuracy", "seen loss", "loss"  # the others are of held-out pairs
-    results = sweep.repeated(published_cells("entailment"), seeds)
-    print_results("entailment", results, *columns, reported=PUBLISHED["entailment"][4])
+    print_results("entailment", sweep.repeated(published_cells("entailment"), seeds), *columns)
     cells = fair_cells("entailment", {"n_embd": 96, "n_head": 6})
     results = sweep.tuned(cells, [5e-4, 1e-3, 2e-3], seeds, "accuracy", tuning_seeds)
     print_results("entailment, equal parameters", results, *columns)
 
 
 def micro(sweep):
-    seeds, rows = [1, 2, 3], []
+    rows = []
     for name in ("deep", "base", "large", "long"):
-        print_results(name, sweep.repeated(published_cells(name), seeds), LAST, reported=PUBLISHED[name][4])
-        results = sweep.tuned(published_cells(name, equal_widths=True), [1e-3, 2e-3, 4e-3], seeds, LAST)
+        print_results(name, sweep.repeated(published_cells(name)), LAST)
+        results = sweep.tuned(published_cells(name, equal_widths=True), [1e-3, 2e-3, 4e-3], by=LAST)
         print_results(f"{name}, equal widths", results, LAST)
     memories = Sweep("memory", {"device": str(sweep.device), "out": sweep.path.parent}, memory)
     for name, reported, size in MEMORY:
