@@ -69,11 +69,11 @@ def test_commands_parse(page, command, monkeypatch):
     assert (ROOT / program).is_file()
     files = [argument for argument in arguments if not argument.startswith("-")]
     if program.endswith(("compare.py", "speed.py")):
-        compare, variants = map(importlib.import_module, ("compare", "variants"))
+        compare = importlib.import_module("compare")
         options, words, common = compare.read_arguments(arguments)
         assert len(words) > 1 or options["against"] or program.endswith("speed.py")
-        for name, _, rest in map(variants.split_name, words):
-            variants.read_settings_of(name, rest, common, ROOT)
+        for one in words:
+            compare.read_variant(one, common, ROOT)
     elif RULE in (ROOT / program).read_text(encoding="utf-8"):
         of_another_kind = files if program != "train.py" else []  # texts, tasks
         split_settings(ROOT / program, [argument for argument in arguments if argument not in of_another_kind])
@@ -89,10 +89,3 @@ def test_the_commands_of_the_first_page_work(repo):
             assert "new weights" not in repo([program, *tiny.get(program, []), *arguments])
     for run in ("m1_shakespeare", "plays-m1", "new", "m1_shakespeare-size_gpu", "m4_1_shakespeare"):
         assert Path(f"out/{run}/ckpt.pt").exists()
-
-
-def test_qk_norm_is_shown_as_in_its_diff():
-    diff = (BENCH / "ideas" / "qk_norm.diff").read_text(encoding="utf-8")
-    lines = re.search(r"```diff\n(.*?)```", README, re.DOTALL)[1].split("\n")
-    of_model = diff.partition("diff --git a/tests")[0]
-    assert [line for line in lines if line] == re.findall(r"^[+-](?![+-]).*", of_model, re.MULTILINE)
