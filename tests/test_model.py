@@ -442,7 +442,7 @@ def test_a_shared_matrix_is_updated_once():
 
 @pytest.mark.parametrize("field, value", [
     *(("n_head", 5), ("n_head", 32), ("n_kv_head", 3), ("n_embd", 30), ("n_layer", -1), ("block_size", 0)),
-    *(("n_layer", 1.5), ("n_head", None), ("n_embd", None), ("n_inner", 2.5)),
+    *(("n_layer", 1.5), ("n_head", None), ("n_embd", None), ("n_inner", -8)),
     *(("rope_theta", -3), ("norm_eps", -1), ("dropout", 5), ("qk_scale", 5.1), *((name, "other") for name in CHOICES)),
 ])  # fmt: skip
 def test_bad_settings_are_named(field, value):
