@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -174,9 +175,10 @@ def test_only_py_files_are_configs(program, name):
     assert not Path("executed").exists()
 
 
-def test_a_cpu_without_memory_left_is_told_in_one_line(monkeypatch, capsys):
-    with pytest.raises(RuntimeError) as error:
-        torch.empty(2**60, dtype=torch.uint8)
+@pytest.mark.parametrize("allocate", [torch.empty, np.empty])
+def test_a_cpu_without_memory_left_is_told_in_one_line(monkeypatch, capsys, allocate):
+    with pytest.raises((RuntimeError, MemoryError)) as error:
+        allocate(2**58)
     with pytest.raises(SystemExit) as end:
         report_error(error.type, error.value, None)
     assert end.value.code == 2 and capsys.readouterr().err.endswith(": error: out of memory: use smaller sizes\n")

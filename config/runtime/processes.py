@@ -73,7 +73,7 @@ def report_error(kind, error, traceback):
         line = error
     elif issubclass(kind, OSError) and error.errno == errno.ENOSPC:
         line = f"{error.filename or 'the output'}: {error.strerror}"
-    elif kind.__name__ == "OutOfMemoryError" or "DefaultCPUAllocator: " in str(error):  # a GPU's; a CPU's has no type
+    elif re.match(r"\w*MemoryError:|RuntimeError: .*DefaultCPUAllocator: ", f"{kind.__name__}: {error}"):
         line = "out of memory: use smaller sizes"
     else:
         code = 1
