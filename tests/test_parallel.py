@@ -165,7 +165,9 @@ def test_one_process_is_the_first(monkeypatch, variables):
     assert (rank(), rank("LOCAL_RANK"), world_size()) == (0, 0, 1)
 
 
-@pytest.mark.parametrize("variables", ["WORLD_SIZE=2", "WORLD_SIZE=2 MASTER_ADDR=localhost", "WORLD_SIZE=2 RANK=1"])
+@pytest.mark.parametrize(
+    "variables", ["WORLD_SIZE=2", "WORLD_SIZE=2 RANK=1", "WORLD_SIZE=2 RANK= MASTER_ADDR=x MASTER_PORT=1"]
+)
 def test_half_a_set_of_variables_is_refused(repo, monkeypatch, capsys, variables):
     for variable in variables.split():
         monkeypatch.setenv(*variable.split("="))

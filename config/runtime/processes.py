@@ -129,7 +129,7 @@ class StopSignal:
 def world_size() -> int:
     """Return the number of processes that torchrun has started, 1 without it."""
     number = variable("WORLD_SIZE", 1)
-    if number > 1 and not {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+    if number > 1 and not all(map(os.environ.get, ("RANK", "MASTER_ADDR", "MASTER_PORT"))):
         cure = "start the processes with torchrun, or unset WORLD_SIZE"
         raise UserError(f"WORLD_SIZE={number} needs RANK, MASTER_ADDR and MASTER_PORT in the environment: {cure}")
     return number
