@@ -437,7 +437,7 @@ def test_a_run_outlives_its_terminal(run):
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
 def test_a_warning_of_a_cluster_saves(run, monkeypatch, number):
     with pytest.raises(SystemExit) as end:
-        in_step(3, monkeypatch, lambda: signal.raise_signal(number))
+        in_step(3, monkeypatch, lambda: signal.getsignal(number)(number, None))
         run(f"{RUN} --checkpoint_interval=9 --out_dir={RESUMED}")
     assert end.value.code == 128 + number and load(RESUMED / "ckpt.pt")["iter_num"] == 3
 
