@@ -124,7 +124,7 @@ def test_text_script_takes_files_and_folders(repo):
     ("text latin.txt", "latin.txt: not UTF-8 text at byte 3"),
     ("text config/runtime", "config/runtime: no .txt, .md or .jsonl files below this folder"),
     (f"text good.txt --name={'x' * 300}", "name = 'x{98} is invalid: use up to 100 letters"),
-    ("text good.txt --token=char", "--token: unknown setting .did you mean tokenizer"),
+    ("text good.txt --tokeniser=char", "--tokeniser: unknown setting .did you mean tokenizer"),
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
     ("text good.txt --name=dataset.py", "data/dataset.py: File exists"),
     ("shakespeare_char good.txt", "good.txt"),
