@@ -66,9 +66,7 @@ def tasks(file, number, **settings):
     for result in json.loads((BENCH / "results" / f"{file}.json").read_text()):
         run = result["run"] | result["run"]["model"]
         kind = run.get("w2_score") or run.get("sigma") or run.get("attention", "standard")
-        if (run["seed"] in (1, 2, 3, 4, 5) or file == "memory") and all(
-            run[name] in values for name, values in settings.items()
-        ):
+        if run["seed"] in (1, 2, 3, 4, 5) and all(run[name] in values for name, values in settings.items()):
             found[kind].setdefault(run["learning_rate"], []).append(result[number])
     best = min if "loss" in number or "steps" in number else max
     return {kind: best(rates.values(), key=fmean) for kind, rates in found.items()}
