@@ -41,6 +41,7 @@ V vocabulary. Layers count from 0; m = l + 1 is the number of layers in a sum.
 """
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -205,7 +206,7 @@ class W2Attention(Attention):
         queries, keys = [q], [k]  # q and k are the means
         if self.K:
             for parts, sigma_proj in ((queries, self.sigma_q), (keys, self.sigma_k)):
-                with no_autocast(normed):  # an error of a scalar σ counts D times
+                with no_autocast(normed) if self.K == 1 else nullcontext():  # an error of a scalar σ counts D times
                     sigma = sigma_proj(normed.to(sigma_proj.weight.dtype))
                 sigma = F.softplus(rearrange(sigma, "B T (H K) -> B H T K", K=self.K))
                 # √D σ for D equal numbers σ. Distances are those of σ - log 2, which is near 0 at first, where numbers
@@ -254,11 +255,12 @@ class W2OverlapAttention(Attention):
         (mu_q, sigma_q), (mu_k, sigma_k) = (vectors.tensor_split((-1,), dim=-1) for vectors in (q_hat, k_hat))
         with no_autocast(v):
             distance = mu_q @ mu_k.mT
-        spread = sigma_q + sigma_k.mT
-        scores = torch.addcdiv(spread.log(), distance, spread, value=1 / self.D)  # times -D/2, below
+        inverse = (sigma_q + sigma_k.mT).reciprocal()
+        # few passes over T x T numbers: log(1/(σ_q + σ_k)) - ‖μ_q - μ_k‖²/(σ_q + σ_k)/D, and D/2 times that
+        scores = torch.addcmul(inverse.log(), distance, inverse, value=-1 / self.D)
         T, past = scores.size(-2), scores.size(-1) - scores.size(-2)
         mask = scores.new_full((T, past + T), -math.inf).triu(past + 1)
-        weights = torch.add(mask, scores, alpha=-self.D / 2).softmax(dim=-1)
+        weights = torch.add(mask, scores, alpha=self.D / 2).softmax(dim=-1)
         return F.dropout(weights, self.dropout.p, self.training).type_as(v) @ v
 
 
