@@ -15,7 +15,7 @@ import verify
 from config.runtime.devices import compile_blocks, use_plain_attention
 from conftest import ROOT, Outputs
 from cover import COVER, KINDS, settings
-from model import CHOICES, GPT, Block, ConfigError, GPTConfig, causal_attention, rope_table
+from model import CHOICES, GPT, Block, ConfigError, GPTConfig, rope_table
 from reference import uncached_greedy
 from verify import build, close, tokens
 
@@ -179,41 +179,6 @@ def test_operations_are_those_of_the_formulas(kind, residual):
     assert model.flops_per_token() == 6 * total  # two a multiply-add, and twice that backward
 
 
-# -- what each kind of device gets ---------------------------------------------------------------------------
-
-half, single = torch.bfloat16, torch.float32
-
-
-class Called(torch.Tensor):
-    """A tensor of a CPU that passes for another device's, and so does what is computed from it."""
-
-
-@pytest.mark.parametrize("device, dtype, T, S, plain, expected", [  # v is 64 wide; 6 heads of q, 2 of k̂ and v
-    ("cpu", single, 128, 67, False, (67, 2)),
-    ("cpu", half, 128, 67, True, (64, 2)),
-    ("cpu", single, 1, 67, False, (64, 2)),             # a token that is generated
-    ("cpu", single, 128, 16, False, (64, 2)),           # nothing is cut off where scores are narrower
-    ("cuda", half, 128, 72, False, (72, 2)),            # flash, cuDNN
-    ("cuda", torch.float16, 128, 256, False, (256, 2)),
-    ("cuda", half, 128, 320, False, (64, 6)),           # memory-efficient
-    ("cuda", single, 128, 72, False, (64, 6)),
-    ("mps", single, 1, 72, False, (72, 2)),             # wrong where v is narrower, at any T
-])  # fmt: skip
-def test_the_layout_of_attention(device, dtype, T, S, plain, expected, monkeypatch):
-    """How wide v is padded, and to how many heads k̂ and v are repeated."""
-
-    def attend(q, k, v, **options):
-        assert (v.size(3), v.size(1)) == expected and k.size(1) == v.size(1)
-        assert options["enable_gqa"] == (k.size(1) != 6) and options["is_causal"] == (T > 1)
-        return v.new_zeros(1, 6, T, v.size(3))
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
-    monkeypatch.setattr(Called, "device", torch.device(device), raising=False)
-    use_plain_attention(plain)
-    q, k, v = (torch.zeros(1, heads, T, width, dtype=dtype) for heads, width in ((6, S), (2, S), (2, 64)))
-    assert causal_attention(q, k, v.as_subclass(Called)).shape == (1, 6, T, 64)
-
-
 # -- compiling -----------------------------------------------------------------------------------------------
 
 
@@ -302,7 +267,7 @@ def test_bfloat16_is_causal_and_near_the_reference(row):
     model = build(**row, dtype=torch.float32)
     idx = tokens(model, 2, 8)
     changed = torch.cat((idx[:, :5], (idx[:, 5:] + 1) % 19), dim=1)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(idx.device.type, torch.bfloat16):
         logits, others = model(idx)[0], model(changed)[0]
     assert torch.equal(logits[:, :5], others[:, :5])
     # What rounding the parameters alone changes. Autocast also rounds what is computed: at most 3.6 times as much, over
@@ -396,14 +361,15 @@ def test_no_token_is_drawn_beyond_the_vocabulary():
         assert model.generate(idx, 10, vocab_size=5, **options)[:, 3:].max() < 5
 
 
-def test_a_shared_matrix_is_updated_once():
-    """As an edit may have it: queries and keys of one matrix, and the head that of the embedding."""
+def test_every_parameter_is_updated_once():
+    """Also an edit's: one matrix for queries and keys, one for the head and the embedding, and tensors of any shape."""
     model = build(tie_weights=True)
     for block in model.blocks:
         block.attn.k_proj.weight = block.attn.q_proj.weight
-    updated = [
-        p for group in model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu").param_groups for p in group["params"]
-    ]
+        block.attn.slopes = torch.nn.Parameter(torch.ones(4, 1, 1))
+        block.attn.table = torch.nn.Parameter(torch.ones(5, 3))
+    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
+    updated = [p for group in optimizer.param_groups for p in group["params"]]
     assert len(updated) == len(set(updated)) and set(updated) == set(model.parameters())
 
 
