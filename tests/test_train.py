@@ -77,11 +77,16 @@ def test_a_run_is_evaluated_four_times_but_no_more_than_every_50_steps(repo, max
 
 
 def test_the_clock_of_training_leaves_out_evaluating_and_saving(repo, monkeypatch):
+    """Tokens/s and MFU are those since the log line before."""
     now = [0.0]  # seconds, which pass only in what takes time
-    for owner, name, seconds in (Dataset, "batch", 10), (Dataset, "windows", 100), (torch, "save", 1000):
+    for owner, name, seconds in (
+        (Dataset, "batch", lambda data, seed, step, *_: 10 * (step + 1)),  # a micro-step
+        (Dataset, "windows", lambda *_: 100),
+        (torch, "save", lambda *_: 1000),
+    ):
 
         def slowly(*arguments, function=getattr(owner, name), seconds=seconds, **options):
-            now[0] += seconds
+            now[0] += seconds(*arguments)
             return function(*arguments, **options)
 
         monkeypatch.setattr(owner, name, slowly)
@@ -89,12 +94,13 @@ def test_the_clock_of_training_leaves_out_evaluating_and_saving(repo, monkeypatc
     monkeypatch.setattr("config.runtime.devices.peak_flops", lambda device: 1e6)
     run = f"{RUN} --lr_decay=none --grad_accum_steps=2 --log_interval=2"
     shown = repo(f"{run} --max_iters=4") + repo(f"{run} --max_iters=8 --init_from=resume")
-    speed = 2 * 2 * 16 / 20  # tokens of a step, in as many seconds
-    assert {line["tokens_per_second"] for line in log_of(OUT) if "tokens_per_second" in line} == {speed}
+    speeds = [2 * 2 * 2 * 16 / seconds for seconds in (20 + 40, 60 + 80, 100 + 120, 140 + 160)]
+    assert [line["tokens_per_second"] for line in log_of(OUT, "step")] == speeds
+    assert [line["tokens_per_second"] for line in log_of(OUT, "end")] == [4 * 2 * 2 * 16 / 200, 4 * 2 * 2 * 16 / 520]
     flops = log_of(OUT, "start")[0]["flops_per_token"]
-    assert re.findall(r"MFU (\S+) .*?(\S+) left", shown) == [
-        (f"{flops * speed / 1e6:.1%}", left) for left in ("0:00:40", "0:00:00") * 2
-    ]
+    left = ["0:01:00", "0:00:00", "0:03:40", "0:00:00"]  # as for the steps of this process so far
+    mfu = [f"{flops * speed / 1e6:.1%}" for speed in speeds]
+    assert re.findall(r"MFU (\S+) .*?(\S+) left", shown) == list(zip(mfu, left))
 
 
 @pytest.mark.parametrize("idle, ticks, threads, policy", [
