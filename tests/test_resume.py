@@ -271,56 +271,38 @@ OLD = Path("out/whole.old")
 OVERWRITE = f"{RUN} --out_dir={WHOLE} --overwrite"
 
 
-def test_an_overwritten_run_is_moved_aside(run):
+def test_an_overwritten_run_is_moved_aside(run, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
     old = in_folder(WHOLE)
-    assert "the old run in out/whole is now in out/whole.old\n" in run(f"{OVERWRITE} --seed=2")
-    assert in_folder(OLD) == old
-    old = in_folder(WHOLE)
-    run(f"{OVERWRITE} --seed=3 --init_from=run:{WHOLE}")
-    assert in_folder(OLD) == old and len(log_of(WHOLE, "start")) == 1
-
-
-def test_a_folder_that_is_no_run_is_not_overwritten(run, capsys):
-    run(f"{RUN} --out_dir={WHOLE}")
     OLD.mkdir()
-    (OLD / "photo.png").write_bytes(b"1")
-    before = in_folder(WHOLE)
+    (OLD / "photo.png").write_bytes(b"1")  # this is no older run
     assert "out/whole.old: Directory not empty" in error_of(run, OVERWRITE, capsys)
-    assert in_folder(WHOLE) == before and in_folder(OLD) == {"photo.png": b"1"}
-
-
-def test_a_slip_in_model_py_costs_no_run(run, monkeypatch, capsys):
-    """Neither one that shows when the model is built, nor one that shows in the first step, twice."""
-    run(f"{RUN} --out_dir={WHOLE}")
-    before = in_folder(WHOLE)
-    for method in ("__init__", "forward", "forward"):
-        with monkeypatch.context() as until_here, pytest.raises(SystemExit):
-            until_here.setattr(model.GPT, method, lambda *_: 1 / 0)
-            run(OVERWRITE)
-    capsys.readouterr()
-    assert in_folder(OLD) == before
-    run(OVERWRITE)
-    assert in_folder(OLD) == before
+    assert in_folder(WHOLE) == old and in_folder(OLD) == {"photo.png": b"1"}
+    shutil.rmtree(OLD)
+    assert "the old run in out/whole is now in out/whole.old\n" in run(f"{OVERWRITE} --init_from=run:{WHOLE}")
+    assert in_folder(OLD) == old and len(log_of(WHOLE, "start")) == 1
 
 
 @pytest.mark.parametrize("owner, name, at", [
     (shutil, "rmtree", WHOLE),
     (Path, "rename", WHOLE),
     (runs, "end_of_log", OLD),
+    (model.GPT, "__init__", WHOLE),
+    (model.GPT, "forward", OLD),
 ])  # fmt: skip
-def test_a_kill_while_a_run_is_moved_leaves_it_whole(run, monkeypatch, owner, name, at):
+def test_an_overwritten_run_stays_whole(run, monkeypatch, capsys, owner, name, at):
+    """... if the new one fails while the old one is moved, or twice for a slip in model.py."""
     run(f"{RUN} --out_dir={WHOLE}")
     run(f"{OVERWRITE} --seed=2")  # so there is an older one to remove
     before = in_folder(WHOLE)
-
-    def kill(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as until_here, pytest.raises(SystemExit):
-        until_here.setattr(owner, name, kill)
-        run(OVERWRITE)
-    assert in_folder(at) == before
+    for _ in range(2):
+        with monkeypatch.context() as until_here, pytest.raises(SystemExit):
+            until_here.setattr(owner, name, lambda *_, **__: 1 / 0)
+            run(OVERWRITE)
+        assert in_folder(at) == before
+    capsys.readouterr()
+    run(OVERWRITE)
+    assert in_folder(OLD) == before
 
 
 # -- writes that fail ----------------------------------------------------------------------------------------

@@ -79,17 +79,19 @@ def test_a_run_is_evaluated_four_times_but_no_more_than_every_50_steps(repo, max
 def test_the_clock_of_training_leaves_out_evaluating_and_saving(repo, monkeypatch):
     """Tokens/s and MFU are those since the log line before."""
     now = [0.0]  # seconds, which pass only in what takes time
-    for owner, name, seconds in (
-        (Dataset, "batch", lambda data, seed, step, *_: 10 * (step + 1)),  # a micro-step
-        (Dataset, "windows", lambda *_: 100),
-        (torch, "save", lambda *_: 1000),
-    ):
 
-        def slowly(*arguments, function=getattr(owner, name), seconds=seconds, **options):
+    def take(owner, name, seconds):
+        function = getattr(owner, name)
+
+        def slowly(*arguments, **options):
             now[0] += seconds(*arguments)
             return function(*arguments, **options)
 
         monkeypatch.setattr(owner, name, slowly)
+
+    take(Dataset, "batch", lambda data, seed, step, *_: 10 * (step + 1))  # a micro-step
+    take(Dataset, "windows", lambda *_: 100)
+    take(torch, "save", lambda *_: 1000)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr("config.runtime.devices.peak_flops", lambda device: 1e6)
     run = f"{RUN} --lr_decay=none --grad_accum_steps=2 --log_interval=2"
