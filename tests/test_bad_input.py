@@ -44,16 +44,10 @@ def trained(repo):
 # -- train.py's settings -------------------------------------------------------------------------------------
 
 TRAIN_ARGUMENTS = {
-    # names and types
-    "--learning_rat=1": "--learning_rat: .*did you mean learning_rate",
-    "--n_layer=2.5": "--n_layer: expected a whole number.*'2.5'",
     # ranges
     "--block_size=100000": "block_size=100000 is too long .*the maximum is 287",
     "--beta2=1": "beta2 = 1.0 .* at least 0 and below 1",
-    # the model
-    "--n_embd=6": "n_head = 2 .* n_embd / n_head is even; n_embd = 6",
     # choices
-    "--residual=M1": "residual = 'M1' .*must be one of standard, m1, ",
     "--init_from=gpt2": "init_from = 'gpt2' .*hf:NAME, run:FOLDER",
     "--device=cuda:99": "device = 'cuda:99' .*this machine has .*cpu",
     "--dataset=shakespear_char": "dataset = 'shakespear_char' .* one of openwebtext, shakespeare_bpe, shakespeare_char",
@@ -170,12 +164,9 @@ DAMAGES = {
     "torch.save(GPT(GPTConfig(8, 9, 1, 1, n_embd=4)).state_dict(), LATEST)": NO_CHECKPOINT,
     "torch.save(GPT(GPTConfig(8, 9, 1, 1, n_embd=4)), LATEST)": NO_CHECKPOINT,
     "torch.save(Call(), LATEST)": NO_CHECKPOINT,
-    "rewrite('version = 9')": "ckpt.pt: checkpoint version 9; this program reads version 10",
+    "rewrite('version = 9')": f"ckpt.pt: checkpoint version 9; this program reads version {checkpoints.VERSION}",
     # a part that is missing, or is another model's
-    "rewrite('del version')": NO_CHECKPOINT,
     "rewrite('config[\"n_experts\"] = 8')": "ckpt.pt does not match this model.py: .* 'n_experts'",
-    # a part that cannot be
-    "rewrite('config[\"n_head\"] = 3')": "ckpt.pt does not match this model.py: n_head = 3",
     "rewrite('model.popitem()')": 'ckpt.pt does not match this model.py: .* Missing .*: "head.weight"',
 }
 
@@ -222,7 +213,7 @@ SLIPS = {
     "shapes that differ in the loss": ("targets.flatten().long()", "targets[:, 1:].flatten().long()", TRAIN),
     "an import of what is not here": ("import torch.nn as nn", "import torch.nn as nn, flash_attention", TRAIN),
     "a file that is not here": ("x = self.embed(idx)", "x = torch.load('table.pt')", TRAIN),
-    "in building what a checkpoint has": ("self.init_weights()", "_, = self.init_weights(), None", "sample.py"),
+    "in building what a checkpoint has": ("self.flops = None", "self.flops, = None, None", "sample.py"),
     "in generating": ("x = self.embed(idx)", "x = self.embed(idx + 1000)", "sample.py"),
 }
 
