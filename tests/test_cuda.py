@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+import test_model
 from config.runtime.devices import compile_blocks
 from cover import COVER, columns, each, perturb
 from cover import TINY as SHAPE
@@ -32,6 +33,11 @@ def on_gpu(monkeypatch):
 @over(COVER)
 def test_every_promise_is_kept(on_gpu, promise, row):
     promise(row)
+
+
+@pytest.mark.parametrize("kind", ["standard", "w2-scalar", "summed-5.5"])
+def test_what_dropout_drops(on_gpu, kind):
+    test_model.test_what_dropout_drops(kind)
 
 
 def pair(row, compiled):
@@ -63,23 +69,3 @@ def test_logits_and_gradients_are_near_the_cpu_s(row, compiled, precision):
     found = logits_and_gradients(on_gpu, idx.cuda(), precision)
     for one, other, tolerance in zip(found, expected, (1e-3, 1e-3) if precision == single else (0.1, 0.2)):
         assert (one - other).norm() < tolerance * other.norm()
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@over([dict(), dict(attention="w2", residual="m1"), dict(attention="summed_qk", residual="m4.2")])
-def test_dropout_drops_and_is_causal(row, compiled):
-    _, model, idx = pair(row | dict(dropout=0.2), compiled)
-    idx = idx.cuda()
-    changed = torch.cat((idx[:, :64], (idx[:, 64:] + 1) % model.config.vocab_size), dim=1)
-
-    @torch.no_grad()
-    def logits(idx):
-        torch.manual_seed(3)  # so that the same is dropped
-        with torch.autocast("cuda", half):
-            return model(idx, idx)[0]
-
-    before, after = logits(idx), logits(changed)
-    assert torch.allclose(before[:, :64], after[:, :64], rtol=0.02, atol=0.02)
-    assert not torch.allclose(before[:, 64:], after[:, 64:], rtol=0.02, atol=0.02)
-    model.eval()
-    assert not torch.allclose(before, logits(idx), rtol=0.02, atol=0.02)

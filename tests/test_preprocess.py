@@ -52,15 +52,6 @@ def test_bad_input_changes_nothing(folder, text, options, message):
     assert contents(folder) == before and threading.active_count() == threads
 
 
-def test_a_file_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
-    steps = []
-    for name in ("fsync", "replace"):
-        monkeypatch.setattr(os, name, lambda *_, name=name: steps.append(name))
-    with atomic_write(tmp_path / "file"):
-        pass
-    assert steps == ["fsync", "replace"]
-
-
 @pytest.mark.parametrize("name", ["meta.json", "train.bin", "val.bin"])
 def test_on_a_full_disk_what_was_there_stays(folder, monkeypatch, name):
     def full_disk(path):
@@ -124,7 +115,6 @@ def test_text_script_takes_files_and_folders(repo):
     ("text latin.txt", "latin.txt: not UTF-8 text at byte 3"),
     ("text config/runtime", "config/runtime: no .txt, .md or .jsonl files below this folder"),
     (f"text good.txt --name={'x' * 300}", "name = 'x{98} is invalid: use up to 100 letters"),
-    ("text good.txt --token=char", "--token: unknown setting .did you mean tokenizer"),
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
     ("text good.txt --name=dataset.py", "data/dataset.py: File exists"),
     ("shakespeare_char good.txt", "good.txt"),
