@@ -12,10 +12,9 @@ from config import read_settings
 from config.runtime.errors import UserError, file_errors
 from config.runtime.files import read_text, sha256
 from config.runtime.processes import command
+from data.prepare import SPLITS, VERSION
 from data.tokenizer import Tokenizer, tokenizer_from_state
 
-VERSION = 2  # of the layout of a data folder
-SPLITS = ("train", "val")
 HASHED = 64 * 2**20  # bytes of the largest file that is hashed when it is loaded, in 0.05 s
 
 
@@ -67,10 +66,6 @@ def check_input(folder, meta):
 
 def damaged(path, problem) -> UserError:
     return UserError(f"{path}: {problem}; prepare the text again")
-
-
-def token_dtype(vocab_size) -> np.dtype:
-    return np.dtype("uint16" if vocab_size < 65_536 else "uint32")
 
 
 @dataclass

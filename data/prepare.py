@@ -5,6 +5,7 @@ A text is a str or, for several documents, anything that yields a str for each, 
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -18,21 +19,34 @@ from pathlib import Path
 
 import numpy as np
 
-from config.runtime.errors import UserError, file_errors, import_optional
-from config.runtime.files import atomic_write, file_lock, read_text
+from config.runtime.errors import UserError, file_errors
+from config.runtime.files import atomic_write, file_lock
 from config.runtime.processes import command, print0
-from data.dataset import SPLITS, VERSION, token_dtype
-from data.tokenizer import CharTokenizer, gpt2_tokenizer, hf_tokenizer, reason, tokenizer_from_state, train_bpe
+from data.tokenizer import END, CharTokenizer, gpt2_tokenizer, hf_tokenizer, tokenizer_from_state, train_bpe
 
+VERSION = 2  # of the layout of a data folder
+SPLITS = ("train", "val")
 DATA = Path(__file__).resolve().parent  # has a folder for each dataset
-REVISIONS = {"Skylion007/openwebtext": "79d93d786212f7344586290adb811d4ae6a1762c"}  # the same text for everyone
 SAMPLE = 16 * 2**20  # characters to learn byte pairs from, at most
-TABLES = (".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".zip")  # not plain text
 
 
 def dataset_folder(name) -> Path:
     """Return the folder of a dataset: data/NAME or, if the name has a slash, the folder of that path."""
     return Path(name) if "/" in name else DATA / name
+
+
+def new_folder(name, script) -> Path:
+    """Return the folder of a dataset that `script` is to make. Raise a UserError if it cannot."""
+    folder = dataset_folder(name)
+    if folder.parent == DATA and not re.fullmatch(r"\w[\w.-]{0,99}", name):
+        raise UserError(f"name = {name!r:.99} is invalid: use up to 100 letters, digits, '_', '-' and '.'")
+    own = folder / "prepare.py"
+    if own.exists() and not own.samefile(script):
+        raise UserError(f"name = {name!r} is invalid: {folder} has its own prepare.py; choose another name")
+    if folder.parent == DATA and not os.access(folder if folder.exists() else DATA, os.W_OK):
+        elsewhere = command("data/text/prepare.py", "TEXT", "--name=./FOLDER")
+        raise UserError(f"{folder} is read-only: run {elsewhere}, and train with --dataset=./FOLDER")
+    return folder
 
 
 @file_errors()
@@ -56,82 +70,10 @@ def ensure_prepared(name) -> Path:
 
 
 @file_errors()
-def text_files(path):
-    """Return `path` itself or, if it is a folder, all texts below it, in the order of their names."""
-    path = Path(path)
-    if not path.is_dir():
-        return [path]
-    texts = (file for file in path.rglob("*") if file.suffix.lower() in (".txt", ".md", ".jsonl"))
-    files = sorted(file for file in texts if file.is_file())
-    if not files:
-        raise UserError(f"{path}: no .txt, .md or .jsonl files below this folder")
-    return files
-
-
-def read_documents(path, field="text", separator=""):
-    """Return the documents of a file: the `field` of each line if it is a .jsonl file, else what is between separators.
-
-    A separator that is alone on its line takes the line's end with it. Without one, a file is one document.
-    """
-    kind = Path(path).suffix.lower()
-    if kind in TABLES:
-        reader = command("data/openwebtext/prepare.py", f"--dataset={Path(path).parent}")
-        raise UserError(f"{path}: {kind} files are read by {reader}")
-    text = read_text(path)
-    if kind != ".jsonl":
-        mark = re.escape(separator)
-        documents = re.split(rf"(?m:^{mark}\r?\n)|{mark}", text) if separator else [text]
-        return [document for document in documents if document]
-    documents = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                raise UserError(f"{path}: line {number} is not JSON") from None
-            row = row if isinstance(row, dict) else {}
-            check_field(f"{path}: line {number}", field, row)
-            if row[field] is not None:
-                documents.append(row[field].encode(errors="replace").decode())  # JSON can hold a lone surrogate
-    return documents
-
-
-def read_dataset(name, field="text", limit=0.0):
-    """Return the texts in the train split of a dataset, NAME or NAME:CONFIGURATION: of the hub, or of a folder.
-
-    They stay on disk, in the cache of `datasets`. With a `limit`, that many gigabytes are streamed into a list.
-    """
-    datasets = import_optional("datasets")
-    path, _, configuration = (name, "", "") if Path(name).exists() else name.partition(":")
-    options = {"split": "train", "revision": REVISIONS.get(path), "streaming": bool(limit)}
-    try:
-        rows = datasets.load_dataset(path, configuration or None, **options)
-        row = next(iter(rows), {})
-    except Exception as error:  # the hub and the file formats raise many types
-        raise UserError(f"{name}: cannot be loaded: {reason(error.__cause__ or error)}") from None
-    check_field(name, field, row)
-    if not limit:
-        return rows[field]
-    print0(f"reading {limit} GB of {name} ...")
-    texts, size = [], 0
-    for text in filter(None, rows[field]):
-        texts.append(text)
-        size += len(text.encode())
-        if size >= limit * 10**9:
-            break
-    return texts
-
-
-def check_field(where, field, row):
-    if not isinstance(row.get(field, 0), str | None):
-        texts = [name for name, value in row.items() if isinstance(value, str)]
-        raise UserError(f"{where}: no text in field {field!r}; --field may be: {', '.join(texts) or 'none'}")
-
-
-@file_errors()
-def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0.1):
+def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0.1, train_documents=None):
     """Write train.bin, val.bin and meta.json to `folder`. The last `val_fraction` of the characters is for validation.
 
+    With `train_documents`, that many documents are for training instead, and all others for validation.
     `tokenizer` is "char", "bpe" (`vocab_size` tokens, 1024 unless given, learned from the training part), "gpt2",
     "hf:NAME" or "run:FOLDER". `source` says where the text comes from; show it with any loss.
     Bad input is a UserError, and leaves the folder as it was.
@@ -146,6 +88,8 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
     parts = partial(in_parts, text, "" if coder and coder.document_start else "\n")
     length = sum(len(part) for _, _, part in parts(0))
     cut = int(length * (1 - val_fraction))
+    if train_documents is not None:
+        cut = sum(len(part) for _, _, part in islice(parts(0), train_documents))
     if tokenizer == "char":
         coder = CharTokenizer(chain.from_iterable(part for _, _, part in parts(cut)))
     if tokenizer == "bpe":
@@ -206,10 +150,14 @@ def encode_all(coder, parts):
             yield from pool.map(encode, some)
 
 
+def token_dtype(vocab_size) -> np.dtype:
+    return np.dtype("uint16" if vocab_size < 65_536 else "uint32")
+
+
 def write_dataset(folder, coder, encoded, length, source, settings):
     """Write the parts from `encode_all`, of `length` characters. meta.json comes last and completes the folder."""
     tokens, sizes, characters = Counter(), Counter(), 0
-    mark, marked = coder.decode(coder.document_start), False
+    marks = dict.fromkeys({END, coder.decode(coder.document_start)} - {""}, False)  # and whether the text has them
     shown = time.monotonic()
     hashes, text_hash = {split: hashlib.sha256() for split in SPLITS}, hashlib.sha256()
     folder.mkdir(parents=True, exist_ok=True)
@@ -225,7 +173,7 @@ def write_dataset(folder, coder, encoded, length, source, settings):
             tokens[split] += len(ids)
             sizes[split] += len(content)
             characters += len(text)
-            marked |= bool(mark) and mark in text
+            marks = {mark: found or mark in text for mark, found in marks.items()}
             if (now := time.monotonic()) > shown + 5:
                 shown = now
                 print0(f"{characters / length:.1%}   {sizes.total() / 1e6:,.0f} MB   {tokens.total():,} tokens")
@@ -250,7 +198,7 @@ def write_dataset(folder, coder, encoded, length, source, settings):
 
     print0(f"{folder}: {source}, {sum(sizes.values()):,} bytes")
     print0(f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens, {meta['dtype']}")
-    if marked:
+    for mark in filter(marks.get, marks):
         cure = f"--separator='{mark}' of data/text/prepare.py splits plain files into documents there"
         print0(f"NOTE    {mark} in the text is encoded as plain text; {cure}")
     print0(f"vocabulary: {coder.vocab_size:,} tokens ({meta['tokenizer']['kind']})")

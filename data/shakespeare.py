@@ -1,6 +1,7 @@
 """Tiny Shakespeare, one megabyte of plays, and a substitute for machines without a network."""
 
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 
 from config.runtime.errors import file_errors
@@ -21,7 +22,7 @@ def tiny_shakespeare(folder) -> tuple[str, str]:
     if not path.exists():
         try:
             content = download(SHAKESPEARE_URL)
-        except OSError as error:
+        except (OSError, ValueError, HTTPException) as error:  # no network, or a proxy with a wrong name or answer
             return fallback_text(path, f"could not be downloaded ({error})")
         if sha256(content) != SHAKESPEARE_SHA256:
             return fallback_text(path, "was damaged in the download")

@@ -58,7 +58,7 @@ TRAIN_ARGUMENTS = {
     "--init_from=run:out/nowhere --dataset=shakespeare_bpe": "out/nowhere/best.pt: No such file",
     "--out_dir=train.py/run": "train.py/run.*: Not a directory",
     "config/m6_shakespeare.py": "config/m6_shakespeare.py: no such config file .did you mean config/m",
-    "data/text/prepare.py": "data/text/prepare.py: DATA: unknown setting",
+    "data/text/prepare.py": "data/text/prepare.py: name: unknown setting",
 }
 
 

@@ -37,6 +37,9 @@ def tables_of(tmp_path, monkeypatch, capsys):
         return known[model]
 
     monkeypatch.setattr(tasks, "trial", once)
+    monkeypatch.setattr(
+        tasks, "search", lambda rates, losses_of: (rates[0], losses_of(rates))
+    )  # equal rates have no best
 
     def run(*arguments):
         tasks.main([*arguments, "--device=cpu", f"--out={tmp_path}"])
@@ -45,7 +48,7 @@ def tables_of(tmp_path, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("name, tables", [("recall", 3), ("entailment", 2), ("micro", 8)])
+@pytest.mark.parametrize("name, tables", [("recall", 3), ("entailment", 2), ("micro", 9)])
 def test_an_interrupted_experiment_resumes(tables_of, tmp_path, name, tables):
     first, file = tables_of(name), tmp_path / f"{name}.json"
     assert sum("---" in row for row in first) == tables
@@ -131,6 +134,18 @@ def test_a_run_that_learns_to_copy_leaves_the_plateau():
     run = {"task": "micro", "recipe": "published", "model": shape, "batch_size": 16, "steps": 3, "learning_rate": 1e-3}
     found = tasks.trial(run | {"seed": 0}, torch.device("cpu"))
     assert found["left"] == 1 and found["last 100 steps"] == pytest.approx(math.log(8), abs=0.8)  # below 6.5 at once
+
+
+def test_memory_is_that_of_distinct_tensors_without_parameters():
+    """One layer keeps what its formulas need, and twice as many sequences twice as much."""
+    shape = {"block_size": 7, "vocab_size": 16, "n_layer": 1, "n_embd": 8, "n_head": 2, "n_inner": 8}
+    run = {"model": shape, "seed": 0}
+    one, two, wide = (
+        tasks.memory(run | {"batch_size": size, "model": shape | changes}, torch.device("cpu"))["MB kept"]
+        for size, changes in ((100, {}), (200, {}), (100, {"n_inner": 16}))
+    )
+    assert two == pytest.approx(2 * one, rel=0.01)
+    assert wide - one == pytest.approx(4 * 8 * 100 * 7 * 4 / 1e6)  # gate, up, silu(gate), their product
 
 
 # -- data ----------------------------------------------------------------------------------------------------

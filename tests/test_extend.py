@@ -7,9 +7,11 @@ import sys
 
 import torch
 
+import model
 import test_model
 from conftest import ROOT, TINY, load
 from cover import COVER, columns, each
+from model import Attention
 from test_model import build, over
 
 PROMISES = [
@@ -70,3 +72,24 @@ def test_the_examples_keep_every_promise_and_train(repo):
         assert re.search(rf"^PASSED.*keeps_every_promise.*{name}", shown, re.MULTILINE), shown
     python("train.py", *TINY.split(), "--attention=unscaled", "--residual=m1.half", "--out_dir=own")
     assert load("own/ckpt.pt")["config"].items() >= dict(attention="unscaled", residual="m1.half").items()
+
+
+class Gated(Attention):
+    """Attention with a gate that starts open, and values that start as they are."""
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.gate = torch.nn.Linear(config.n_embd, self.H)
+        torch.nn.init.zeros_(self.gate.weight)
+        torch.nn.init.ones_(self.gate.bias)
+        for proj in (self.q_proj, self.v_proj):
+            torch.nn.init.eye_(proj.weight)
+
+
+@pytest.mark.parametrize("residual", ["standard", "m2"])
+def test_an_own_kind_keeps_its_initial_values(residual, monkeypatch):
+    monkeypatch.setitem(model.ATTENTIONS, "standard", Gated)
+    for block in build(residual=residual, moved=False).blocks:
+        gate, eye = block.attn.gate, torch.eye(32)
+        assert (gate.weight == 0).all() and (gate.bias == 1).all()
+        assert torch.equal(block.attn.q_proj.weight.float(), eye) and torch.equal(block.attn.v_proj.weight.float(), eye)

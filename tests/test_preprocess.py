@@ -2,7 +2,10 @@
 
 import os
 import re
+import subprocess
+import sys
 import threading
+from http.client import BadStatusLine, InvalidURL
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from conftest import TINY, contents, refused
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared, prepare
 from data.shakespeare import tiny_shakespeare
+from data.texts import text_files
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 
@@ -92,6 +96,17 @@ def test_shakespeare_offline_is_loudly_something_else(tmp_path, monkeypatch, cap
     assert contents(tmp_path) == {}
 
 
+@pytest.mark.parametrize(
+    "error", [InvalidURL("nonnumeric port: 'port'"), BadStatusLine("garbage"), UnicodeError("idna")]
+)
+def test_a_proxy_that_fails_is_no_network(tmp_path, monkeypatch, error):
+    def download(url):
+        raise error
+
+    monkeypatch.setattr(data.shakespeare, "download", download)
+    assert tiny_shakespeare(tmp_path)[1].startswith("NOT Tiny Shakespeare but ")
+
+
 def test_own_input_is_taken_as_it_is(tmp_path):
     (tmp_path / "input.txt").write_bytes("\ufeffeins\r\nzwö\r".encode())
     assert tiny_shakespeare(tmp_path) == ("eins\r\nzwö\r", f"your own {tmp_path.name}/input.txt")
@@ -109,14 +124,80 @@ def test_text_script_takes_files_and_folders(repo):
     assert text == f"sub/a.txt: {TEXT}\nb.md: {TEXT}\nsub/a.txt: {TEXT}"
 
 
+def test_folders_are_read_without_hidden_files_and_behind_links_once(tmp_path):
+    for name in ("a.txt", "._a.txt", ".ipynb_checkpoints/a-checkpoint.txt", ".venv/lib/top_level.txt", "sub/.b.txt"):
+        (tmp_path / ".texts" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / ".texts" / name).write_text(name)
+    (tmp_path / "disk" / "deep").mkdir(parents=True)
+    (tmp_path / "disk" / "deep" / "c.txt").write_text("c")
+    links = {"sub/disk": tmp_path / "disk", "sub/again": tmp_path / "disk" / "deep", "sub/up": tmp_path / ".texts"}
+    links |= {"z.txt": tmp_path / ".texts" / "a.txt", "gone.txt": tmp_path / "gone", "sub/loop": Path("loop")}
+    for name, target in links.items():
+        (tmp_path / ".texts" / name).symlink_to(target)
+    assert [str(file.relative_to(tmp_path)) for file in text_files(tmp_path / ".texts")] == [
+        ".texts/a.txt",
+        ".texts/sub/again/c.txt",
+    ]
+
+
+def test_a_text_of_its_own_to_validate_on(repo):
+    """... also if it is in the folder to train on, and with any tokenizer."""
+    Path("texts/held").mkdir(parents=True)
+    for name in ("texts/a.txt", "texts/b.txt", "texts/held/val.txt"):
+        Path(name).write_text(f"{name}: {TEXT}", encoding="utf-8")
+    for val in ("texts/held/val.txt", "texts/held"):
+        for tokenizer in ("char", "bpe"):
+            repo(f"data/text/prepare.py texts --val={val} --tokenizer={tokenizer}")
+            loaded = load_dataset("data/text")
+            train, held = (loaded.tokenizer.decode(loaded.splits[split].tolist()) for split in ("train", "val"))
+            assert train == f"texts/a.txt: {TEXT}\ntexts/b.txt: {TEXT}" and held == f"\ntexts/held/val.txt: {TEXT}"
+            assert loaded.meta["source"] == f"a.txt and 1 more, validated on {val}"
+
+
+def test_home_and_standard_input(repo, monkeypatch):
+    monkeypatch.setenv("HOME", str(repo.folder / "home"))
+    Path("home").mkdir()
+    Path("home/a.txt").write_text(TEXT, encoding="utf-8")
+    repo("data/text/prepare.py ~/a.txt --name=~/plays")
+    assert load_dataset("home/plays").meta["source"] == "a.txt"
+    command = [sys.executable, "data/text/prepare.py", "-", "--name=piped"]
+    subprocess.run(command, input=TEXT.encode(), check=True, stdout=subprocess.DEVNULL)
+    loaded = load_dataset("data/piped")
+    assert sum(loaded.meta["bytes"].values()) == len(TEXT.encode())
+
+
+def test_a_text_is_prepared_without_pytorch(repo):
+    """... which takes seconds to import."""
+    for name in ("torch.py", "model.py"):
+        Path(name).write_text("1 / 0")
+    for script in [*Path("data").glob("*/prepare.py")]:
+        subprocess.run([sys.executable, script, "--help"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "data/shakespeare_bpe/prepare.py"], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_in_a_read_only_installation_the_cure_is_told(repo, capsys, monkeypatch):
+    Path("my.txt").write_text(TEXT, encoding="utf-8")
+    monkeypatch.setattr(os, "access", lambda path, mode: repo.folder / "data" not in (path, path.parent))
+    for command in ("shakespeare_char/prepare.py", "text/prepare.py my.txt", "openwebtext/prepare.py --name=new"):
+        error = refused(repo, f"data/{command}", capsys)
+        assert re.search(
+            "is read-only: run python .*text/prepare.py TEXT --name=./FOLDER, .* --dataset=./FOLDER", error
+        )
+    repo("data/text/prepare.py my.txt --name=./plays")
+
+
 @pytest.mark.parametrize("command, named", [
-    ("text", "give the files or folders to prepare"),
+    ("text", "nothing to train on: give files or folders"),
     ("text good.txt missing.txt", "missing.txt: No such file"),
     ("text latin.txt", "latin.txt: not UTF-8 text at byte 3"),
-    ("text config/runtime", "config/runtime: no .txt, .md or .jsonl files below this folder"),
+    ("text config/runtime", "config/runtime: no .txt, .md, .jsonl, .*, .json or compressed files below"),
     (f"text good.txt --name={'x' * 300}", "name = 'x{98} is invalid: use up to 100 letters"),
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
     ("text good.txt --name=dataset.py", "data/dataset.py: File exists"),
+    ("openwebtext --name=text", "data/text has its own prepare.py"),
+    ("text good.txt --val=good.txt", "nothing to train on"),
+    ("text good.txt --val=empty.txt", "val part has fewer than two tokens"),
+    ("text good.txt --val=missing.txt", "missing.txt: No such file"),
     ("shakespeare_char good.txt", "good.txt"),
     ("text good.txt --tokenizer=run:out/nowhere", "out/nowhere/best.pt: No such file"),
     ("shakespeare_bpe --tokenizer=hf:nowhere", "nowhere has no readable tokenizer"),
@@ -124,6 +205,7 @@ def test_text_script_takes_files_and_folders(repo):
 def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, named):
     Path("good.txt").write_text(TEXT, encoding="utf-8")
     Path("latin.txt").write_bytes(b"caf\xe9")
+    Path("empty.txt").touch()
     name, _, arguments = command.partition(" ")
     error = refused(repo, f"data/{name}/prepare.py {arguments}".strip(), capsys)
     assert error.startswith("prepare.py: error: ") and re.search(named, error)

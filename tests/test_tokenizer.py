@@ -6,11 +6,21 @@ import re
 
 import pytest
 import tiktoken
+import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import data.tokenizer
-from data.tokenizer import SPLIT, BPETokenizer, CharTokenizer, first_tokens, tokenizer_from_state, train_bpe
+from data.tokenizer import (
+    END,
+    SPLIT,
+    BPETokenizer,
+    CharTokenizer,
+    HFTokenizer,
+    first_tokens,
+    tokenizer_from_state,
+    train_bpe,
+)
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 BPE = train_bpe(TEXT, 400)
@@ -43,11 +53,32 @@ def test_bpe_round_trip(text):
     assert again(BPE).encode(text) == ids
 
 
-def test_a_special_token_is_text_in_a_text_and_itself_in_a_prompt():
-    assert BYTES.decode(BYTES.encode_array("a<|endoftext|>b").tolist()) == "a<|endoftext|>b"
-    assert BYTES.encode_array("a<|endoftext|>b").max() < 256
-    assert BYTES.encode("a<|endoftext|>b") == [97, 256, 98]
-    assert BPE.encode("<|endoftext|>") == BPE.encode_array("<|endoftext|>").tolist()  # it has none
+def test_without_special_tokens_there_are_none_in_a_prompt():
+    assert BPE.encode(f"a{END}") == BPE.encode_array(f"a{END}").tolist()
+
+
+def hf_bytes():
+    """Return the JSON of a Hugging Face tokenizer of bytes, with a special token."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({}, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_tokens(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.add_special_tokens([END])
+    return tokenizer.to_str()
+
+
+@pytest.mark.parametrize("make", [
+    lambda: BPETokenizer({bytes([i]): i for i in range(256)}, SPLIT, {END: 256}),
+    lambda: HFTokenizer(hf_bytes()),
+], ids=["bpe", "hf"])  # fmt: skip
+def test_a_special_token_is_text_in_a_text_and_itself_in_a_prompt(make):
+    """... also in a tokenizer that has encoded no prompt yet, as in prepare.py."""
+    tokenizer = make()
+    special, text = tokenizer.document_start[0], f"a{END}b"
+    before = tokenizer.encode_array(text).tolist()
+    assert special not in before and tokenizer.decode(before) == text
+    assert tokenizer.encode(text).count(special) == 1
+    assert tokenizer.encode_array(text).tolist() == before
 
 
 @given(st.text())

@@ -1,8 +1,9 @@
 """
 A quick check of model.py, without pytest: python tests/verify.py
 
-One line per check; the exit code is 1 if one fails. Every attention kind with every residual method, and every pair of
-settings, is tested for causality, against reference.py, and against generation without a cache.
+One line per check; the exit code is 1 if one fails. `python tests/verify.py Causality` makes that check alone. Every
+attention kind with every residual method, and every pair of settings, is tested for causality, against reference.py,
+and against generation without a cache.
 """
 
 import copy
@@ -152,12 +153,14 @@ CHECKS = [
 ]
 
 
-def main():
+def main(names):
     torch.set_num_threads(1)  # tiny tensors: a second thread only costs time
     torch.manual_seed(0)
     failed = 0
     print("Running Verification Tests...")
     for number, (name, check) in enumerate(CHECKS, start=1):
+        if names and name not in names:
+            continue
         print(f"Test {number}: {name}... ", end="", flush=True)
         try:
             check()
@@ -169,4 +172,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -5,7 +5,8 @@ and 40 GB of text, which together take about 54 GB in ~/.cache/huggingface. --li
 text and nothing more. It is then held in memory.
 
 --dataset takes any other dataset that has a train split with a column of texts: NAME or NAME:CONFIGURATION on the
-Hugging Face hub, such as Salesforce/wikitext:wikitext-103-raw-v1, or a folder of .parquet, .csv, .jsonl.gz ... files.
+Hugging Face hub, such as Salesforce/wikitext:wikitext-103-raw-v1, or a folder of .parquet, .csv, .jsonl.gz ... files
+that are too large for memory (else see data/text/prepare.py). --name=wikitext keeps it apart from OpenWebText.
 """
 
 import sys
@@ -14,9 +15,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
 from config import read_settings
 from config.runtime.processes import install_excepthook
-from data.prepare import prepare, read_dataset
+from data.prepare import new_folder, prepare
+from data.texts import read_dataset
 
 # -----------------------------------------------------------------------------
+name = "openwebtext"  # for train.py's --dataset: a folder in data/ or, with a slash, the path of any folder
 dataset = "Skylion007/openwebtext"  # name on the hub, or folder
 limit = 0.0  # gigabytes of text; 0: all of it
 field = "text"  # column with the text
@@ -28,6 +31,7 @@ val_fraction = 0.0005  # share of the text kept for validation
 if __name__ == "__main__":
     install_excepthook()
     globals().update(read_settings(__file__))  # the above <- --name=value
+    folder = new_folder(name, __file__)
     documents = read_dataset(dataset, field, limit)
     source = f"{limit} GB of {dataset}" if limit else dataset
-    prepare(Path(__file__).resolve().parent, documents, source, tokenizer, vocab_size, val_fraction)
+    prepare(folder, documents, source, tokenizer, vocab_size, val_fraction)

@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
 from config import read_settings
 from config.runtime.processes import install_excepthook
-from data.prepare import prepare
+from data.prepare import new_folder, prepare
 from data.shakespeare import tiny_shakespeare
 
 # -----------------------------------------------------------------------------
@@ -21,6 +21,6 @@ vocab_size = 0  # number of bpe tokens to learn; 0: 1024
 if __name__ == "__main__":
     install_excepthook()
     settings = read_settings(__file__)  # the above <- --name=value
-    folder = Path(__file__).resolve().parent
+    folder = new_folder("shakespeare_bpe", __file__)
     text, source = tiny_shakespeare(folder)
     prepare(folder, text, source, **settings)

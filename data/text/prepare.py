@@ -1,13 +1,12 @@
 """Your own texts: python data/text/prepare.py my.txt [more.jsonl | folder ...] [--name=plays] [--tokenizer=bpe]
 
-Takes plain text in UTF-8, .jsonl (a document on each line, in --field), and all .txt, .md and .jsonl files below a
-folder, one after another. Then train with --dataset=plays. Without a name it is --dataset=text.
-For tables, compressed files and texts too large for memory, see data/openwebtext/prepare.py --help.
+Takes plain text in UTF-8 (- is standard input), .jsonl (a document on each line, in --field), tables (.csv, .tsv,
+.json, .parquet, .arrow), texts in .gz, .bz2, .xz, .zst or .zip, and folders of these. Then train with --dataset=plays.
+Without a name it is --dataset=text. For the hub, or texts too large for memory: data/openwebtext/prepare.py --help.
 
 Byte-pair tokenizers encode any text. A character tokenizer fails at the first character it does not know.
 """
 
-import re
 import sys
 from pathlib import Path
 
@@ -15,30 +14,34 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any fol
 from config import read_settings
 from config.runtime.errors import UserError
 from config.runtime.processes import command, install_excepthook, print0
-from data.prepare import DATA, dataset_folder, prepare, read_documents, text_files
+from data.prepare import new_folder, prepare
+from data.texts import read_documents, text_files
 
 # -----------------------------------------------------------------------------
 name = "text"  # for train.py's --dataset: a folder in data/ or, with a slash, the path of any folder
-field = "text"  # field of a .jsonl file with the text
+field = "text"  # field of a .jsonl file, or column of a table, with the text
 separator = ""  # text that separates the documents of a plain file, such as <|endoftext|>
 tokenizer = "char"  # char, bpe, gpt2, hf:NAME or run:FOLDER
 vocab_size = 0  # number of bpe tokens to learn; 0: 1024
 val_fraction = 0.1  # share of the text kept for validation: its end
+val = ""  # file or folder to validate on, instead of that share
 # -----------------------------------------------------------------------------
 
 if __name__ == "__main__":
     install_excepthook()
-    paths = [argument for argument in sys.argv[1:] if not argument.startswith("-")]  # the others are settings
-    globals().update(read_settings(__file__, [argument for argument in sys.argv[1:] if argument.startswith("-")]))
-    folder = dataset_folder(name)
-    if not paths:
-        raise UserError("give the files or folders to prepare: python data/text/prepare.py my.txt")
-    if folder.parent == DATA and not re.fullmatch(r"\w[\w.-]{0,99}", name):
-        raise UserError(f"name = {name!r:.99} is invalid: use up to 100 letters, digits, '_', '-' and '.'")
-    if name != "text" and (folder / "prepare.py").exists():
-        raise UserError(f"name = {name!r} is invalid: {folder} has its own prepare.py; choose another name")
-    files = [file for path in paths for file in text_files(path)]
+    options = [argument for argument in sys.argv[1:] if argument.startswith("-") and argument != "-"]
+    paths = [argument for argument in sys.argv[1:] if argument not in options]
+    globals().update(read_settings(__file__, options))
+    folder = new_folder(name, __file__)
+    val_files = text_files(val) if val else []
+    held_out = {file.resolve() for file in val_files}  # they may be in a folder that is trained on
+    files = [file for path in paths for file in text_files(path) if file.resolve() not in held_out]
+    if not files:
+        raise UserError("nothing to train on: give files or folders, as in python data/text/prepare.py my.txt")
     source = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+    source += f", validated on {val}" if val else ""
     documents = [document for file in files for document in read_documents(file, field, separator)]
-    prepare(folder, documents, source, tokenizer, vocab_size, val_fraction)
+    train_documents = len(documents) if val else None
+    documents += [document for file in val_files for document in read_documents(file, field, separator)]
+    prepare(folder, documents, source, tokenizer, vocab_size, val_fraction, train_documents)
     print0(f"to train on it: {command('train.py', f'--dataset={name}')}")

@@ -1,144 +1,223 @@
 """
 Does it pay? Compare variants with a baseline on any text, each at its best learning rate, at equal cost:
 
-    python tests/bench/compare.py --against=HEAD config/m1_shakespeare.py                    # my edit of model.py
-    python tests/bench/compare.py config/standard_shakespeare.py config/m1_shakespeare.py "mine: my.diff --residual=m1"
+    python tests/bench/compare.py --against=HEAD "edit:"                                     # my edit of model.py
+    python tests/bench/compare.py config/standard_shakespeare.py "kept: config/m1_shakespeare.py --keep_input"
 
-Every argument is a variant, written as for train.py, quoted if it has several words. The first one is the
-baseline. "NAME: ..." gives it a name; @COMMIT, a folder or diffs select its code instead of the working tree.
-Settings outside quotes apply to all; a variant's own take precedence. Rerun to continue.
+Every argument is a variant, written as for train.py, quoted if it has several words; "NAME: ..." names it. The first
+is the baseline. Settings outside quotes apply to all. Rerun the command to continue: no run is done twice.
 """
 
+import io
 import json
 import math
-import re
+import os
 import shlex
+import subprocess
 import sys
-import time
-from contextlib import redirect_stdout
+import tarfile
+from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-import torch
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
 
-from config import read_settings
-from config.runtime.checks import check_range
-from config.runtime.devices import machine_name, pick_device
-from config.runtime.errors import UserError, file_errors
-from config.runtime.files import atomic_write, sha256
-from config.runtime.processes import install_excepthook, quiet_pipe
-from data.dataset import load_dataset
+from config import read_settings, split_settings
+from config.runtime.errors import UserError
+from config.runtime.files import file_lock, sha256
+from config.runtime.processes import install_excepthook
 from data.prepare import ensure_prepared
-from plan import REFUSED, Comparison
-from report import LEDGER, Report, earlier_looks
-from runs import CRASHED, Crashed, Stopped, Workers, examine, places
-from stats import PAYS, UNDECIDED
-from variants import link_data, read_variants
 
 # -----------------------------------------------------------------------------
 against = ""  # a commit, such as HEAD: the baseline is the first variant as that commit has it
-out = "out/compare"  # folder of table.md, verdict.json, runs.csv, figure.png and the runs
-rates = ""  # learning rates to start from, as 1e-3,2e-3; empty: 0.5, 1 and 2 times the variant's; none: no search
-seeds = "3,5,8"  # seeds at each look; one number: a single look
-first_seed = 1  # first seed; 101, for example, confirms a verdict on new seeds
-budget = ""  # such as 20m or 2h: start only runs that will end in time; 0s: only report
-workers = 0  # runs at a time; 0: one per CPU core or GPU
-device = "auto"  # auto, cpu, cuda, mps
-plan = False  # print the commands that can run now, one per line; run nothing
-exit_code = False  # report the verdict as exit code: 0 pays, 10 does not, 11 undecided, 4 refused, 1 crashed
+out = "out/compare"  # folder of table.md, the copies of the code and the runs
+rates = ""  # none: use each variant's own learning rate; empty: search for the best one, starting there
+seeds = 5  # runs of each variant at its best rate
+first_seed = 1  # 101, for example, confirms a verdict on new seeds; the search uses the seed before
+workers = 0  # runs at a time, with a thread each; 0: as many as there are cores; on a GPU, use 1
 # -----------------------------------------------------------------------------
+
+CODE = ("*.py", "config/**/*.py", "data/**/*.py", "tests/*.py")  # the files of a copy of the code
+EQUAL = ("dataset", "block_size", "eval_tokens", "max_iters")  # settings that must be equal
+VERDICTS = ("does not pay", "undecided", "tie", "pays")  # from the worst to the best
+Variant = namedtuple("Variant", "name home settings")  # home: the copy of its code; settings: all of its train.py's
 
 
 def read_arguments(argv):
     """Return compare.py's own settings, the variants' arguments, and the train.py options for all of them."""
-    own = read_settings(__file__, [])
-    mine = [word for word in argv if word in ("-h", "--help") or word.partition("=")[0].removeprefix("--") in own]
+    own = ["-h", "--help", *(f"--{name}" for name in read_settings(__file__, []))]
+    mine = [word for word in argv if word.partition("=")[0] in own]
     rest = [word for word in argv if word not in mine]
     words, common = ([word for word in rest if word.startswith("--") == dashed] for dashed in (False, True))
     return read_settings(__file__, mine), words, common
 
 
-@file_errors()
-def make_comparison(options, words, common, device):
-    """Return the Comparison of the variants, once their code is frozen and examined."""
-    out = Path(options["out"]).expanduser().resolve()
-    variants = read_variants(words, common, options["against"], out / "code")
-    settings = variants[0].settings
-    with redirect_stdout(sys.stderr):  # what this prints is no part of a plan
-        data = load_dataset(ensure_prepared(settings["dataset"]))
-    tokens = data.meta["sha256"]
-    folder = out / sha256(json.dumps(tokens, sort_keys=True).encode())[:8]
-    for home in {variant.home for variant in variants}:
-        link_data(home, data.folder)
-    windows = folder / f"windows-{settings['block_size']}-{settings['eval_tokens']}.pt"
-    save_windows(windows, data.windows("val", 1, settings["block_size"], settings["eval_tokens"]))
-    variants = [examine(variant, folder, windows, device) for variant in variants]
-    earlier = earlier_looks(out.parent / LEDGER, variants[0], tokens, options["first_seed"])
-    return Comparison(variants, options, folder, windows, tokens, earlier)
+def read_variant(words, common, home):
+    """Return the Variant of an argument. Its config files are those of its code."""
+    name, _, rest = f"{words} ".rpartition(": ")
+    own = [str(home / word) if (home / word).is_file() else word for word in shlex.split(rest)]
+    defaults, given = split_settings(home / "train.py", [*common, *own])
+    if taken := given.keys() & {"seed", "out_dir", "init_from", "overwrite", "eval_only"}:
+        raise UserError(f"leave out {', '.join(sorted(taken))}, which a comparison sets itself")
+    return Variant(name or words, home, defaults | given)
 
 
-def save_windows(path, batches):
-    """Write the windows on which the referee measures every loss."""
-    x, y = (torch.cat(part).int() for part in zip(*batches))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as file:
-        torch.save({"x": x, "y": y}, file)
+def copy_code(commit, folder):
+    """Copy the code of a commit, or of the working tree. The copy's name is the hash of all but the tests."""
+    if commit:
+        done = subprocess.run(["git", "archive", commit, "*.py"], cwd=ROOT, capture_output=True)
+        if done.returncode:
+            raise UserError(f"against = {commit!r} is no commit here: {done.stderr.decode().strip()}")
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as tar:
+            files = {one.name: tar.extractfile(one).read() for one in tar if one.isfile()}
+    else:
+        files = {str(path.relative_to(ROOT)): path.read_bytes() for pattern in CODE for path in ROOT.glob(pattern)}
+    code = sorted(item for item in files.items() if not item[0].startswith("tests/"))
+    home = folder / sha256(repr(code).encode())[:12]
+    for name, content in files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_bytes(content)
+    return home
+
+
+def gain_of(losses, base):
+    """Return a candidate's gain over the baseline, by Welch's t test, and the verdict. The same runs have no noise."""
+    from scipy.stats import ttest_ind
+
+    low, high = (0.0, 0.0) if losses == base else ttest_ind(base, losses, equal_var=False).confidence_interval(0.95)
+    shown = f"{(low + high) / 2:+.4f} ± {(high - low) / 2:.4f}"
+    if low > 0 or high < 0:
+        return shown, "pays" if low > 0 else "does not pay"
+    return shown, "tie" if low > -0.02 and high < 0.02 else "undecided"  # nats
+
+
+def search(new, losses_of):
+    """Return the best rate and {rate: loss} of the `new` ones, and more, by factors of 2, until it has neighbors."""
+    grid = {}
+    while len(grid) < 24:
+        grid |= zip(new, losses_of(new))
+        best = min(sorted(grid), key=grid.get)  # of equal ones the lowest, so where all runs diverge the rate falls
+        if min(grid) < best < max(grid):
+            return best, grid
+        new = [best / 2 if best == min(grid) else 2 * best]
+    raise UserError(f"of {len(grid)} learning rates the last, {best:g}, is the best")
+
+
+class Comparison:
+    """Training runs, several at a time, none twice, and what they say of variants."""
+
+    def __init__(self, folder, dataset, options):
+        self.folder, self.dataset, self.searches = folder, dataset, options["rates"] != "none"
+        self.seeds = range(options["first_seed"], options["first_seed"] + options["seeds"])
+        self.pool, self.processes = ThreadPoolExecutor(options["workers"] or os.cpu_count()), set()
+
+    def run(self, label, *command):
+        """Run a Python program. Raise a UserError if it fails, unless it is a run that diverges."""
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "start_new_session": True}
+        one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen([sys.executable, *map(str, command)], env=one_thread, **how)
+        self.processes.add(process)
+        output, _ = process.communicate()
+        self.processes.remove(process)
+        if process.returncode and "the run has diverged" not in output:
+            if "Traceback" in output:
+                print(f"{label}:\n{output}", end="", file=sys.stderr, flush=True)
+            raise UserError(f"{label}: exit code {process.returncode}: {' '.join(output.splitlines()[-1:])}")
+
+    def stop(self):
+        """Let the runs save and end. A terminal's Ctrl-C does not reach their sessions, so they hear of it once."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        if self.processes:
+            print("stopping, once the runs have saved: rerun the command to continue", flush=True)
+        for process in list(self.processes):
+            process.terminate()
+        self.pool.shutdown()
+
+    def train(self, variant, rate, seed):
+        """Return the loss of a run and its operations. Its folder is named after all that it depends on."""
+        settings = variant.settings | {"learning_rate": rate, "seed": seed, "dataset": str(self.dataset)}
+        facts = variant.home.name, sorted(settings.items()), (self.dataset / "meta.json").read_bytes()
+        folder, steps = self.folder / sha256(repr(facts).encode())[:12], settings["max_iters"]
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "lock", "w") as file:
+            file_lock(file, wait=True)  # two candidates may need the same run
+            if not (folder / "result.json").exists():
+                label = f"{variant.name}, rate {rate:g}, seed {seed}, {steps:,} steps"
+                options = settings | {"out_dir": folder, "init_from": "auto", "eval_interval": steps}
+                self.run(label, variant.home / "train.py", *(f"--{name}={value}" for name, value in options.items()))
+                log = {line["event"]: line for line in map(json.loads, (folder / "log.jsonl").read_text().splitlines())}
+                loss = math.inf if "diverged" in log else log["eval"]["val_loss"]
+                tokens = steps * math.prod(settings[name] for name in ("batch_size", "grad_accum_steps", "block_size"))
+                result = loss, tokens * (log["start"]["flops_per_token"] or math.nan)
+                (folder / "result.json").write_text(json.dumps(result))
+                print(f"{label}: loss {loss:.4f} ({folder})\n", end="", flush=True)  # in one piece
+                for path in folder.glob("*.pt"):
+                    path.unlink()
+        return json.loads((folder / "result.json").read_text())
+
+    def best_rate(self, variant):
+        """Return the vertex of the parabola through the best rate and its neighbors, over the logarithm of the rate."""
+        rate, seed = variant.settings["learning_rate"], self.seeds[0] - 1
+        losses_of = lambda rates: [loss for loss, _ in self.pool.map(self.train, repeat(variant), rates, repeat(seed))]
+        best, grid = search([rate / 2, rate, 2 * rate], losses_of)
+        low, least, high = (grid[rate] for rate in (best / 2, best, 2 * best))
+        shift = (low - high) / (low - 2 * least + high) / 2 if max(low, high) < math.inf else 0
+        return float(f"{best * 2**shift:.2g}")
+
+    def measure(self, variant):
+        """Return the losses of a variant's seeds and the operations of a run, if verify.py finds that nothing leaks."""
+        if not (variant.home / "causal").exists():
+            self.run(f"{variant.name}, verify.py", variant.home / "tests" / "verify.py", "Causality")
+            (variant.home / "causal").touch()
+        rate = self.best_rate(variant) if self.searches else variant.settings["learning_rate"]
+        losses, costs = zip(*self.pool.map(self.train, repeat(variant), repeat(rate), self.seeds))
+        if not math.isfinite(sum(losses + costs)):
+            raise UserError(f"{variant.name}: diverged at rate {rate:g}, or its operations cannot be counted")
+        return losses, costs[0]
+
+    def judge(self, candidate, baseline, found, base_found):
+        """Return a candidate's row of the table. A costlier one must win at equal steps and at equal cost."""
+        base, base_cost = base_found.result()
+        try:
+            losses, cost = found.result()
+        except UserError as why:
+            return [candidate.name, "", "", "", f"left out: {why}"]
+        (gain, verdict), ratio = gain_of(losses, base), round(cost / base_cost, 2)
+        at_cost = gain if 0.98 <= ratio <= 1.02 else ""
+        if not at_cost and (ratio < 1 or verdict != "does not pay"):
+            as_costly = {name: round(ratio * baseline.settings[name]) for name in ("max_iters", "warmup_iters")}
+            base, _ = self.measure(baseline._replace(settings=baseline.settings | as_costly))
+            at_cost, last = gain_of(losses, base)
+            verdict = min(verdict, last, key=VERDICTS.index) if ratio > 1 else last
+        return [candidate.name, f"{ratio:.2f}", gain, at_cost, verdict]
+
+
+def as_table(header, rows):
+    return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *rows])
 
 
 def main(argv):
-    quiet_pipe()
     options, words, common = read_arguments(argv)
-    check_range(options, "first_seed", 1)
-    deadline, device = time.time() + seconds_of(options["budget"]), pick_device(options["device"])
-    place = options["device"] if ":" in options["device"] else device.type
-    comparison = make_comparison(options, words, common, place)
-    if options["plan"]:
-        for run in comparison.missing():
-            print(" && ".join(map(shlex.join, run.commands(options["device"]))))
-        return 0
-    workers = Workers(places(options["workers"], place))
+    out, against = Path(options["out"]).resolve(), options["against"]
+    if options["seeds"] < 2 or options["first_seed"] < 1 or len(words) < 2 - bool(against):
+        raise UserError("a comparison needs two seeds, the first from 1, and two variants or --against=HEAD and one")
+    pairs = [(against, f"{against}: {words[0]}")] * bool(against) + [("", one) for one in words]
+    variants = [read_variant(one, common, copy_code(commit, out / "code")) for commit, one in pairs]
+    if differing := [name for name in EQUAL if len({variant.settings[name] for variant in variants}) > 1]:
+        raise UserError(f"{', '.join(differing)}: variants are comparable only with the same")
+    comparison = Comparison(out / "runs", ensure_prepared(variants[0].settings["dataset"]).resolve(), options)
+    threads = ThreadPoolExecutor(2 * len(variants))
     try:
-        do_runs(comparison, workers, deadline)
-    except Stopped as stopped:
-        print("\nstopped: rerun the command to resume", flush=True)
-        raise SystemExit(128 + stopped.args[0]) from None
+        first, *others = [threads.submit(comparison.measure, variant) for variant in variants]
+        rows = [*threads.map(comparison.judge, variants[1:], repeat(variants[0]), others, repeat(first))]
     finally:
-        workers.stop()
-    report = Report(comparison)
-    print("\n" + report.markdown())
-    report.write(Path(options["out"]).expanduser(), shlex.join(["python", sys.argv[0], *argv]), machine_name(device))
-    print("\n".join(report.lines()))
-    verdicts = [facts["verdict"] for facts in report.facts]
-    codes = {PAYS: 0, CRASHED: 1, REFUSED: 4, UNDECIDED: 11} if options["exit_code"] else {CRASHED: 1}
-    return next((code for verdict, code in codes.items() if verdict in verdicts), 10 * options["exit_code"])
-
-
-def seconds_of(budget):
-    """Return a budget such as 20m in seconds."""
-    if budget and not re.fullmatch(r"\d+[smh]", budget):
-        raise UserError(f"budget = {budget!r} is invalid: write it as 90s, 20m or 2h")
-    return int(budget[:-1]) * {"s": 1, "m": 60, "h": 3600}[budget[-1]] if budget else math.inf
-
-
-def do_runs(comparison, workers, deadline):
-    """Do all missing runs of a comparison that would end before the deadline."""
-    pace = 0.0  # seconds per operation of the last run: before one has ended, all may start
-    while todo := comparison.missing():
-        for run in todo:
-            if time.time() + pace * run.flops < deadline:
-                workers.offer(run)
-        if not workers.running:
-            print("the budget is spent: no further run would end in time")
-            return
-        try:
-            for run, seconds in workers.wait().items():
-                pace, result = seconds / run.flops, comparison.result(run)
-                said = result["refused"] or f"loss {result['loss']:.4f}"
-                print(f"{run.label()}: {said}", flush=True)
-        except Crashed as crash:  # the other variants go on
-            run, said = crash.args
-            print(f"{run.label()}:\n{said}", file=sys.stderr)
-            comparison.leave_out(run.variant, CRASHED, said.splitlines()[-1])
+        comparison.stop()
+    table = as_table(["variant", "operations", "gain at equal steps", "gain at equal cost", "verdict"], rows)
+    (out / "table.md").write_text(f"    {shlex.join(['python', sys.argv[0], *argv])}\n\n{table}\n", encoding="utf-8")
+    print(f"\n{table}")
+    return int(any("left out" in row[-1] for row in rows))
 
 
 if __name__ == "__main__":

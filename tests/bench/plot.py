@@ -1,12 +1,13 @@
 """
-The losses of runs in one picture: python tests/bench/plot.py out/RUN out/OTHER [--x=time]
+The losses of runs over the operations of their training, in one picture: python tests/bench/plot.py out/RUN out/OTHER
 
-Folders are searched for runs at any depth. The legend has each run's lowest validation loss. Time is training time,
-without evaluating and saving. The y axis leaves out each run's first quarter.
+Folders are searched for runs at any depth. The legend has each run's lowest validation loss.
 
 Attention weights over a text, a row per layer and a column per head: plot.py out/RUN --maps="a text" --out=maps.png
 """
 
+import json
+import math
 import sys
 from pathlib import Path
 
@@ -22,54 +23,44 @@ from config.runtime.errors import UserError, file_errors
 from config.runtime.models import build_model
 from config.runtime.processes import install_excepthook
 from data.tokenizer import tokenizer_from_state
-from runs import read_log
 
 # -----------------------------------------------------------------------------
-x = "tokens"  # x axis: tokens, flops or time
 out = "runs.png"  # output file; its suffix sets the format
 maps = ""  # draw the attention weights over this text instead
 # -----------------------------------------------------------------------------
 
-AXES = {"tokens": "training tokens", "flops": "training FLOPs", "time": "minutes of training"}
-
 
 def read_run(folder):
-    """Return a run's losses, with the tokens, operations and minutes until then."""
-    evals, tokens, minutes = [], 0, 0.0
-    for line in read_log(folder):
+    """Return the operations of training until each evaluation of a run, and the validation losses."""
+    operations, losses = [], []
+    for line in map(json.loads, (folder / "log.jsonl").read_text().rpartition("\n")[0].splitlines()):
         if line["event"] in ("start", "resume"):
-            settings = line["settings"]
-            tokens_per_step = settings["batch_size"] * settings["grad_accum_steps"] * settings["block_size"]
-            flops_per_token = line["flops_per_token"]
-        elif line["event"] == "step":
-            minutes += (line["step"] * tokens_per_step - tokens) / line["tokens_per_second"] / 60
-            tokens = line["step"] * tokens_per_step
+            sizes = [line["settings"][name] for name in ("batch_size", "grad_accum_steps", "block_size")]
+            per_step = line["flops_per_token"] * math.prod(sizes)
         elif line["event"] == "eval":
-            flops = tokens * flops_per_token
-            evals.append({"tokens": tokens, "flops": flops, "time": minutes, "loss": line["val_loss"]})
-    return evals
+            operations.append(line["step"] * per_step)
+            losses.append(line["val_loss"])
+    return operations, losses
 
 
-def draw(runs, x):
-    """Draw the runs, {folder: its evaluations}."""
+def draw_losses(paths):
+    """Draw the validation losses of all runs below some folders."""
     figure = Figure(layout="constrained")
-    axis, shown = figure.subplots(), []
-    for folder, evals in runs.items():
-        losses = [one["loss"] for one in evals]
-        label = f"{min(losses):.3f}  {folder}".replace("$", r"\$")
-        axis.plot([one[x] for one in evals], losses, label=label)
-        shown += losses[len(losses) // 4 :]
-    axis.set(ylim=(min(shown) - 0.02, max(shown) + 0.02), xlabel=AXES[x], ylabel="validation loss")
+    axis = figure.subplots()
+    for folder in [log.parent for path in paths for log in sorted(path.rglob("log.jsonl"))]:
+        operations, losses = read_run(folder)
+        if losses:
+            axis.plot(operations, losses, label=f"{min(losses):.3f}  {folder}".replace("$", r"\$"))
+    if not axis.lines:
+        raise UserError(f"no evaluated run in: {', '.join(map(str, paths)) or 'no folder given'}")
+    axis.set(xlabel="training FLOPs", ylabel="validation loss")
     figure.legend(loc="outside upper center", frameon=False)
     return figure
 
 
 @torch.no_grad()
 def attention_weights(model, idx) -> list[torch.Tensor]:
-    """Return the attention weights (B, H, T, T) of each layer for the tokens idx (B, T).
-
-    They are what the layer mixes of unit vectors as values. Layers that recompute it use the same weights.
-    """
+    """Return the attention weights (B, H, T, T) of each layer for tokens idx (B, T): what it mixes of unit vectors."""
     weights = {}
 
     def keep(attn, inputs, output):
@@ -104,16 +95,7 @@ def draw_maps(folder, text):
 def main(argv):
     paths = [Path(word) for word in argv if not word.startswith("-")]
     options = read_settings(__file__, [word for word in argv if word.startswith("-")])
-    if options["x"] not in AXES:
-        raise UserError(f"x = {options['x']!r} is invalid: it must be one of {', '.join(AXES)}")
-    if options["maps"]:
-        figure = draw_maps(paths[0], options["maps"])
-    else:
-        runs = {log.parent: read_run(log.parent) for path in paths for log in sorted(path.rglob("log.jsonl"))}
-        runs = {folder: evals for folder, evals in runs.items() if evals}
-        if not runs:
-            raise UserError(f"no evaluated run in: {', '.join(map(str, paths)) or 'no folder given'}")
-        figure = draw(runs, options["x"])
+    figure = draw_maps(paths[0], options["maps"]) if options["maps"] else draw_losses(paths)
     with file_errors():
         figure.savefig(options["out"], dpi=120)
     print(f"figure: {options['out']}")

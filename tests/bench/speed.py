@@ -18,13 +18,12 @@ choose_waiting()  # before PyTorch is imported
 
 import torch
 
+from compare import ROOT, as_table, read_variant
 from config import read_settings
 from config.runtime.devices import compile_blocks, machine_name, pick_attention_kernel, pick_device, pick_dtype
 from config.runtime.models import of_model
 from config.runtime.processes import install_excepthook
 from model import GPT, GPTConfig
-from report import as_table
-from variants import ROOT, read_settings_of, split_name
 
 # -----------------------------------------------------------------------------
 device = "auto"  # auto, cpu, cuda, cuda:1
@@ -35,12 +34,9 @@ SECONDS = 5  # of alternating steps
 VARIANTS = ["--attention=w2", "--attention=summed_qk", "--residual=m1", "--residual=m2"]
 
 
-def make_model(settings, device):
-    return GPT(GPTConfig(**of_model(settings) | SHAPE)).to(device)
-
-
-def stepper(model, device, dtype):
+def stepper(config, device, dtype):
     """Return a function that makes a training step on random tokens, as train.py does, and returns its seconds."""
+    model = GPT(config).to(device)
     optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type)
     shape = 4 if device.type == "cpu" else 64, model.config.block_size
     x, y = (torch.randint(model.config.vocab_size, shape, device=device) for _ in range(2))
@@ -80,10 +76,10 @@ def main(argv):
     torch.manual_seed(0)
     dtypes = torch.float32, pick_dtype("auto", device)
     standard, rows = read_settings(ROOT / "train.py", []), []
-    for name, _, rest in map(split_name, words or VARIANTS):
-        _, settings = read_settings_of(name, rest, [], ROOT)
-        costs = [make_model(one, device).flops_per_token() for one in (standard, settings)]
-        pairs = ([stepper(make_model(one, device), device, dtype) for one in (standard, settings)] for dtype in dtypes)
+    for name, _, settings in (read_variant(one, [], ROOT) for one in words or VARIANTS):
+        configs = [GPTConfig(**of_model(one) | SHAPE) for one in (standard, settings)]
+        costs = [GPT(config).flops_per_token() for config in configs]
+        pairs = ([stepper(config, device, dtype) for config in configs] for dtype in dtypes)
         rows.append([name, f"{costs[1] / costs[0]:.2f}", *(f"{alternate(*pair):.2f}" for pair in pairs)])
     print(machine_name(device), "\n")
     print(as_table(["", "operations", *(f"time, {dtype}" for dtype in dtypes)], rows))

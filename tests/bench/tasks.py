@@ -3,7 +3,7 @@ The benchmarks of the W2 document: python tests/bench/tasks.py {recall,entailmen
 
     recall       copy random tokens, as in the document; and multi-query associative recall (MQAR)
     entailment   is one node of a tree an ancestor of another?
-    micro        the copy task again, with models that are shorter, longer, wider or deeper
+    micro        the copy task again, with models that are longer, wider or deeper; and the memory of a step
 
 Each compares standard attention with W2, by distance (as the document states) and by overlap (as its code computes): at
 the document's widths and rates, then at equal widths or parameters and tuned rates. Rerun an interrupted experiment to
@@ -23,14 +23,13 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 import torch
 
+from compare import as_table, search
 from config import read_settings
 from config.runtime.devices import machine_name, pick_attention_kernel, pick_device, pick_dtype
 from config.runtime.errors import UserError
 from config.runtime.files import atomic_write
 from config.runtime.processes import install_excepthook
 from model import GPT, GPTConfig
-from report import as_table
-from stats import next_rate
 
 # -----------------------------------------------------------------------------
 device = "auto"  # auto, cpu, cuda, cuda:1
@@ -63,6 +62,8 @@ PUBLISHED = {
     "large": ("micro", ((192, 12), (128, 8)), 4, (1e-3, 1e-3), (6.95, 5.94), {"batch_size": 16}),
     "deep": ("micro", ((96, 6), (64, 4)), 4, (1e-3, 1e-3), (6.49, 5.84), {"n_layer": 4}),
 }
+# Memory that it reports for these, in MB; of how many sequences ours is measured: the document's own, and 32 for all.
+MEMORY = [("base", (192, 198), 32), ("long", (176, 227), 4), ("long", (176, 227), 32), ("deep", (300, 311), 32)]
 LAST = "last 100 steps"  # the mean loss of these steps of training
 PLATEAU = 6.5  # a copying model whose loss is lower has begun to copy: guessing has ln 1024 = 6.93
 
@@ -87,20 +88,18 @@ def copies(run, step):
 def queries(run, step):
     """Return sequences of MQAR: key-value pairs, then each key once among random tokens, with its value as target.
 
-    Keys are from the first half of the vocabulary, values from the second. Most keys are asked soon after the pairs:
-    the probability of a position is proportional to its distance to the power of -0.99.
+    Keys are from the first half of the vocabulary, values from the second. A key is asked at a distance from the pairs
+    with a probability proportional to its power of -0.99.
     """
     random, B, T, pairs = random_numbers(run["seed"], step), run["batch_size"], run["model"]["block_size"], run["pairs"]
     half = run["model"]["vocab_size"] // 2
-    tokens = random.integers(2 * half, size=(B, T))
+    tokens, targets = random.integers(2 * half, size=(B, T)), np.full((B, T), -1)
     keys = random.random((B, half)).argpartition(pairs, axis=1)[:, :pairs]
     values = half + random.integers(half, size=(B, pairs))
     tokens[:, 0 : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = keys, values
-
     # the positions with the largest log p + Gumbel noise are a draw without replacement
     log_p = -0.99 * np.log(np.arange(1, T - 2 * pairs + 1))
     positions = 2 * pairs + np.argsort(-log_p - random.gumbel(size=(B, len(log_p))), axis=1)[:, :pairs]
-    targets = np.full((B, T), -1)
     np.put_along_axis(tokens, positions, keys, axis=1)
     np.put_along_axis(targets, positions, values, axis=1)
     return torch.from_numpy(tokens), torch.from_numpy(targets)
@@ -115,8 +114,7 @@ def make_tree(random, most):
         parents += children
     above = np.zeros((len(parents), len(parents)), dtype=bool)
     for node, parent in enumerate(parents[1:], 1):
-        above[node] = above[parent]
-        above[node, parent] = True
+        above[node] = above[parent] | (np.arange(len(parents)) == parent)
     return above
 
 
@@ -167,6 +165,25 @@ def trial(run, device):
     return results
 
 
+def memory(run, device):
+    """Return the MB that autograd keeps for a step's backward pass, parameters left out, and a GPU's peak."""
+    model, kept = GPT(GPTConfig(**run["model"])).to(device), {}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()  # each once
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(*(tensor.to(device) for tensor in copies(run, 0)))[1]
+    results = {"MB kept": sum(size for place, size in kept.items() if place not in own) / 1e6}
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        loss.backward()
+        results["MB at the peak"] = torch.cuda.max_memory_allocated(device) / 1e6
+    return results
+
+
 @torch.no_grad()
 def initialize(model, init):
     """Give a model orthogonal matrices, or PyTorch's initial values, with W2's attention at 0.02 as in its code."""
@@ -174,9 +191,8 @@ def initialize(model, init):
         if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
             torch.nn.init.orthogonal_(module.weight) if init == "orthogonal" else module.reset_parameters()
     if init == "pytorch" and model.config.attention == "w2":
-        for name, p in model.named_parameters():
-            if ".attn." in name and p.dim() == 2:
-                torch.nn.init.normal_(p, std=0.02)
+        for p in [p for name, p in model.named_parameters() if ".attn." in name and p.dim() == 2]:
+            torch.nn.init.normal_(p, std=0.02)
 
 
 def answers(model, x, y):
@@ -204,9 +220,8 @@ def fit(run, model, data):
         decayed = final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
         for group in optimizer.param_groups:
             group["lr"] = highest * ((step + 1) / warmup if step < warmup else decayed)
-        x, y = (tensor.to(device) for tensor in data(run, step))
         with context:
-            loss = answers(model, x, y)[1]
+            loss = answers(model, *(tensor.to(device) for tensor in data(run, step)))[1]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), largest_norm)
         optimizer.step()
@@ -216,95 +231,76 @@ def fit(run, model, data):
 
 
 class Sweep:
-    """The runs of an experiment: read from its file if they are finished, else run now."""
+    """The runs of an experiment: read from its file if they are finished, else run now. JSON has null for nan."""
 
-    def __init__(self, experiment, options):
-        self.device, self.path = pick_device(options["device"]), Path(options["out"]) / f"{experiment}.json"
-        results = json.loads(self.path.read_text()) if self.path.exists() else []
-        self.finished = {key(result["run"]): result for result in results}
+    def __init__(self, experiment, options, measure=None):
+        self.path, self.measure = Path(options["out"]) / f"{experiment}.json", measure or trial
+        self.device = pick_device(options["device"])
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        results = json.loads(self.path.read_text()) if self.path.exists() else []
+        self.finished = {json.dumps(result["run"], sort_keys=True): result for result in results}
 
     def result(self, run):
-        if key(run) not in self.finished:
-            result = {"run": run, **trial(run, self.device), "machine": machine_name(self.device)}
-            numbers = {name: number for name, number in result.items() if isinstance(number, float)}
-            result |= {name: None for name, number in numbers.items() if not math.isfinite(number)}
-            self.finished[key(run)] = result
+        key = json.dumps(run, sort_keys=True)
+        if key not in self.finished:
+            found = {name: None if x != x else x for name, x in self.measure(run, self.device).items()}
+            self.finished[key] = {"run": run, **found, "machine": machine_name(self.device)}
             with atomic_write(self.path) as file:  # a line for each run
                 file.write(("[\n" + ",\n".join(map(json.dumps, self.finished.values())) + "\n]\n").encode())
-            print(f"{key(run)}: loss {result.get('loss', result.get(LAST))}", flush=True)
-        return self.finished[key(run)]
+            print(f"{key}: {found}", flush=True)
+        return self.finished[key]
 
-    def repeated(self, cells, seeds):
+    def repeated(self, cells, seeds=(1, 2, 3)):
         """Return {name: results of all seeds} of `cells`, {name: run without a seed}."""
         return {name: [self.result(cell | {"seed": seed}) for seed in seeds] for name, cell in cells.items()}
 
-    def tuned(self, cells, rates, seeds, by="loss", tuning_seeds=(0,)):
+    def tuned(self, cells, rates, seeds=(1, 2, 3), by="loss", tuning_seeds=(0,)):
         """Return `repeated` at each cell's best learning rate. The grid grows until the best is not at its edge."""
-        best_cells = {}
+
+        def score(cell, rate):
+            found = [self.result(cell | {"learning_rate": rate, "seed": seed})[by] for seed in tuning_seeds]
+            return math.inf if None in found else statistics.fmean(found) * (-1 if by == "accuracy" else 1)
+
         for name, cell in cells.items():
-            grid, scores, sign = list(rates), {}, -1 if by == "accuracy" else 1
-            for rate in grid:  # which grows
-                results = [self.result(cell | {"learning_rate": rate, "seed": seed}) for seed in tuning_seeds]
-                diverged = any(result[by] is None for result in results)
-                scores[rate] = math.inf if diverged else sign * statistics.fmean(result[by] for result in results)
-                another = next_rate(scores)
-                if another and rate == grid[-1]:
-                    grid.append(another)
-            best_cells[name] = cell | {"learning_rate": min(scores, key=scores.get)}
-        return self.repeated(best_cells, seeds)
-
-
-def key(run):
-    return json.dumps(run, sort_keys=True)
-
-
-def with_parameters(settings, like):
-    """Return the settings of a GPTConfig with n_inner changed to match the number of parameters of the model `like`."""
-    with torch.device("meta"):  # only counted
-        model, other = GPT(GPTConfig(**settings)), GPT(GPTConfig(**like))
-    surplus = model.get_num_params() - other.get_num_params()
-    columns = 3 * model.config.n_embd * model.config.n_layer  # of gate, up and down in all layers
-    return settings | {"n_inner": model.config.n_inner - round(surplus / columns)}
+            best, _ = search(rates, lambda new, cell=cell: [score(cell, rate) for rate in new])
+            cells = cells | {name: cell | {"learning_rate": best}}
+        return self.repeated(cells, seeds)
 
 
 def fair_cells(task, model):
     """Return runs of standard and W2, without rate and seed: as wide as each other, and with as many parameters."""
-    standard, run = SHAPES[task] | model, TASKS[task] | {"task": task, "recipe": "fair"}
-    cells = {"standard": run | {"model": standard}}
-    for name, kind in W2_KINDS.items():
-        cells[name] = run | {"model": with_parameters(standard | kind, standard)}
+    standard, cells = GPTConfig(**SHAPES[task] | model), {}
+    for name, kind in {"standard": {}, **W2_KINDS}.items():
+        settings = SHAPES[task] | model | kind
+        with torch.device("meta"):  # only counted
+            surplus = GPT(GPTConfig(**settings)).get_num_params() - GPT(standard).get_num_params()
+        if surplus:  # it comes out of the columns of gate, up and down in all layers
+            settings["n_inner"] = standard.n_inner - round(surplus / (3 * standard.n_embd * standard.n_layer))
+        cells[name] = TASKS[task] | {"task": task, "recipe": "fair", "model": settings}
     return cells
 
 
-def published_cells(name):
-    """Return the document's runs of a benchmark, without a seed: standard, W2 by distance, and W2 by overlap."""
+def published_cells(name, equal_widths=False):
+    """Return the document's runs of a benchmark, without a seed; or the same with a standard model as wide as W2."""
     task, widths, inner, rates, _, changes = PUBLISHED[name]
     run = {"init": "pytorch"} | TASKS[task] | {"task": task, "recipe": "published"}
     shape, cells = dict(SHAPES[task]), {}
     for field, value in changes.items():
         (shape if field in shape else run)[field] = value
     for kind, settings in {"standard": {}, "W2, distance": DIAGONAL, "W2, overlap": OVERLAP}.items():
-        (width, heads), rate = widths[bool(settings)], rates[bool(settings)]
+        width, heads = widths[equal_widths or bool(settings)]
         model = shape | {"n_embd": width, "n_head": heads, "n_inner": int(inner * width)} | settings
-        cells[kind] = run | {"model": model, "learning_rate": rate}
+        cells[kind] = run | {"model": model, "learning_rate": rates[bool(settings)]}
     return cells
 
 
-def equal_cells(name):
-    """Return a micro-benchmark's runs without rate and seed: all kinds as wide as W2, by the document's recipe."""
-    cells = published_cells(name)
-    shape = {field: cells["W2, overlap"]["model"][field] for field in ("n_embd", "n_head", "n_inner")}
-    return {kind: cell | {"model": cell["model"] | shape} for kind, cell in cells.items()}
+def print_results(name, results, *columns):
+    """Print the mean and standard deviation of columns over each kind's seeds, with the document's losses or the rates.
 
-
-def print_results(name, results, *columns, reported=()):
-    """Print a row for each column: the mean and standard deviation over each kind's seeds, and the numbers `reported`.
-
-    Without them, learning rates follow. After the last 100 steps' loss, brackets say when each run left the plateau.
+    After the last 100 steps' loss, brackets say when each run left the plateau.
     """
-    numbers = reported or [group[0]["run"]["learning_rate"] for group in results.values()]
-    rows = []
+    rates, rows = [group[0]["run"]["learning_rate"] for group in results.values()], []
+    numbers = PUBLISHED[name][4] if name in PUBLISHED else rates
     for column in columns:
         cells = []
         for group in results.values():
@@ -317,31 +313,34 @@ def print_results(name, results, *columns, reported=()):
 
 
 def recall(sweep):
-    seeds = [1, 2, 3]
-    print_results("recall", sweep.repeated(published_cells("recall"), seeds), LAST, reported=PUBLISHED["recall"][4])
-    cells = fair_cells("copy", {"n_embd": 64, "n_head": 4, "n_inner": 256})
-    print_results("copy, equal parameters", sweep.tuned(cells, [1e-3, 2e-3, 5e-3], seeds), "loss", "accuracy")
-    cells = fair_cells("mqar", {"n_embd": 64, "n_head": 1})
-    results = sweep.tuned(cells, [5e-3, 1e-2, 2e-2], seeds, by="accuracy")
+    print_results("recall", sweep.repeated(published_cells("recall")), LAST)
+    results = sweep.tuned(fair_cells("copy", {"n_embd": 64, "n_head": 4, "n_inner": 256}), [1e-3, 2e-3, 5e-3])
+    print_results("copy, equal parameters", results, "loss", "accuracy")
+    results = sweep.tuned(fair_cells("mqar", {"n_embd": 64, "n_head": 1}), [5e-3, 1e-2, 2e-2], by="accuracy")
     print_results("MQAR, equal parameters", results, "loss", "accuracy")
 
 
 def entailment(sweep):
     seeds, tuning_seeds = [1, 2, 3, 4, 5], [6, 7, 8]  # several, since accuracy on held-out pairs is noisy
     columns = "seen accuracy", "accuracy", "seen loss", "loss"  # the others are of held-out pairs
-    results = sweep.repeated(published_cells("entailment"), seeds)
-    print_results("entailment", results, *columns, reported=PUBLISHED["entailment"][4])
+    print_results("entailment", sweep.repeated(published_cells("entailment"), seeds), *columns)
     cells = fair_cells("entailment", {"n_embd": 96, "n_head": 6})
     results = sweep.tuned(cells, [5e-4, 1e-3, 2e-3], seeds, "accuracy", tuning_seeds)
     print_results("entailment, equal parameters", results, *columns)
 
 
 def micro(sweep):
-    seeds = [1, 2, 3]
+    rows = []
     for name in ("deep", "base", "large", "long"):
-        print_results(name, sweep.repeated(published_cells(name), seeds), LAST, reported=PUBLISHED[name][4])
-        results = sweep.tuned(equal_cells(name), [1e-3, 2e-3, 4e-3], seeds, LAST)
+        print_results(name, sweep.repeated(published_cells(name)), LAST)
+        results = sweep.tuned(published_cells(name, equal_widths=True), [1e-3, 2e-3, 4e-3], by=LAST)
         print_results(f"{name}, equal widths", results, LAST)
+    memories = Sweep("memory", {"device": str(sweep.device), "out": sweep.path.parent}, memory)
+    for name, reported, size in MEMORY:
+        cells = published_cells(name)
+        found = [memories.result(cell | {"batch_size": size, "seed": 0})["MB kept"] for cell in cells.values()]
+        rows.append([f"{name}, {size} sequences", *(f"{kept:.1f}" for kept in found), ", ".join(map(str, reported))])
+    print(f"\n{as_table(['MB kept', *cells, 'document (standard, W2)'], rows)}")
 
 
 EXPERIMENTS = {"recall": recall, "entailment": entailment, "micro": micro}
