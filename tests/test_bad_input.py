@@ -76,6 +76,8 @@ def test_no_number_is_negative(repo, capsys):
 def test_train_beside_a_run(trained, capsys):
     written = "out/run: no such config file .settings are written as .* as in --out_dir=FOLDER"
     check(trained, f"{TRAIN} out/run", written, capsys)
+    ways = "out/run already holds a run: --init_from=resume .* --overwrite .* --out_dir=FOLDER"
+    check(trained, f"{TRAIN} --out_dir=out/run", ways, capsys)
     check(trained, f"{RESUME} --max_iters=4", "max_iters = 4, but out/run/ckpt.pt is at step 4: raise it", capsys)
     turn(Path("out/run/best.pt"), lambda old: old[:-1])
     check(trained, RESUME, "best.pt: damaged, or not a checkpoint", capsys)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 
+import pytest
 import torch
 
 import model

@@ -152,17 +152,6 @@ def test_a_finished_run_says_how_to_go_on(run):
 # -- the same run --------------------------------------------------------------------------------------------
 
 
-def test_compiled_it_goes_on_so(run, monkeypatch):
-    """... where compile=auto would choose otherwise."""
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
-    run(f"{RUN} --out_dir={WHOLE} --compile=true")
-    kill_after(3)
-    compiled.clear()
-    run(RESUME)
-    assert compiled
-
-
 def test_all_other_settings_are_named(killed, capsys):
     other = {"float32": "bfloat16", "bfloat16": "float32"}[load("steps/3.pt")["settings"]["dtype"]]  # auto's opposite
     error = refused(killed, f"{RESUME} --seed=2 --n_layer=3 --attention=w2 --dtype={other}", capsys)
@@ -172,15 +161,16 @@ def test_all_other_settings_are_named(killed, capsys):
     assert "out/resumed/ckpt.pt was trained with other settings: leave out n_layer = 3 (was 2)\n" in error
 
 
-def test_auto_is_what_it_was(killed):
-    """... as in the command that started the run: given again, it does not change the type, also on another machine."""
+def test_auto_is_what_it_was(killed, monkeypatch):
+    """... as in the command that started the run: rerun on another machine, it changes neither type nor compiling."""
+    monkeypatch.setattr(torch, "compile", lambda function: function)
     other = {"float32": "bfloat16", "bfloat16": "float32"}[load("steps/3.pt")["settings"]["dtype"]]
-    for given in ("--dtype=auto", f"--dtype={other}"):
+    for given in ("--dtype=auto", f"--dtype={other} --compile=true"):
         killed(f"{RUN} --out_dir=out/started --overwrite {given}")
         killed(f"{RUN} --out_dir=out/started --max_iters=7 --init_from=resume --dtype=auto --compile=auto")
-        dtype = log_of("out/started", "start")[0]["settings"]["dtype"]
-        assert dtype == log_of("out/started", "resume")[0]["settings"]["dtype"]
-    assert dtype == other
+        first, second = (log_of("out/started", event)[0]["settings"] for event in ("start", "resume"))
+        assert [first[name] == second[name] for name in ("dtype", "compile")] == [True, True]
+    assert (second["dtype"], second["compile"]) == (other, "true")
 
 
 def test_settings_that_train_py_has_gained_have_their_default(killed, capsys):

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from config.runtime import checkpoints, waiting
 from config.runtime.devices import pick_dtype
 from config.runtime.models import build_model
-from conftest import ROOT, TEXT, TINY, contents, load, log_of, refused
+from conftest import ROOT, TEXT, TINY, contents, load, log_of
 from data.dataset import Dataset, load_dataset
 from data.prepare import prepare
 from data.tokenizer import tokenizer_from_state
@@ -137,13 +137,6 @@ def test_a_run_stays_eager_where_nothing_can_be_compiled(repo, monkeypatch):
     shown = repo(f"{RUN} --n_layer=1 --compile=True")
     assert shown.count("NOTE") == 1 and "NOTE    compile = false, since PyTorch's compiler does not work here" in shown
     assert log_of(OUT, "start")[0]["settings"]["compile"] == "false"
-
-
-def test_a_folder_that_holds_a_run_is_refused(repo, capsys):
-    repo(RUN)
-    error = refused(repo, RUN, capsys)
-    for way in ("out/x already holds a run", "--init_from=resume", "--overwrite", "--out_dir=FOLDER"):
-        assert way in error
 
 
 EVALUATE = "train.py --eval_only --init_from=resume --device=cpu --dtype=float32 --out_dir=out/x"
