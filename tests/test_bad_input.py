@@ -50,7 +50,6 @@ TRAIN_ARGUMENTS = {
     # choices
     "--init_from=gpt2": "init_from = 'gpt2' .*hf:NAME, run:FOLDER",
     "--device=cuda:99": "device = 'cuda:99' .*this machine has .*cpu",
-    "--dataset=shakespear_char": "dataset = 'shakespear_char' .* one of openwebtext, shakespeare_bpe, shakespeare_char",
     # folders and files
     "--init_from=resume": "out/shakespeare_char/ckpt.pt: No such file",
     "--eval_only": "eval_only = True needs a trained model: add --init_from=resume",
@@ -193,17 +192,14 @@ def test_a_bit_of_a_checkpoint(trained):
 def test_no_control_character_of_a_file_reaches_the_terminal(trained, capsys, monkeypatch):
     """... where it could move the cursor, or type a command."""
     saved = torch.load(LATEST, weights_only=True)
-    code = saved["code"] | {"files": {"\x1b[2J": "1", "model.py": "2"}}
     source = saved["data"] | {"source": "\x1b[31mred\x9b0m\rred\nNOTE    red"}
-    change_checkpoint(LATEST, data=source, code=code, machine="\x1b[A")
-    shown = trained(SAMPLE) + trained(RESUME)
-    assert r"\x1b[31mred\x9b0m red NOTE    red" in shown and r"\x1b[2J, model.py: changed" in shown
+    alphabet = {"kind": "char", "characters": "\x1b" + saved["tokenizer"]["characters"][1:]}
+    change_checkpoint(LATEST, data=source, tokenizer=alphabet)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    shown = trained(f"{SAMPLE} --start=\x1b")
+    assert r"\x1b[31mred\x9b0m red NOTE    red" in shown
     change_checkpoint(LATEST, config=saved["config"] | {"\x1b[31m": 1})
     shown += error_of(trained, SAMPLE, capsys)
-    alphabet = "\x1b" + saved["tokenizer"]["characters"][1:]
-    change_checkpoint(LATEST, config=saved["config"], tokenizer={"kind": "char", "characters": alphabet})
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    shown += trained(f"{SAMPLE} --start=\x1b")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
 
 

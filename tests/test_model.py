@@ -212,34 +212,24 @@ def no_cpp(monkeypatch):
     torch.compiler.reset()
 
 
-def test_a_compiled_model_has_the_loss_and_the_gradients_of_an_eager_one(no_cpp):
-    outcomes = []
-    for compiled in (False, True):
-        model = build("standard", "m1", n_layer=2)
-        if compiled:
-            compile_blocks(model)
-        idx = tokens(model, 2, 12)
-        loss = model(idx, idx)[1]
-        loss.backward()
-        outcomes.append([loss, *(p.grad for p in model.parameters())])
-    for found, expected in zip(*outcomes):
-        close(found, expected)
-
-
 @pytest.mark.parametrize("residual", ["standard", "m1"])  # a whole block is compiled, or its parts
-def test_a_copy_of_a_compiled_model_runs_its_own_weights(no_cpp, residual):
+def test_a_compiled_model_and_its_copy_equal_eager_ones(no_cpp, residual):
+    """... in loss and gradients; a copy has weights of its own."""
     model = build("standard", residual, n_layer=2)
-    idx = tokens(model, 2, 12)
+    eager, idx = copy.deepcopy(model), tokens(model, 2, 12)
     compile_blocks(model)
-    compiled = model(idx)[0]
-    twin = copy.deepcopy(model)
+    twin, eager_twin = copy.deepcopy(model), copy.deepcopy(eager)
     with torch.no_grad():
-        for p in twin.parameters():
+        for p in (*twin.parameters(), *eager_twin.parameters()):
             p.mul_(2)
-    eager = build("standard", residual, n_layer=2)
-    eager.load_state_dict(twin.state_dict())
-    close(twin(idx)[0], eager(idx)[0])
-    close(model(idx)[0], compiled)
+
+    def outcome(model):
+        loss = model(idx, idx)[1]
+        return loss, *torch.autograd.grad(loss, list(model.parameters()))
+
+    for compiled, other in (twin, eager_twin), (model, eager):
+        for found, expected in zip(outcome(compiled), outcome(other)):
+            close(found, expected)
 
 
 def test_training_and_evaluating_recompile_within_the_limit(no_cpp):
