@@ -192,14 +192,17 @@ def test_a_bit_of_a_checkpoint(trained):
 def test_no_control_character_of_a_file_reaches_the_terminal(trained, capsys, monkeypatch):
     """... where it could move the cursor, or type a command."""
     saved = torch.load(LATEST, weights_only=True)
+    code = saved["code"] | {"files": {"\x1b[2J": "1", "model.py": "2"}}
     source = saved["data"] | {"source": "\x1b[31mred\x9b0m\rred\nNOTE    red"}
-    alphabet = {"kind": "char", "characters": "\x1b" + saved["tokenizer"]["characters"][1:]}
-    change_checkpoint(LATEST, data=source, tokenizer=alphabet)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    shown = trained(f"{SAMPLE} --start=\x1b")
-    assert r"\x1b[31mred\x9b0m red NOTE    red" in shown
+    change_checkpoint(LATEST, data=source, code=code, machine="\x1b[A")
+    shown = trained(SAMPLE) + trained(RESUME)
+    assert r"\x1b[31mred\x9b0m red NOTE    red" in shown and r"\x1b[2J, model.py: changed" in shown
     change_checkpoint(LATEST, config=saved["config"] | {"\x1b[31m": 1})
     shown += error_of(trained, SAMPLE, capsys)
+    alphabet = "\x1b" + saved["tokenizer"]["characters"][1:]
+    change_checkpoint(LATEST, config=saved["config"], tokenizer={"kind": "char", "characters": alphabet})
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    shown += trained(f"{SAMPLE} --start=\x1b")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
 
 
