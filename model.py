@@ -206,9 +206,10 @@ class W2Attention(Attention):
         if self.K:
             for parts, sigma_proj in ((queries, self.sigma_q), (keys, self.sigma_k)):
                 with no_autocast(normed):  # an error of a scalar σ counts D times
-                    sigma = F.softplus(rearrange(sigma_proj(normed), "B T (H K) -> B H T K", K=self.K))
-                # √D σ for D equal numbers σ. Distances are those of σ - log 2, which is 0 at first: small numbers
-                # round to near ones.
+                    sigma = sigma_proj(normed.to(sigma_proj.weight.dtype))
+                sigma = F.softplus(rearrange(sigma, "B T (H K) -> B H T K", K=self.K))
+                # √D σ for D equal numbers σ. Distances are those of σ - log 2, which is near 0 at first, where numbers
+                # round less.
                 parts.append(((sigma - math.log(2)) * (self.D / self.K) ** 0.5).type_as(q))
 
         # k̂ = [μ, σ, coarse, rest]. The last two sum to the bias -(‖μ‖² + ‖σ‖²)/2, and q̂ has a 1 for each of them:

@@ -47,7 +47,7 @@ if checkpoint not in ("best", "latest"):
 ptdevice = pick_device(device)
 
 # the model and its tokenizer
-folder = Path(out_dir) if out_dir else checkpoints.newest_run()
+folder = checkpoints.folder_of(out_dir) if out_dir else checkpoints.newest_run()
 saved = checkpoints.load(checkpoints.find(folder, prefer=checkpoint))
 model = build_model(saved).to(ptdevice).eval()
 tokenizer = tokenizer_from_state(saved["tokenizer"])

@@ -215,7 +215,7 @@ run.log("resume" if resuming else "start", iter_num, **about, **counted, notes=n
 
 steps_per_eval = eval_interval or max(50, math.ceil(max_iters / 4))
 micro_steps = range(rank, grad_accum_steps, world_size)  # this process's share of each step
-stop = processes.StopSignal()  # Ctrl-C, SIGTERM, SIGHUP: finish the step, save and exit
+stop = processes.StopSignal()  # Ctrl-C, SIGTERM, SIGUSR1 and the like: finish the step, save and exit
 stopped_by = 0  # the signal's number
 logged_iter = iter_num  # step of the latest log line
 local_iter_num = 0  # steps of this process

@@ -71,12 +71,15 @@ def find_file(path, program) -> Path:
     """Return a config file, searched for in the current folder, then in the program's: runs work anywhere."""
     home = Path(program).resolve().parent
     for file in (Path(path), home / path):
-        if file.is_file():
+        if path.endswith(".py") and file.is_file():  # a text would be run as a program
             return file
-    known = {file.stem: file.relative_to(home) for file in home.glob("config/[!_]*.py")}
-    near = difflib.get_close_matches(Path(path).stem, known, n=1)
-    hint = f"did you mean {known[near[0]]}?" if near else "settings are written as --name=value, as in --out_dir=FOLDER"
-    raise UserError(f"{path}: no such config file ({hint})")
+    known = [file.name for file in home.glob("config/[!_]*.py")]
+    near = difflib.get_close_matches(Path(path).name, known, n=1, cutoff=0.85)
+    hint = "settings are written as --name=value, as in --out_dir=FOLDER or --start=FILE:story.txt; "
+    hint += "config files end in .py; data/text/prepare.py reads texts"
+    if near:
+        hint = f"did you mean config/{near[0]}?"
+    raise UserError(f"{path:.99}: no such config file ({hint})")
 
 
 def read_file(path, defaults) -> dict:
@@ -93,7 +96,8 @@ def read_file(path, defaults) -> dict:
 def convert(name, value, defaults, where):
     """Return `value`, from a config file or as text from the command line, in the type of its default."""
     if name not in defaults:
-        near = difflib.get_close_matches(name.lower(), defaults, n=1)
+        # not min_lr_frac for another program's min_lr, which means something else
+        near = difflib.get_close_matches(name.lower().replace("-", "_"), defaults, n=1, cutoff=0.85)
         hint = f"did you mean {near[0]}?" if near else "--help lists all settings"
         raise UserError(f"{where}: unknown setting ({hint})")
     kind = type(defaults[name])

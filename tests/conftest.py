@@ -20,13 +20,13 @@ from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from config.runtime import runs
 from config.runtime.devices import use_plain_attention
 from data.prepare import prepare
 
 TINY = "--n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=2"
 TINY += " --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
-HANDLED = {getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE")} & signal.valid_signals()
+HANDLED = ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGPIPE"]
+HANDLED = {getattr(signal, name, None) for name in HANDLED} & signal.valid_signals()
 TEXT = "the quick brown fox jumps over the lazy dog.\nand again, the dog sleeps!\n" * 40
 
 hypothesis.settings.register_profile("patient", deadline=None)  # no example is too slow on a busy machine
@@ -51,12 +51,10 @@ def copy_repository(folder):
 
 def run_program(program, *arguments):
     """Run a program in this process as if it ran in a separate one. Raise SystemExit if it fails."""
-    locked, file_lock = [], runs.file_lock
     with pytest.MonkeyPatch.context() as patch:  # what is set here is as before at the end
         patch.setattr(sys, "argv", [program, *arguments])
         patch.setattr(sys, "path", sys.path[:])
         patch.setattr(sys, "excepthook", sys.excepthook)
-        patch.setattr(runs, "file_lock", lambda file: locked.append(file) or file_lock(file))
         try:
             runpy.run_path(program, run_name="__main__")
         except SystemExit as end:
@@ -66,8 +64,6 @@ def run_program(program, *arguments):
             sys.excepthook(*sys.exc_info())
             raise
         finally:  # what the end of a process undoes
-            for file in locked:
-                file.close()
             use_plain_attention(False)
             torch._dynamo.config.suppress_errors = False
 

@@ -336,6 +336,14 @@ def test_autocast_trains(row):
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("kind", ["standard", "w2-scalar", "w2-overlap"])
+def test_a_block_takes_bfloat16_under_autocast(kind):
+    """As in programs that keep the residual stream in it."""
+    block, x = build(kind, dtype=torch.float32).blocks[0], torch.randn(2, 8, 32).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert block(x, rope_table(0, 8, 8, 10000.0, x))[0].isfinite().all()
+
+
 # -- the interface -------------------------------------------------------------------------------------------
 
 

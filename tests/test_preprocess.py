@@ -192,6 +192,7 @@ def test_in_a_read_only_installation_the_cure_is_told(repo, capsys, monkeypatch)
     ("text latin.txt", "latin.txt: not UTF-8 text at byte 3"),
     ("text config/runtime", "config/runtime: no .txt, .md, .jsonl, .*, .json or compressed files below"),
     (f"text good.txt --name={'x' * 300}", "name = 'x{98} is invalid: use up to 100 letters"),
+    ("text good.txt --tokeniser=char", "--tokeniser: unknown setting .did you mean tokenizer"),
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
     ("text good.txt --name=dataset.py", "data/dataset.py: File exists"),
     ("openwebtext --name=text", "data/text has its own prepare.py"),

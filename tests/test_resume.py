@@ -1,9 +1,11 @@
 """A run that is stopped, killed or short of disk is, in the end, the run that nothing happened to."""
 
+import io
 import json
 import random
 import re
 import resource
+import runpy
 import shutil
 import signal
 import subprocess
@@ -269,7 +271,8 @@ def test_an_overwritten_run_is_moved_aside(run, capsys):
     assert "out/whole.old: Directory not empty" in error_of(run, OVERWRITE, capsys)
     assert in_folder(WHOLE) == old and in_folder(OLD) == {"photo.png": b"1"}
     shutil.rmtree(OLD)
-    assert "the old run in out/whole is now in out/whole.old\n" in run(f"{OVERWRITE} --init_from=run:{WHOLE}")
+    shown = run(f"{OVERWRITE} --init_from=run:{WHOLE}")
+    assert f"the old run in out/whole is now in {OLD.absolute()}\n" in shown
     assert in_folder(OLD) == old and len(log_of(WHOLE, "start")) == 1
 
 
@@ -402,3 +405,46 @@ def test_a_run_outlives_its_terminal(run):
     assert process.wait(60) == 128 + signal.SIGHUP
     step = load(RESUMED / "ckpt.pt")["iter_num"]
     assert log_of(RESUMED, "step")[-1]["step"] == step
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
+def test_a_warning_of_a_cluster_saves(run, monkeypatch, number):
+    with pytest.raises(SystemExit) as end:
+        in_step(3, monkeypatch, lambda: signal.getsignal(number)(number, None))
+        run(f"{RUN} --checkpoint_interval=9 --out_dir={RESUMED}")
+    assert end.value.code == 128 + number and load(RESUMED / "ckpt.pt")["iter_num"] == 3
+
+
+# -- links and notebooks -------------------------------------------------------------------------------------
+
+
+def test_an_overwritten_run_stays_on_its_disk(run):
+    """Where its folder is a link to another one, and again."""
+    disk = Path("disk/whole")
+    WHOLE.parent.mkdir()
+    WHOLE.symlink_to(disk.absolute())  # which does not exist yet
+    run(f"{RUN} --out_dir={WHOLE}")
+    for seed in (2, 3):
+        old = in_folder(WHOLE)
+        run(f"{OVERWRITE} --seed={seed}")
+        assert WHOLE.is_symlink() and in_folder(Path("disk/whole.old")) == old != in_folder(disk)
+
+
+def test_in_a_notebook(killed, monkeypatch):
+    """... streams have no encoding of their own, errors are shown by the notebook, and its process lives on."""
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.StringIO())
+    hook = sys.excepthook
+    monkeypatch.setattr(sys, "argv", f"{RESUME} --max_iters=6".split())
+    with monkeypatch.context() as until_here, pytest.raises(ZeroDivisionError):
+        in_step(5, until_here, lambda: 1 / 0)
+        runpy.run_path("train.py")
+    for argv in ([*sys.argv], [*RUN.split(), "--out_dir=out/another"]):
+        monkeypatch.setattr(sys, "argv", argv)
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path("train.py")
+        assert not end.value.code
+    monkeypatch.setattr(sys, "excepthook", hook)
+    assert_same_run()
+    with open(RESUMED / "log.jsonl", "ab") as file:  # another process
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

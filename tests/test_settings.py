@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -124,7 +125,7 @@ def test_help_needs_no_pytorch(repo, program):
 @pytest.mark.parametrize("error, line, code", [
     (UserError("two\nlines"), "two lines", 2),
     (FolderInUse("two\nlines"), "two lines", 3),
-    (torch.OutOfMemoryError("Out. Tried"), "the GPU ran out of memory: use smaller sizes (Out)", 2),
+    (torch.OutOfMemoryError("Out. Tried"), "out of memory: use smaller sizes", 2),
 ])  # fmt: skip
 def test_what_the_project_says_to_users_is_one_line(monkeypatch, capsys, error, line, code):
     monkeypatch.setattr("sys.argv", ["some/sample.py"])
@@ -147,3 +148,37 @@ def test_method_files_differ_in_the_method_alone(method):
     names = runpy.run_path(str(CONFIGS / f"{method}_shakespeare.py"))
     assert names["__doc__"]
     assert {name: value for name, value in names.items() if not name.startswith("_")} == METHODS[method]
+
+
+# names of nanoGPT's and of others, that mean something else than the setting which they resemble
+@pytest.mark.parametrize("name", ["eval_iters", "min_lr", "lr_decay_iters", "decay_lr", "top_p", "backend"])
+def test_another_setting_is_not_suggested(name):
+    for program in ("train.py", "sample.py"):
+        with pytest.raises(UserError, match=f"--{name}: unknown setting .--help lists all settings"):
+            read_settings(CONFIGS.parent / program, [f"--{name}=1"])
+
+
+@pytest.mark.parametrize("name, meant", [("top-K", "top_k"), ("num_sample", "num_samples"), ("sed", "seed")])
+def test_a_misspelled_setting_is_suggested(name, meant):
+    with pytest.raises(UserError, match=f"did you mean {meant}"):
+        read_settings(CONFIGS.parent / "sample.py", [f"--{name}=1"])
+
+
+@pytest.mark.parametrize("name", ["small.yaml", "small.json", "story.txt", "shakespeare.txt", "settings", "x" * 300])
+def test_only_py_files_are_configs(program, name):
+    if len(name) < 300:
+        Path(name).write_text("import os; os.mkdir('executed')")
+    with pytest.raises(UserError) as error:
+        read_settings(program, [name])
+    for way in ("config files end in .py", "--name=value", "--start=FILE:", "data/text/prepare.py"):
+        assert way in str(error.value)
+    assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize("allocate", [torch.empty, np.empty])
+def test_a_cpu_without_memory_left_is_told_in_one_line(monkeypatch, capsys, allocate):
+    with pytest.raises((RuntimeError, MemoryError)) as error:
+        allocate(2**58)
+    with pytest.raises(SystemExit) as end:
+        report_error(error.type, error.value, None)
+    assert end.value.code == 2 and capsys.readouterr().err.endswith(": error: out of memory: use smaller sizes\n")

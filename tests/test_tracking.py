@@ -1,6 +1,7 @@
 """Where else the numbers of a run go: TensorBoard, Weights & Biases, a picture."""
 
 import json
+import struct
 import sys
 from pathlib import Path
 
@@ -12,19 +13,6 @@ from conftest import ROOT, TINY, error_of, log_of, refused
 sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there
 
 from plot import read_run
-
-WANDB = """
-import json
-import sys
-
-def init(**options):
-    log({**options, "dir": str(options["dir"])}, step=None)
-    return sys.modules[__name__]
-
-def log(numbers, step):
-    with open("wandb.jsonl", "a") as file:
-        print(json.dumps({**numbers, "step": step}), file=file)
-"""
 
 
 def numbers_of(out):
@@ -46,18 +34,53 @@ def test_tensorboard_has_what_the_log_has(repo):
     assert found == pytest.approx(numbers_of("run"), rel=1e-6)
 
 
-def test_wandb_has_what_the_log_has(repo, monkeypatch):
-    Path("wandb.py").write_text(WANDB)
-    monkeypatch.syspath_prepend(repo.folder)
+@pytest.fixture
+def wandb(monkeypatch, tmp_path):
+    """Return the real Weights & Biases, which writes to files alone, and keeps to itself."""
+    package = pytest.importorskip("wandb")
+    monkeypatch.setenv("HOME", str(tmp_path))  # which has no key
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    yield package
+    package.teardown()  # it has read the environment once for all
+
+
+def wandb_numbers(path):
+    """Return the numbers in a file of Weights & Biases: {(event/name, step): number}."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, at, record, numbers = path.read_bytes(), 7, b"", {}
+    while at + 7 <= len(content):  # the header of a part: 4 bytes of a checksum, its length, whether it is the last
+        length, part = struct.unpack_from("<HB", content, at + 4)
+        record += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if -at % 2**15 < 7:  # a block's rest is empty where no header fits in
+            at += -at % 2**15
+        if part in (1, 4):
+            history, record = Record.FromString(record).history, b""
+            items = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in history.item}
+            numbers |= {(name, history.step.num): number for name, number in items.items() if name[0] != "_"}
+    return numbers
+
+
+def test_wandb_has_what_the_log_has_in_one_run(repo, wandb):
+    """... also after it has resumed; a new run in the same folder is another one."""
     run = f"train.py {TINY} --out_dir=out/run --lr_decay=none --wandb"
     repo(f"{run} --max_iters=3")
     repo(f"{run} --max_iters=6 --init_from=resume")
-    del sys.modules["wandb"]
-    lines = [json.loads(line) for line in Path("wandb.jsonl").read_text().splitlines()]
-    begun, numbers = ([line for line in lines if ("config" in line) == begins] for begins in (True, False))
-    assert [(line["name"], line["config"]["n_layer"]) for line in begun] == [("run", 2)] * 2
-    found = {(name, line["step"]): number for line in numbers for name, number in line.items() if name != "step"}
-    assert found == numbers_of("out/run")
+    first, second = Path("out/run").glob("wandb/offline-run-*/run-*.wandb")
+    assert first.name == second.name
+    assert wandb_numbers(first) | wandb_numbers(second) == numbers_of("out/run")
+    repo(f"{run} --max_iters=3 --overwrite")
+    (third,) = Path("out/run").glob("wandb/offline-run-*/run-*.wandb")
+    assert third.name != first.name
+
+
+def test_wandb_without_a_key(repo, wandb, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_MODE", "online")
+    error = error_of(repo, f"train.py {TINY} --out_dir=run --wandb", capsys)
+    assert "error: wandb: No API key" in error and "set WANDB_MODE=offline\n" in error
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])

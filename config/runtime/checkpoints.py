@@ -15,6 +15,11 @@ VERSION = 11  # of the layout of a checkpoint
 CODE = ("model.py", "train.py", "config/__init__.py", "config/runtime/*.py", "data/*.py", "data/huggingface/*.py")
 
 
+def folder_of(path) -> Path:
+    """Return the folder of a run, of which a checkpoint may be named instead."""
+    return Path(path).parent if path.endswith(".pt") else Path(path)
+
+
 @file_errors()
 def find(folder, prefer="latest"):
     """Return the path of ckpt.pt ("latest") or best.pt ("best") of a run, or the other one if only that exists."""
@@ -26,7 +31,7 @@ def find(folder, prefer="latest"):
 
 def find_source(name):
     """Return the path of the checkpoint that run:FOLDER names."""
-    return find(Path(name.removeprefix("run:")), prefer="best")
+    return find(folder_of(name.removeprefix("run:")), prefer="best")
 
 
 def newest_run():
@@ -50,7 +55,9 @@ def load(path) -> dict:
         raise UserError(f"{path}: damaged, or not a checkpoint of train.py")
     version = checkpoint["version"]
     if version != VERSION:
-        raise UserError(f"{path}: checkpoint version {version!r}; this program reads version {VERSION}")
+        commit = checkpoint.get("code", {}).get("commit")
+        cure = f"train again, or check out commit {commit}" if commit else "train again"
+        raise UserError(f"{path}: checkpoint version {version!r}; this program reads version {VERSION}: {cure}")
     return checkpoint | {"path": path}
 
 
@@ -78,7 +85,8 @@ def code_version() -> dict:
     paths = [path for pattern in CODE for path in sorted(ROOT.glob(pattern))]
     commit = None
     with suppress(OSError, subprocess.SubprocessError):
-        git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=10"]
+        git = ["git", "-C", str(ROOT), "--git-dir=.git"]  # and not that of a repository around a copy
+        git += ["describe", "--always", "--dirty", "--exclude=*", "--abbrev=10"]
         commit = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     files = {path.relative_to(ROOT).as_posix(): sha256(path.read_bytes()) for path in paths}
     return {"files": files, "commit": commit}

@@ -1,14 +1,13 @@
 """Devices, dtypes, and when compiling or another attention kernel pays off."""
 
 import math
-import os
 from contextlib import suppress
 from types import MethodType
 
 import torch
 
 from config.runtime.errors import UserError
-from config.runtime.processes import print0, world_size
+from config.runtime.processes import print0, rank, world_size
 
 
 def pick_device(device) -> torch.device:
@@ -17,7 +16,7 @@ def pick_device(device) -> torch.device:
     here = [*(f"cuda:{i}" for i in range(torch.cuda.device_count())), *mps, "cpu"]
     name = here[0] if device == "auto" else device
     if name.startswith("cuda") and world_size() > 1 or name == "cuda":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        name = f"cuda:{rank('LOCAL_RANK')}"
     if name not in here:
         raise UserError(f"device = {name!r} is not available: this machine has {', '.join(here)}")
     return torch.device(name)

@@ -3,22 +3,26 @@
 PyTorch is imported where it is used, since these functions are needed before that.
 """
 
-import atexit
 import errno
 import os
 import re
 import shlex
 import signal
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from config.runtime.errors import UserError
 from config.runtime.files import ROOT
 
 
-def rank() -> int:
-    return int(os.environ.get("RANK", "0"))  # torchrun sets it
+def rank(name="RANK") -> int:
+    """Return torchrun's number of this process, or its LOCAL_RANK. For a single process they mean nothing."""
+    return variable(name, 0) if variable("WORLD_SIZE", 1) > 1 else 0
+
+
+def variable(name, default) -> int:
+    return int(os.environ.get(name) or default)
 
 
 # -- what a program prints
@@ -48,30 +52,31 @@ def one_line(text):
 
 # -- the end of a program
 
+held = ExitStack()  # what ends with a run: its lock, its trackers. In a notebook, the process goes on
+
 
 def install_excepthook():
     """From here on, show users' mistakes in one line on stderr, and end silently on Ctrl-C, even during imports."""
     sys.excepthook = report_error
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # text is UTF-8, on any terminal and in any pipe
-        # a line is written when it is printed: on a full disk print raises an error, not the end of Python
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # not in a notebook; text is UTF-8, on any terminal and in any pipe
+            # a line is written when it is printed: on a full disk print raises an error, not the end of Python
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def report_error(kind, error, traceback):
-    code = 1
-    line = ""
+    code, line = 2, ""
     if issubclass(kind, KeyboardInterrupt):
         code = 128 + signal.SIGINT
     elif isinstance(error, UserError):
         code = error.exit_code
         line = error
     elif issubclass(kind, OSError) and error.errno == errno.ENOSPC:
-        code = 2
         line = f"{error.filename or 'the output'}: {error.strerror}"
-    elif kind.__name__ == "OutOfMemoryError":  # PyTorch's, which may not have been imported yet
-        code = 2
-        line = f"the GPU ran out of memory: use smaller sizes ({str(error).partition('. ')[0]})"
+    elif re.match(r"\w*MemoryError:|RuntimeError: .*DefaultCPUAllocator: ", f"{kind.__name__}: {error}"):
+        line = "out of memory: use smaller sizes"
     else:
+        code = 1
         sys.__excepthook__(kind, error, traceback)
     if line:
         process = f" (process {rank()})" if rank() else ""
@@ -80,15 +85,13 @@ def report_error(kind, error, traceback):
 
 
 def exit_program(code=0):
-    dist = joined()
-    if dist:
-        atexit._run_exitfuncs()  # of the trackers
+    held.close()
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
         except OSError:  # a full disk or a closed terminal, reported before
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    if dist:  # the interpreter's shutdown would be aborted by a waiting thread of gloo
+    if joined():  # the interpreter's shutdown would be aborted by a waiting thread of gloo
         os._exit(code)
     raise SystemExit(code)
 
@@ -100,7 +103,7 @@ def quiet_pipe():
 
 
 class StopSignal:
-    """Remember the `number` of a Ctrl-C, SIGTERM or SIGHUP, so that a run can finish its step, save and leave.
+    """Remember the `number` of a Ctrl-C, or of what a cluster sends, so that a run can finish its step, save and leave.
 
     A second signal ends the program at once, but not under torchrun, whose processes get a terminal's Ctrl-C twice.
     """
@@ -114,8 +117,8 @@ class StopSignal:
         self.listen(signal.SIG_IGN if "TORCHELASTIC_RUN_ID" in os.environ else signal.SIG_DFL)
 
     def listen(self, handler):
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)  # Windows has no SIGHUP
+        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"):  # the last three before a limit
+            number = getattr(signal, name, None)  # Windows has only two of them
             if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it on purpose
                 signal.signal(number, handler)
 
@@ -124,7 +127,12 @@ class StopSignal:
 
 
 def world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))  # torchrun sets it
+    """Return the number of processes that torchrun has started, 1 without it."""
+    number = variable("WORLD_SIZE", 1)
+    if number > 1 and not all(map(os.environ.get, ("RANK", "MASTER_ADDR", "MASTER_PORT"))):
+        cure = "start the processes with torchrun, or unset WORLD_SIZE"
+        raise UserError(f"WORLD_SIZE={number} needs RANK, MASTER_ADDR and MASTER_PORT in the environment: {cure}")
+    return number
 
 
 def join(device):

@@ -14,13 +14,13 @@ from config.runtime.checks import check_settings
 from config.runtime.errors import FolderInUse, UserError, file_errors, import_optional
 from config.runtime.files import atomic_write, file_lock
 from config.runtime.models import SHAPE, build_model
-from config.runtime.processes import command, print0, rank, world_size
+from config.runtime.processes import command, held, print0, rank, world_size
 from model import GPT
 
 # settings that a run's folder is named after
 METHOD = ("attention", "qk_scale", "w2_score", "sigma", "residual", "keep_input")
 # settings that a resumed run may change; with any other it would be a different run
-MAY_CHANGE = {"out_dir", "init_from", "overwrite", "eval_only", "max_iters", "device", "compile"}
+MAY_CHANGE = {"out_dir", "init_from", "eval_only", "max_iters", "device", "compile"}
 MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval", "tensorboard", "wandb"}
 
 
@@ -37,19 +37,21 @@ class Run:
         self.folder, self.log_path, self.max_iters = folder, folder / "log.jsonl", settings["max_iters"]
         if rank() != 0:
             return
+        held.close()  # by a run that has failed in a notebook
         with file_errors():
             self.log_file = lock_folder(self.folder)
-            if settings["overwrite"] and not iter_num and any(self.folder.glob("*.pt")):
+            if settings["overwrite"] and any(self.folder.glob("*.pt")):
                 self.move_aside()
             self.log_file.truncate(end_of_log(self.log_path, iter_num))
         self.trackers = start_trackers(self.folder, iter_num, settings)
 
     def move_aside(self):
         """Rename the folder of an old run to NAME.old, and make a new one. At any moment the old run is whole."""
-        aside = self.folder.with_name(f"{self.folder.name}.old")
+        folder = self.folder.resolve()  # a link stays, and so do the runs on its disk
+        aside = folder.with_name(f"{folder.name}.old")
         if any(aside.glob("*.pt")):  # an older one
             shutil.rmtree(aside)
-        self.folder.rename(aside)
+        folder.rename(aside)
         print0(f"the old run in {self.folder} is now in {aside}")
         self.log_file = lock_folder(self.folder)
 
@@ -93,8 +95,8 @@ class Run:
 
 def lock_folder(folder):
     """Open and lock the log of a folder, which is made if it does not exist."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = open(folder / "log.jsonl", "ab", buffering=0)
+    folder.resolve().mkdir(parents=True, exist_ok=True)  # also what a link names
+    file = held.enter_context(open(folder / "log.jsonl", "ab", buffering=0))
     if not file_lock(file):
         raise FolderInUse(f"{folder}: another process is training there: wait for it, or choose another --out_dir")
     return file
@@ -125,7 +127,15 @@ def start_trackers(folder, iter_num, settings):
 
         trackers.append(track)
     if settings["wandb"]:
-        trackers.append(import_optional("wandb").init(name=folder.name, config=settings, dir=folder).log)
+        wandb = import_optional("wandb")
+        ids = [path.stem[4:] for path in sorted(folder.glob("wandb/*/run-*.wandb"))]
+        same = {"id": ids[-1], "resume": "allow"} if ids and iter_num else {}  # it goes on as the same run there
+        try:
+            run = wandb.init(name=folder.name, config=settings, dir=folder, **same)
+        except wandb.Error as error:  # no key, no network
+            raise UserError(f"wandb: {error} To log into the run's folder alone, set WANDB_MODE=offline") from None
+        held.callback(run.finish)
+        trackers.append(run.log)
     return trackers
 
 
@@ -137,16 +147,17 @@ def run_folder(settings, defaults, argv) -> Path:
     method = [name for name in METHOD if settings[name] != defaults[name]]
     options = [name if settings[name] is True else settings[name] for name in method]
     name = settings["out_dir"] or "out/" + "-".join(config_files or [Path(settings["dataset"]).name, *options])
-    return Path(name)
+    return checkpoints.folder_of(name)
 
 
 def begin(folder, defaults, given):
     """Return the settings of a run and, if it resumes, the checkpoint to resume from, else None."""
     settings = defaults | given
     checkpoint, requested = None, settings["init_from"]
-    resuming = requested == "resume"
+    resuming = requested == "resume" or requested == "auto" and checkpoints.find(folder).exists()
+    if settings["overwrite"] and requested in ("resume", "auto"):
+        raise UserError(f"overwrite = True and init_from = {requested!r} contradict each other: leave out one of them")
     if requested == "auto":
-        resuming = checkpoints.find(folder).exists()
         settings["init_from"] = "scratch"
     if resuming:
         checkpoint = checkpoints.load(checkpoints.find(folder, "best" if settings["eval_only"] else "latest"))
@@ -166,8 +177,11 @@ def begin(folder, defaults, given):
 @file_errors()
 def check_folder(folder, settings):
     """Raise a UserError if the folder holds a run, or if there is nothing to start from, or to evaluate."""
-    if settings["init_from"].startswith("run:"):
+    kind, _, source = settings["init_from"].partition(":")
+    if kind == "run":
         checkpoints.find_source(settings["init_from"]).stat()
+    if kind == "hf" and (source[:1] in "/." or source.count("/") > 1) and not Path(source).is_dir():
+        raise UserError(f"init_from = hf:{source}: no such folder")
     if settings["eval_only"]:
         if settings["init_from"] == "scratch":
             cure = "add --init_from=resume, and the run's config or --out_dir"
