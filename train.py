@@ -50,7 +50,7 @@ dropout = 0.0  # dropout rate for the attention weights and the outputs of atten
 bias = False  # biases in the linear layers
 attention = "standard"  # standard, w2, summed_qk
 qk_scale = "5.1"  # summed_qk: divisor of layer i's scores (d: width of a head; m: layers summed; a, b: learned)
-#   5.1 √d   5.2 √d √m   5.3 √d m   5.4 d^a m^b   5.5 a_i √d   5.6 a_i d^(b_i)   5.7 a_i
+#   5.1 √d   5.2 √d √m   5.3 √d m   5.4 d^a m^b   of the authors' Version 4: 5.5 a_i √d   5.6 a_i d^(b_i)   5.7 a_i
 w2_score = "distance"  # w2: distance, overlap (what the W2 document states, and what its code computes)
 sigma = "scalar"  # w2 by distance: scalar, diagonal, none (L2 attention)
 residual = "standard"  # standard, m1, m2, m3.1, m3.2, m4.1, m4.2

@@ -111,6 +111,9 @@ def test_sentences():
     copies = tasks("recall", "loss", task=["copy"], recipe=["fair"])
     mqar, entailment = tasks("recall", "accuracy", task=["mqar"]), tasks("entailment", "accuracy", recipe=["fair"])
     deep = tasks("micro", LAST, n_layer=[4], n_embd=[64])
+    memory = [tasks("memory", "MB kept", batch_size=[32], block_size=[127], n_layer=[2])]
+    memory += [tasks("memory", "MB kept", batch_size=[4])]
+    memory += [tasks("memory", "MB kept", batch_size=[32], n_layer=[4])]
     kept = "Method 1, input kept", "Method 3.1, input kept"
     sentences = [
         "(operations: {}) gains {}".format(*eight["standard, wider"][::2]),
@@ -121,6 +124,9 @@ def test_sentences():
         "{} (standard), {} (distance) and {} (overlap)".format(*(spread(copies[kind]) for kind in KINDS)),
         "{}, {} and {} in [multi-query recall]".format(*(spread(mqar[kind]) for kind in KINDS)),
         "{}, {} and {} in entailment".format(*(spread(entailment[kind]) for kind in KINDS)),
+        "{} for standard attention, {} for the distance, {} for the overlap".format(
+            *(", ".join(f"{found[kind][0]:.0f}" for found in memory) for kind in KINDS)
+        ),
         f"in deep, {gain(deep['standard'], deep['overlap'])} decides nothing",
     ]
     assert [sentence for sentence in sentences if sentence not in PAGE] == []

@@ -36,9 +36,11 @@ device = "auto"  # auto, cpu, cuda, cuda:1
 out = "out/bench"  # folder of the results
 # -----------------------------------------------------------------------------
 
-OVERLAP = {"attention": "w2", "w2_score": "overlap"}
-DIAGONAL = {"attention": "w2", "sigma": "diagonal"}
-W2_KINDS = {"W2, scalar σ": {"attention": "w2"}, "W2, diagonal σ": DIAGONAL, "W2, overlap": OVERLAP}
+KINDS = {
+    "standard": {},
+    "W2, distance": {"attention": "w2", "sigma": "diagonal"},
+    "W2, overlap": {"attention": "w2", "w2_score": "overlap"},
+}
 TASKS = {  # the settings of their runs
     "copy": {"batch_size": 32, "steps": 500},
     "mqar": {"batch_size": 256, "steps": 1000, "pairs": 4, "dtype": "auto"},
@@ -270,7 +272,7 @@ class Sweep:
 def fair_cells(task, model):
     """Return runs of standard and W2, without rate and seed: as wide as each other, and with as many parameters."""
     standard, cells = GPTConfig(**SHAPES[task] | model), {}
-    for name, kind in {"standard": {}, **W2_KINDS}.items():
+    for name, kind in KINDS.items():
         settings = SHAPES[task] | model | kind
         with torch.device("meta"):  # only counted
             surplus = GPT(GPTConfig(**settings)).get_num_params() - GPT(standard).get_num_params()
@@ -287,7 +289,7 @@ def published_cells(name, equal_widths=False):
     shape, cells = dict(SHAPES[task]), {}
     for field, value in changes.items():
         (shape if field in shape else run)[field] = value
-    for kind, settings in {"standard": {}, "W2, distance": DIAGONAL, "W2, overlap": OVERLAP}.items():
+    for kind, settings in KINDS.items():
         width, heads = widths[equal_widths or bool(settings)]
         model = shape | {"n_embd": width, "n_head": heads, "n_inner": int(inner * width)} | settings
         cells[kind] = run | {"model": model, "learning_rate": rates[bool(settings)]}
@@ -338,7 +340,7 @@ def micro(sweep):
     memories = Sweep("memory", {"device": str(sweep.device), "out": sweep.path.parent}, memory)
     for name, reported, size in MEMORY:
         cells = published_cells(name)
-        found = [memories.result(cell | {"batch_size": size, "seed": 0})["MB kept"] for cell in cells.values()]
+        found = [memories.result(cell | {"batch_size": size, "seed": 1})["MB kept"] for cell in cells.values()]
         rows.append([f"{name}, {size} sequences", *(f"{kept:.1f}" for kept in found), ", ".join(map(str, reported))])
     print(f"\n{as_table(['MB kept', *cells, 'document (standard, W2)'], rows)}")
 
