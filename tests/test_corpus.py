@@ -247,13 +247,6 @@ def test_bad_datasets(tmp_path, monkeypatch):
             read()
 
 
-def test_a_long_preparation_shows_how_far_it_is(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("time.monotonic", count(0, 2).__next__)
-    prepare(tmp_path / "data", ["x" * 999_999] * 7, "test", "gpt2", 0, 0.5)
-    lines = [line.split("   ") for line in capsys.readouterr().out.splitlines() if "%" in line]
-    assert lines == [["42.9%", "3 MB", "3,000,000 tokens"], ["71.4%", "5 MB", "5,000,000 tokens"]]
-
-
 def test_threads_encode_side_by_side_and_in_order():
     """Each of two documents waits for the other."""
     both = threading.Barrier(2)

@@ -5,12 +5,15 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.export import Dim
+from torch.overrides import TorchFunctionMode
 
 from conftest import ROOT
-from model import GPT, Block, GPTConfig
+from cover import GRID
+from model import GPT, GPTConfig
 from verify import build, close, tokens
 
 METHODS = [
@@ -74,13 +77,28 @@ def test_a_model_without_data_has_shapes(method):
         assert model(tokens(model, 2, 8))[0].shape == (2, 8, model.config.vocab_size)
 
 
-@pytest.mark.parametrize("method", [dict(), dict(residual="m2"), dict(attention="w2", sigma="diagonal", bias=True)])
-def test_a_block_alone_starts_as_in_a_model(method):
-    config = GPTConfig(block_size=8, vocab_size=32, n_layer=3, n_head=4, n_embd=256, **method)
-    for layer in range(2):
-        alone, inside = Block(config, layer), GPT(config).blocks[layer]
-        for (name, p), expected in zip(alone.named_parameters(), inside.parameters(), strict=True):
-            assert p.abs().mean().item() == pytest.approx(expected.abs().mean().item(), rel=0.05), name
+class Indexing(TorchFunctionMode):
+    """Takes parts of tensors on a pretended GPU, which a PyTorch without CUDA does not."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is not torch.Tensor.__getitem__:
+            return function(*args, **(kwargs or {}))
+        tensor, index = args
+        part = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")[index]
+        return tensor.as_strided(part.shape, part.stride(), tensor.storage_offset() + part.storage_offset())
+
+
+@pytest.mark.parametrize("kind, method", GRID)
+@torch.no_grad()
+def test_no_tensor_stays_on_the_cpu(kind, method):
+    """... of a model on a pretended GPU: that would be an error."""
+    for n_kv_head in (4, 2):
+        model = build(kind, method, moved=False, n_kv_head=n_kv_head)
+        with FakeTensorMode(), Indexing():
+            parameters = {name: torch.empty(p.shape, device="cuda") for name, p in model.named_parameters()}
+            idx = torch.zeros(2, 16, dtype=torch.long, device="cuda")
+            logits, loss = torch.func.functional_call(model, parameters, (idx, idx))
+        assert logits.device.type == loss.device.type == "cuda"
 
 
 def test_the_block_of_the_readme(capsys):

@@ -57,15 +57,9 @@ def test_an_interrupted_experiment_resumes(tables_of, tmp_path, name, tables):
     assert tables_of(name) == first and json.loads(file.read_text()) == results
 
 
-@pytest.mark.parametrize("arguments, named", [
-    ([], "recall, entailment, micro"),
-    (["recal"], "'recal' is invalid"),
-    (["recall", "--quik"], "--quik"),
-    (["recall", "--device=cuda:9"], "cuda:9"),
-])  # fmt: skip
-def test_what_cannot_be_run_is_refused(tmp_path, arguments, named):
-    with pytest.raises(UserError, match=named):
-        tasks.main([*arguments, f"--out={tmp_path}"])
+def test_an_unknown_experiment_is_named(tmp_path):
+    with pytest.raises(UserError, match="'recal' is invalid: the experiment must be one of recall"):
+        tasks.main(["recal", f"--out={tmp_path}"])
 
 
 # -- training ------------------------------------------------------------------------------------------------
@@ -82,7 +76,7 @@ def data(run, step):
 def train_fairly(model):
     """As tests/trainer.py does, which is held to train.py."""
     s = SimpleNamespace(learning_rate=0.1, warmup_iters=2, max_iters=20, min_lr_frac=0.1, lr_decay="cosine")
-    s.beta1, s.beta2, s.weight_decay, s.optimizer, s.dtype = 0.9, 0.99, 0.1, "adamw", "float32"
+    s.beta1, s.beta2, s.weight_decay, s.dtype = 0.9, 0.99, 0.1, "float32"
     optimizer = trainer.Optimizer(s, model)
     for step in range(20):
         loss = trainer.token_losses(s, model, *data(RUN, step)).mean()
@@ -114,7 +108,7 @@ def test_equal_parameters():
     like = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 10}
     cells = tasks.fair_cells("copy", like)
     counts = [GPT(GPTConfig(**cell["model"])).get_num_params() for cell in cells.values()]
-    assert len(counts) == 4 and max(counts) - min(counts) <= 2 * 3 * 32 * 2 // 2 + 2  # half a column of the MLPs each
+    assert len(counts) == 3 and max(counts) - min(counts) <= 2 * 3 * 32 * 2 // 2 + 2  # half a column of the MLPs each
 
 
 def test_published_models_have_the_published_size():

@@ -7,15 +7,12 @@ import sys
 
 import pytest
 import torch
-from einops import rearrange
 
 import model
-import reference
 import test_model
 from conftest import ROOT, TINY, load
 from cover import COVER, columns, each
 from model import Attention
-from reference import causal_softmax, standard_scores
 from test_model import build, over
 
 PROMISES = [
@@ -76,47 +73,6 @@ def test_the_examples_keep_every_promise_and_train(repo):
         assert re.search(rf"^PASSED.*keeps_every_promise.*{name}", shown, re.MULTILINE), shown
     python("train.py", *TINY.split(), "--attention=unscaled", "--residual=m1.half", "--out_dir=own")
     assert load("own/ckpt.pt")["config"].items() >= dict(attention="unscaled", residual="m1.half").items()
-
-
-class ALiBi(Attention):
-    """softmax(q kᵀ/√d_k - 2^-h (m - n)) V without RoPE: the position n of a key is its place among all so far."""
-
-    def project(self, x, rope):
-        q = rearrange(self.q_proj(x), "B T (H D) -> B H T D", D=self.D)
-        k = rearrange(self.k_proj(x), "B T (G D) -> B G T D", D=self.D)
-        return q, k, self.values(x)
-
-    def score_vectors(self, q, k, x, earlier):
-        slope = 2.0 ** -torch.arange(1, self.H + 1, device=q.device, dtype=q.dtype).view(-1, 1, 1)
-        return torch.cat((q * self.D**-0.5, slope.expand(*q.shape[:-1], 2)), dim=-1), k
-
-    def mix_values(self, q_hat, k_hat, v):
-        n = torch.arange(k_hat.size(2), device=k_hat.device)
-        n = torch.stack((n % 256, n - n % 256), dim=-1).type_as(k_hat)  # bfloat16 has whole numbers up to 256
-        return super().mix_values(q_hat, torch.cat((k_hat, n.expand(*k_hat.shape[:2], -1, -1)), dim=-1), v)
-
-
-def weights_alibi(unrotated, h, **_):
-    scores = standard_scores(*unrotated)
-    steps = [[-(m - n) / 2 ** (h + 1) for n in range(len(scores))] for m in range(len(scores))]
-    return causal_softmax(scores + torch.tensor(steps, dtype=torch.float64))
-
-
-KINDS_OF_OWN = {"alibi": (ALiBi, weights_alibi)}
-
-
-@pytest.fixture
-def own(monkeypatch):
-    for name, (kind, weights) in KINDS_OF_OWN.items():
-        monkeypatch.setitem(model.ATTENTIONS, name, kind)
-        monkeypatch.setitem(model.CHOICES, "attention", (*model.CHOICES["attention"], name))
-        monkeypatch.setitem(reference.WEIGHTS, name, weights)
-
-
-@pytest.mark.parametrize("residual", ["m4.2", "m3.2"])  # which recompute attention only, and the MLP too
-@pytest.mark.parametrize("kind", KINDS_OF_OWN)
-def test_an_own_kind_keeps_every_promise(own, kind, residual):
-    hold(attention=kind, residual=residual, n_kv_head=2)
 
 
 class Gated(Attention):

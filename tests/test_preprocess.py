@@ -56,15 +56,6 @@ def test_bad_input_changes_nothing(folder, text, options, message):
     assert contents(folder) == before and threading.active_count() == threads
 
 
-def test_a_file_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
-    steps = []
-    for name in ("fsync", "replace"):
-        monkeypatch.setattr(os, name, lambda *_, name=name: steps.append(name))
-    with atomic_write(tmp_path / "file"):
-        pass
-    assert steps == ["fsync", "replace"]
-
-
 @pytest.mark.parametrize("name", ["meta.json", "train.bin", "val.bin"])
 def test_on_a_full_disk_what_was_there_stays(folder, monkeypatch, name):
     def full_disk(path):

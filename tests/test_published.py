@@ -1,6 +1,5 @@
 """A published Llama, in the folder LLAMA_DIR: read, started from, written. `.ci/run newest` makes such a folder."""
 
-import copy
 import os
 from pathlib import Path
 
@@ -54,24 +53,6 @@ def test_logits_and_loss_are_theirs(ours, theirs, idx):
 def test_it_writes_what_they_write(ours, theirs, idx):
     expected = theirs.generate(idx, do_sample=False, min_new_tokens=40, max_new_tokens=40)
     assert torch.equal(ours.generate(idx, 40, temperature=0), expected)
-
-
-def test_a_step_lowers_the_loss(ours, idx):
-    model = copy.deepcopy(ours).train()
-    optimizer = model.configure_optimizers(0.1, 1e-4, (0.9, 0.95), "cpu")
-    before = model(idx[:, :-1], idx[:, 1:])[1]
-    before.backward()
-    optimizer.step()
-    with torch.no_grad():
-        assert model(idx[:, :-1], idx[:, 1:])[1] < before
-
-
-@pytest.mark.parametrize("method", [dict(attention="w2"), dict(residual="m1", keep_input=True)])
-def test_other_methods_start_from_it(idx, method):
-    """They compute something else, so they start worse, but all their gradients are finite."""
-    model = from_pretrained(FOLDER, **method)
-    model(idx[:, :8], idx[:, 1:9])[1].backward()  # Method 1 runs 435 layers again
-    assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
 @torch.no_grad()

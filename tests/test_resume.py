@@ -154,17 +154,6 @@ def test_a_finished_run_says_how_to_go_on(run):
 # -- the same run --------------------------------------------------------------------------------------------
 
 
-def test_compiled_it_goes_on_so(run, monkeypatch):
-    """... where compile=auto would choose otherwise."""
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
-    run(f"{RUN} --out_dir={WHOLE} --compile=true")
-    kill_after(3)
-    compiled.clear()
-    run(RESUME)
-    assert compiled
-
-
 def test_all_other_settings_are_named(killed, capsys):
     other = {"float32": "bfloat16", "bfloat16": "float32"}[load("steps/3.pt")["settings"]["dtype"]]  # auto's opposite
     error = refused(killed, f"{RESUME} --seed=2 --n_layer=3 --attention=w2 --dtype={other}", capsys)
@@ -174,15 +163,16 @@ def test_all_other_settings_are_named(killed, capsys):
     assert "out/resumed/ckpt.pt was trained with other settings: leave out n_layer = 3 (was 2)\n" in error
 
 
-def test_auto_is_what_it_was(killed):
-    """... as in the command that started the run: given again, it does not change the type, also on another machine."""
+def test_auto_is_what_it_was(killed, monkeypatch):
+    """... as in the command that started the run: rerun on another machine, it changes neither type nor compiling."""
+    monkeypatch.setattr(torch, "compile", lambda function: function)
     other = {"float32": "bfloat16", "bfloat16": "float32"}[load("steps/3.pt")["settings"]["dtype"]]
-    for given in ("--dtype=auto", f"--dtype={other}"):
+    for given in ("--dtype=auto", f"--dtype={other} --compile=true"):
         killed(f"{RUN} --out_dir=out/started --overwrite {given}")
         killed(f"{RUN} --out_dir=out/started --max_iters=7 --init_from=resume --dtype=auto --compile=auto")
-        dtype = log_of("out/started", "start")[0]["settings"]["dtype"]
-        assert dtype == log_of("out/started", "resume")[0]["settings"]["dtype"]
-    assert dtype == other
+        first, second = (log_of("out/started", event)[0]["settings"] for event in ("start", "resume"))
+        assert [first[name] == second[name] for name in ("dtype", "compile")] == [True, True]
+    assert (second["dtype"], second["compile"]) == (other, "true")
 
 
 def test_settings_that_train_py_has_gained_have_their_default(killed, capsys):
@@ -273,56 +263,39 @@ OLD = Path("out/whole.old")
 OVERWRITE = f"{RUN} --out_dir={WHOLE} --overwrite"
 
 
-def test_an_overwritten_run_is_moved_aside(run):
+def test_an_overwritten_run_is_moved_aside(run, capsys):
     run(f"{RUN} --out_dir={WHOLE}")
     old = in_folder(WHOLE)
-    assert f"the old run in out/whole is now in {OLD.absolute()}\n" in run(f"{OVERWRITE} --seed=2")
-    assert in_folder(OLD) == old
-    old = in_folder(WHOLE)
-    run(f"{OVERWRITE} --seed=3 --init_from=run:{WHOLE}")
-    assert in_folder(OLD) == old and len(log_of(WHOLE, "start")) == 1
-
-
-def test_a_folder_that_is_no_run_is_not_overwritten(run, capsys):
-    run(f"{RUN} --out_dir={WHOLE}")
     OLD.mkdir()
-    (OLD / "photo.png").write_bytes(b"1")
-    before = in_folder(WHOLE)
+    (OLD / "photo.png").write_bytes(b"1")  # this is no older run
     assert "out/whole.old: Directory not empty" in error_of(run, OVERWRITE, capsys)
-    assert in_folder(WHOLE) == before and in_folder(OLD) == {"photo.png": b"1"}
-
-
-def test_a_slip_in_model_py_costs_no_run(run, monkeypatch, capsys):
-    """Neither one that shows when the model is built, nor one that shows in the first step, twice."""
-    run(f"{RUN} --out_dir={WHOLE}")
-    before = in_folder(WHOLE)
-    for method in ("__init__", "forward", "forward"):
-        with monkeypatch.context() as until_here, pytest.raises(SystemExit):
-            until_here.setattr(model.GPT, method, lambda *_: 1 / 0)
-            run(OVERWRITE)
-    capsys.readouterr()
-    assert in_folder(OLD) == before
-    run(OVERWRITE)
-    assert in_folder(OLD) == before
+    assert in_folder(WHOLE) == old and in_folder(OLD) == {"photo.png": b"1"}
+    shutil.rmtree(OLD)
+    shown = run(f"{OVERWRITE} --init_from=run:{WHOLE}")
+    assert f"the old run in out/whole is now in {OLD.absolute()}\n" in shown
+    assert in_folder(OLD) == old and len(log_of(WHOLE, "start")) == 1
 
 
 @pytest.mark.parametrize("owner, name, at", [
     (shutil, "rmtree", WHOLE),
     (Path, "rename", WHOLE),
     (runs, "end_of_log", OLD),
+    (model.GPT, "__init__", WHOLE),
+    (model.GPT, "forward", OLD),
 ])  # fmt: skip
-def test_a_kill_while_a_run_is_moved_leaves_it_whole(run, monkeypatch, owner, name, at):
+def test_an_overwritten_run_stays_whole(run, monkeypatch, capsys, owner, name, at):
+    """... if the new one fails while the old one is moved, or twice for a slip in model.py."""
     run(f"{RUN} --out_dir={WHOLE}")
     run(f"{OVERWRITE} --seed=2")  # so there is an older one to remove
     before = in_folder(WHOLE)
-
-    def kill(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as until_here, pytest.raises(SystemExit):
-        until_here.setattr(owner, name, kill)
-        run(OVERWRITE)
-    assert in_folder(at) == before
+    for _ in range(2):
+        with monkeypatch.context() as until_here, pytest.raises(SystemExit):
+            until_here.setattr(owner, name, lambda *_, **__: 1 / 0)
+            run(OVERWRITE)
+        assert in_folder(at) == before
+    capsys.readouterr()
+    run(OVERWRITE)
+    assert in_folder(OLD) == before
 
 
 # -- writes that fail ----------------------------------------------------------------------------------------
@@ -396,24 +369,25 @@ def test_what_is_not_finite_ends_the_run(run, monkeypatch, capsys, kind, step, g
 
 # -- signals -------------------------------------------------------------------------------------------------
 
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+SIGNALS += [signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU]  # of a cluster, before a limit
 
 
-@pytest.mark.parametrize("number, code", CODES.items())
-def test_a_signal_saves_and_says_how_to_go_on(run, monkeypatch, capsys, number, code):
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_saves_and_says_how_to_go_on(run, monkeypatch, capsys, number):
     handlers = []
 
     def hear():
         signal.getsignal(number)(number, None)
-        handlers.extend(map(signal.getsignal, CODES))
+        handlers.extend(map(signal.getsignal, SIGNALS))
 
     run(f"{RUN} --out_dir={WHOLE}")
     hear_signals()  # conftest.py gives the handlers back
     with monkeypatch.context() as until_here, pytest.raises(SystemExit) as end:
         in_step(3, until_here, hear)
         run(f"{RUN} --checkpoint_interval=9 --out_dir={RESUMED}")
-    assert end.value.code == code
-    assert handlers == [signal.SIG_DFL] * 3  # a second signal ends the program at once
+    assert end.value.code == 128 + number
+    assert handlers == [signal.SIG_DFL] * len(SIGNALS)  # a second signal ends the program at once
     shown = capsys.readouterr().out.splitlines()[-1]
     assert "stopped after step 3, saved in out/resumed/ckpt.pt" in shown
     assert load(RESUMED / "ckpt.pt")["iter_num"] == 3  # and not best.pt of step 2, which would also lead to the end
@@ -432,14 +406,6 @@ def test_a_run_outlives_its_terminal(run):
     assert process.wait(60) == 128 + signal.SIGHUP
     step = load(RESUMED / "ckpt.pt")["iter_num"]
     assert log_of(RESUMED, "step")[-1]["step"] == step
-
-
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
-def test_a_warning_of_a_cluster_saves(run, monkeypatch, number):
-    with pytest.raises(SystemExit) as end:
-        in_step(3, monkeypatch, lambda: signal.getsignal(number)(number, None))
-        run(f"{RUN} --checkpoint_interval=9 --out_dir={RESUMED}")
-    assert end.value.code == 128 + number and load(RESUMED / "ckpt.pt")["iter_num"] == 3
 
 
 # -- links and notebooks -------------------------------------------------------------------------------------

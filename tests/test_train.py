@@ -13,11 +13,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from config.runtime import checkpoints
+from config.runtime import checkpoints, waiting
 from config.runtime.devices import pick_dtype
 from config.runtime.models import build_model
-from config.runtime.waiting import choose_waiting
-from conftest import ROOT, TEXT, TINY, contents, load, log_of, refused
+from conftest import ROOT, TEXT, TINY, contents, load, log_of
 from data.dataset import Dataset, load_dataset
 from data.prepare import prepare
 from data.tokenizer import tokenizer_from_state
@@ -77,8 +76,8 @@ def test_a_run_is_evaluated_four_times_but_no_more_than_every_50_steps(repo, max
     assert [line["step"] for line in log_of(OUT, "eval")] == steps
 
 
-def test_clock_of_a_run(repo, monkeypatch):
-    """Tokens/s and MFU are those of training since the log line before; the end has those of the whole process."""
+def test_the_clock_of_training_leaves_out_evaluating_and_saving(repo, monkeypatch):
+    """Tokens/s and MFU are those since the log line before."""
     now = [0.0]  # seconds, which pass only in what takes time
 
     def take(owner, name, seconds):
@@ -90,50 +89,36 @@ def test_clock_of_a_run(repo, monkeypatch):
 
         monkeypatch.setattr(owner, name, slowly)
 
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     take(Dataset, "batch", lambda data, seed, step, *_: 10 * (step + 1))  # a micro-step
-    take(Dataset, "windows", lambda *_: 100)  # evaluating a split
+    take(Dataset, "windows", lambda *_: 100)
     take(torch, "save", lambda *_: 1000)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr("config.runtime.devices.peak_flops", lambda device: 1e6)
-    # without learning, only the first evaluation is the best
-    run = f"{RUN} --learning_rate=0 --lr_decay=none --grad_accum_steps=2 --log_interval=2"
-    tokens = 2 * 2 * 16  # of a step
+    run = f"{RUN} --lr_decay=none --grad_accum_steps=2 --log_interval=2"
     shown = repo(f"{run} --max_iters=4") + repo(f"{run} --max_iters=8 --init_from=resume")
-    speeds = [2 * tokens / (20 + 40), 2 * tokens / (60 + 80), 2 * tokens / (100 + 120), 2 * tokens / (140 + 160)]
-    assert [line["tokens_per_second"] for line in log_of(OUT, "step")] == pytest.approx(speeds)
+    speeds = [2 * 2 * 2 * 16 / seconds for seconds in (20 + 40, 60 + 80, 100 + 120, 140 + 160)]
+    assert [line["tokens_per_second"] for line in log_of(OUT, "step")] == speeds
+    assert [line["tokens_per_second"] for line in log_of(OUT, "end")] == [4 * 2 * 2 * 16 / 200, 4 * 2 * 2 * 16 / 520]
     flops = log_of(OUT, "start")[0]["flops_per_token"]
-    assert re.findall(r"MFU (\S+)", shown) == [f"{flops * speed / 1e6:.1%}" for speed in speeds]
-    # as many seconds for each step to come as for those of this process so far
-    assert re.findall(r"(\S+) left", shown) == ["0:01:00", "0:00:00", "0:03:40", "0:00:00"]
-
-    first, second = log_of(OUT, "end")
-    assert first["tokens_per_second"] == pytest.approx(4 * tokens / 200)
-    assert second["tokens_per_second"] == pytest.approx(4 * tokens / 520)
-    assert first["seconds"] == 200 + 2 * 2 * 100 + 2 * 1000 and "0:43:20 for 4 steps" in shown
+    left = ["0:01:00", "0:00:00", "0:03:40", "0:00:00"]  # as for the steps of this process so far
+    mfu = [f"{flops * speed / 1e6:.1%}" for speed in speeds]
+    assert re.findall(r"MFU (\S+) .*?(\S+) left", shown) == list(zip(mfu, left))
 
 
-# clock ticks since the start, of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice
-ZERO, QUIET, BUSY = "0 0 0 0 0 0 0 0 0 0", "0 0 0 9 1 0 0 0 0 0", "2 6 1 0 0 1 0 0 8 0"
-
-
-@pytest.mark.parametrize("first, second, threads, policy", [
-    (QUIET, QUIET, 2, None),
-    (QUIET, BUSY, 2, "PASSIVE"),
-    (ZERO, ZERO, 2, None),  # nothing is counted, as in some containers
-    (BUSY, BUSY, 1, None),  # which waits for no other
+@pytest.mark.parametrize("idle, ticks, threads, policy", [
+    (20, 20, 2, None),
+    (10, 20, 2, "PASSIVE"),
+    (0, 0, 2, None),  # nothing is counted, as in some containers
+    (0, 20, 1, None),  # which waits for no other
 ])  # fmt: skip
-def test_threads_wait_asleep_beside_a_busy_program(monkeypatch, first, second, threads, policy):
-    texts = iter(
-        f"cpu  7 7 7 7 7 7 7 7 7 7\ncpu0 {a}\ncpu1 {b}\nintr 5 6\n" for a, b in ((ZERO, ZERO), (first, second))
-    )
-    monkeypatch.setattr(Path, "read_text", lambda path: next(texts))
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+def test_threads_wait_asleep_beside_a_busy_program(monkeypatch, idle, ticks, threads, policy):
+    times = iter([(0, 0, 2), (idle, ticks, 2)])
+    monkeypatch.setattr(waiting, "core_times", lambda: next(times))
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": str(threads)})
     with monkeypatch.context() as before:
         before.delitem(sys.modules, "torch")
-        choose_waiting()
+        waiting.choose_waiting()
     assert os.environ.get("OMP_WAIT_POLICY") == policy
 
 
@@ -152,13 +137,6 @@ def test_a_run_stays_eager_where_nothing_can_be_compiled(repo, monkeypatch):
     shown = repo(f"{RUN} --n_layer=1 --compile=True")
     assert shown.count("NOTE") == 1 and "NOTE    compile = false, since PyTorch's compiler does not work here" in shown
     assert log_of(OUT, "start")[0]["settings"]["compile"] == "false"
-
-
-def test_a_folder_that_holds_a_run_is_refused(repo, capsys):
-    repo(RUN)
-    error = refused(repo, RUN, capsys)
-    for way in ("out/x already holds a run", "--init_from=resume", "--overwrite", "--out_dir=FOLDER"):
-        assert way in error
 
 
 EVALUATE = "train.py --eval_only --init_from=resume --device=cpu --dtype=float32 --out_dir=out/x"

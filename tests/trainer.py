@@ -92,20 +92,16 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, gradients, rate):
-        """Update all parameters."""
-        self.t += 1
-        for (name, p), gradient in zip(self.parameters.items(), gradients):
-            self.adamw(name, p, gradient, rate)
-
-    def adamw(self, name, p, gradient, rate):
         """Move p by its smoothed gradient over the root of its smoothed square, and a matrix towards 0."""
+        self.t += 1
         beta1, beta2 = self.s.beta1, self.s.beta2
-        self.m[name] = beta1 * self.m[name] + (1 - beta1) * gradient
-        self.v[name] = beta2 * self.v[name] + (1 - beta2) * gradient**2
-        m = self.m[name] / (1 - beta1**self.t)
-        v = self.v[name] / (1 - beta2**self.t)
-        decay = self.s.weight_decay if p in self.decayed else 0.0
-        p -= rate * (m / (v.sqrt() + EPSILON) + decay * p)
+        for (name, p), gradient in zip(self.parameters.items(), gradients):
+            self.m[name] = beta1 * self.m[name] + (1 - beta1) * gradient
+            self.v[name] = beta2 * self.v[name] + (1 - beta2) * gradient**2
+            m = self.m[name] / (1 - beta1**self.t)
+            v = self.v[name] / (1 - beta2**self.t)
+            decay = self.s.weight_decay if p in self.decayed else 0.0
+            p -= rate * (m / (v.sqrt() + EPSILON) + decay * p)
 
 
 @torch.no_grad()
