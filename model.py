@@ -147,11 +147,16 @@ class Attention(nn.Module):
         self.v_proj = linear(config.n_embd, self.G * self.D, config.bias)
         self.o_proj = linear(self.H * self.D, config.n_embd, config.bias, terms=2 * config.n_layer)
         self.dropout = nn.Dropout(config.dropout)
-        if config.summed_branch(layer) == "attention" and not config.keep_input:
-            # Without an identity path, averaging in layer after layer would make all tokens alike. With W_q = W_k a
-            # token attends mostly to itself at first, which Methods 2 and 4 need to learn (tests/bench/RESULTS.md).
-            keys = self.k_proj.weight.detach().unflatten(0, (self.G, self.D))
-            self.q_proj.weight.data = keys.repeat_interleave(self.H // self.G, dim=0).flatten(0, 1)
+        # Without an identity path, averaging in layer after layer would make all tokens alike. With W_q = W_k a token
+        # attends mostly to itself at first, which Methods 2 and 4 need to learn.
+        self.starts_alike = config.summed_branch(layer) == "attention" and not config.keep_input
+        self.match(self.q_proj, self.k_proj)
+
+    def match(self, queries, keys):
+        """If W_q = W_k at first, give the Linear of the queries the weights of that of the keys."""
+        if self.starts_alike:
+            weight = keys.weight.detach().unflatten(0, (self.G, -1))
+            queries.weight.data = weight.repeat_interleave(self.H // self.G, dim=0).flatten(0, 1)
 
     def project(self, normed, rope):
         """Return q (B, H, T, D), k and v (B, G, T, D); q and k are rotated."""
@@ -194,6 +199,7 @@ class W2Attention(Attention):
         if self.K:
             self.sigma_q = linear(config.n_embd, self.H * self.K)
             self.sigma_k = linear(config.n_embd, self.G * self.K)
+            self.match(self.sigma_q, self.sigma_k)
         self.tau_shift = nn.Parameter(torch.zeros(self.H))
 
     @property
