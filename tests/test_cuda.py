@@ -13,7 +13,9 @@ from model import GPT, GPTConfig
 from test_extend import PROMISES
 from test_model import over
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
 single, half = torch.float32, torch.bfloat16
 LARGE = [
     dict(attention="summed_qk", qk_scale="5.2", n_layer=12),  # scores too wide for flash attention
