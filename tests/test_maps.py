@@ -11,7 +11,6 @@ from conftest import ROOT, TINY, error_of
 from cover import KINDS, perturb
 from cover import TINY as SHAPE
 from model import GPT, GPTConfig
-from test_extend import KINDS_OF_OWN, own  # noqa: F401, a fixture
 from test_model import close, tokens
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there
@@ -20,10 +19,10 @@ from plot import attention_weights
 
 
 @pytest.mark.parametrize("residual", ["standard", "m1", "m4.2"])
-@pytest.mark.parametrize("kind", [*KINDS.values(), *({"attention": kind} for kind in KINDS_OF_OWN)], ids=str)
-def test_weights_are_those_that_the_layers_use(own, kind, residual):  # noqa: F811, the fixture
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_those_that_the_layers_use(kind, residual):
     """The explicit form makes each layer's attention, on its own input, of these weights."""
-    gpt = perturb(GPT(GPTConfig(**SHAPE, **kind, n_kv_head=2, bias=True, residual=residual)).double()).eval()
+    gpt = perturb(GPT(GPTConfig(**SHAPE, **KINDS[kind], n_kv_head=2, bias=True, residual=residual)).double()).eval()
     idx, inputs, outputs = tokens(gpt, 2, 7), [], []
     with torch.no_grad():
         logits = gpt(idx)[0]
