@@ -101,7 +101,7 @@ class GPTConfig:
             value = getattr(self, field)
             self.check(field, isinstance(value, int) and value >= 1, "a whole number, at least 1")
         self.n_inner = self.n_inner or 64 * math.ceil(8 * self.n_embd / (3 * 64))
-        self.check("n_inner", self.n_inner >= 1, "at least 1")
+        self.check("n_inner", isinstance(self.n_inner, int) and self.n_inner >= 1, "a whole number, at least 1")
         self.check("rope_theta", self.rope_theta >= 1, "at least 1")
         self.check("norm_eps", self.norm_eps >= 0, "at least 0")
         self.check("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
@@ -242,6 +242,7 @@ class W2OverlapAttention(Attention):
         super().__init__(config, layer)
         self.sigma_q = linear(config.n_embd, self.H * self.D)
         self.sigma_k = linear(config.n_embd, self.G * self.D)
+        self.match(self.sigma_q, self.sigma_k)
 
     def score_vectors(self, q, k, normed, earlier):
         sigma_q, sigma_k = self.sigma(self.sigma_q(normed)), self.sigma(self.sigma_k(normed))

@@ -236,9 +236,11 @@ def test_a_slip_shows_its_line(repo, slip):
 # -- what other programs would take --------------------------------------------------------------------------
 
 NAMED_OTHERWISE = {
-    "train.py --init_from=hf:/no/folder": "init_from = hf:/no/folder: no such folder",
-    "train.py --init_from=hf:../folder": "init_from = hf:../folder: no such folder",
-    "train.py --init_from=hf:exported/by/me": "init_from = hf:exported/by/me: no such folder",
+    "data/text/prepare.py x.txt --tokenizer=hf:/no/folder": "hf:/no/folder: no such folder",
+    "train.py --out_dir=. --overwrite": "overwrite = True would move ., the current folder",
+    "train.py --init_from=hf:/no/folder": "hf:/no/folder: no such folder",
+    "train.py --init_from=hf:../folder": "hf:../folder: no such folder",
+    "train.py --init_from=hf:exported/by/me": "hf:exported/by/me: no such folder",
     "train.py --overwrite --init_from=resume": "overwrite = True and init_from = 'resume' contradict each other",
     "train.py --overwrite --init_from=auto": "overwrite = True and init_from = 'auto' contradict each other",
     "train.py --init_from=run:out/nowhere/best.pt": "out/nowhere/best.pt: No such file",

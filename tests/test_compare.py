@@ -18,10 +18,10 @@ sys.path.insert(0, str(ROOT / "tests" / "bench"))
 import compare
 from config.runtime.errors import UserError
 
-OPTIONS = {"seeds": 3, "first_seed": 101, "workers": 1, "rates": ""}
+OPTIONS = {"seeds": 3, "first_seed": 101, "workers": 1, "tune": True}
 SETTINGS = {"learning_rate": 0.003, "max_iters": 800, "warmup_iters": 100}
 SMALL = ["--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=2", "--eval_tokens=64"]
-SMALL += ["--warmup_iters=1", "--rates=none", "--seeds=2", "--device=cpu", "--workers=2"]
+SMALL += ["--warmup_iters=1", "--tune=false", "--seeds=2", "--device=cpu", "--workers=2"]
 
 
 @pytest.fixture
@@ -108,6 +108,7 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, capfd):
 
 @pytest.mark.parametrize("arguments, named", [
     (["--against=nonsense", "a:"], "against = 'nonsense' is no commit here: fatal: not a valid object name"),
+    (["a:", "b:"], "two variants are the same: save your edit"),
     (["a:", "b: --block_size=8"], "block_size: variants are comparable only with the same"),
     (["a:", "b: --out_dir=x"], "leave out out_dir, which a comparison sets itself"),
 ])  # fmt: skip
@@ -116,14 +117,17 @@ def test_mistakes_are_named(checkout, arguments, named):
         compare.main([*arguments, f"--out={checkout.parent / 'out'}"])
 
 
-@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["the parent alone", "a terminal's Ctrl-C"])
-def test_a_stopped_comparison_lets_its_runs_save(checkout, send):
+@pytest.mark.parametrize(
+    "send, number", [(os.kill, signal.SIGINT), (os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)]
+)
+def test_a_stopped_comparison_lets_its_runs_save(checkout, send, number):
+    """... if only the parent is told, and at a terminal's Ctrl-C."""
     command = [sys.executable, "tests/bench/compare.py", "a:", "b: --residual=m1", *SMALL, "--max_iters=100000"]
     parent = subprocess.Popen(command, cwd=checkout, start_new_session=True, preexec_fn=hear_signals)
     logs = lambda: [path for path in checkout.glob("out/compare/runs/*/log.jsonl") if '"step"' in path.read_text()]
     while len(logs()) < 2 and parent.poll() is None:
         time.sleep(0.1)
-    send(parent.pid, signal.SIGINT)
+    send(parent.pid, number)
     assert parent.wait() == 128 + signal.SIGINT and len(logs()) == 2
     for log in logs():
         assert load(log.with_name("ckpt.pt"))["iter_num"] == log_of(log.parent, "step")[-1]["step"] < 100000

@@ -390,7 +390,7 @@ def test_every_parameter_is_updated_once():
 
 @pytest.mark.parametrize("field, value", [
     *(("n_head", 5), ("n_head", 32), ("n_kv_head", 3), ("n_embd", 30), ("n_layer", -1), ("block_size", 0)),
-    *(("n_layer", 1.5), ("n_head", None), ("n_embd", None), ("n_inner", -8)),
+    *(("n_layer", 1.5), ("n_head", None), ("n_embd", None), ("n_inner", 2.5)),
     *(("rope_theta", -3), ("norm_eps", -1), ("dropout", 5), ("qk_scale", 5.1), *((name, "other") for name in CHOICES)),
 ])  # fmt: skip
 def test_bad_settings_are_named(field, value):
@@ -424,6 +424,18 @@ def test_what_dropout_drops(kind):
 def test_model_py_imports_torch_and_einops_alone():
     imported = re.findall(r"^\s*(?:import|from) +(\w+)", (ROOT / "model.py").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(imported) - set(sys.stdlib_module_names) == {"torch", "einops"}
+
+
+@pytest.mark.parametrize("residual", ["m2", "m4.2"])
+@pytest.mark.parametrize("kind", ["standard", "w2-scalar", "w2-overlap"])
+def test_queries_and_keys_start_alike_without_an_identity_path(kind, residual):
+    for keep_input in (False, True):
+        for block in build(kind, residual, moved=False, n_kv_head=2, keep_input=keep_input).blocks[1:]:
+            for queries, keys in (("q_proj", "k_proj"), ("sigma_q", "sigma_k")):
+                if hasattr(block.attn, queries):
+                    heads = getattr(block.attn, keys).weight.unflatten(0, (2, -1)).repeat_interleave(2, dim=0)
+                    alike = torch.equal(getattr(block.attn, queries).weight, heads.flatten(0, 1))
+                    assert alike != keep_input
 
 
 @pytest.mark.parametrize("method", ["m2", "m4.1", "m4.2"])

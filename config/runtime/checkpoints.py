@@ -17,7 +17,8 @@ CODE = ("model.py", "train.py", "config/__init__.py", "config/runtime/*.py", "da
 
 def folder_of(path) -> Path:
     """Return the folder of a run, of which a checkpoint may be named instead."""
-    return Path(path).parent if path.endswith(".pt") else Path(path)
+    path = Path(path)
+    return path.parent if path.name in ("ckpt.pt", "best.pt") else path
 
 
 @file_errors()
@@ -56,7 +57,7 @@ def load(path) -> dict:
     version = checkpoint["version"]
     if version != VERSION:
         commit = checkpoint.get("code", {}).get("commit")
-        cure = f"train again, or check out commit {commit}" if commit else "train again"
+        cure = f"train again, or check out commit {commit.removesuffix('-dirty')}" if commit else "train again"
         raise UserError(f"{path}: checkpoint version {version!r}; this program reads version {VERSION}: {cure}")
     return checkpoint | {"path": path}
 

@@ -12,7 +12,7 @@ import torch
 from config.runtime import checkpoints
 from config.runtime.checks import check_settings
 from config.runtime.errors import FolderInUse, UserError, file_errors, import_optional
-from config.runtime.files import atomic_write, file_lock
+from config.runtime.files import atomic_write, check_hub_name, file_lock
 from config.runtime.models import SHAPE, build_model
 from config.runtime.processes import command, held, print0, rank, world_size
 from model import GPT
@@ -180,12 +180,14 @@ def check_folder(folder, settings):
     kind, _, source = settings["init_from"].partition(":")
     if kind == "run":
         checkpoints.find_source(settings["init_from"]).stat()
-    if kind == "hf" and (source[:1] in "/." or source.count("/") > 1) and not Path(source).is_dir():
-        raise UserError(f"init_from = hf:{source}: no such folder")
+    if kind == "hf":
+        check_hub_name(source)
     if settings["eval_only"]:
         if settings["init_from"] == "scratch":
             cure = "add --init_from=resume, and the run's config or --out_dir"
             raise UserError(f"eval_only = True needs a trained model: {cure}")
+    elif settings["overwrite"] and Path.cwd().is_relative_to(folder.resolve()):
+        raise UserError(f"overwrite = True would move {folder}, the current folder: give the run a folder of its own")
     elif checkpoints.find(folder).exists() and not settings["overwrite"]:
         ways = "--init_from=resume continues it, --overwrite moves it aside, --out_dir=FOLDER leaves it alone"
         raise UserError(f"{folder} already holds a run: {ways}")

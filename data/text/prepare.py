@@ -35,7 +35,8 @@ if __name__ == "__main__":
     folder = new_folder(name, __file__)
     val_files = text_files(val) if val else []
     held_out = {file.resolve() for file in val_files}  # they may be in a folder that is trained on
-    files = [file for path in paths for file in text_files(path) if file.resolve() not in held_out]
+    found = {file.resolve(): file for path in paths for file in text_files(path)}  # each once
+    files = [file for real, file in found.items() if real not in held_out]
     if not files:
         raise UserError("nothing to train on: give files or folders, as in python data/text/prepare.py my.txt")
     source = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tarfile
@@ -32,15 +33,14 @@ from data.prepare import ensure_prepared
 
 # -----------------------------------------------------------------------------
 against = ""  # a commit, such as HEAD: the baseline is the first variant as that commit has it
-out = "out/compare"  # folder of table.md, the copies of the code and the runs
-rates = ""  # none: use each variant's own learning rate; empty: search for the best one, starting there
+out = "out/compare"  # folder of the copies of the code and the runs
+tune = True  # search for each variant's best learning rate, starting at its own
 seeds = 5  # runs of each variant at its best rate
 first_seed = 1  # 101, for example, confirms a verdict on new seeds; the search uses the seed before
 workers = 0  # runs at a time, with a thread each; 0: as many as there are cores; on a GPU, use 1
 # -----------------------------------------------------------------------------
 
 CODE = ("*.py", "config/**/*.py", "data/**/*.py", "tests/*.py")  # the files of a copy of the code
-EQUAL = ("dataset", "block_size", "eval_tokens", "max_iters")  # settings that must be equal
 VERDICTS = ("does not pay", "undecided", "tie", "pays")  # from the worst to the best
 Variant = namedtuple("Variant", "name home settings")  # home: the copy of its code; settings: all of its train.py's
 
@@ -109,15 +109,15 @@ class Comparison:
     """Training runs, several at a time, none twice, and what they say of variants."""
 
     def __init__(self, folder, dataset, options):
-        self.folder, self.dataset, self.searches = folder, dataset, options["rates"] != "none"
+        self.folder, self.dataset, self.searches = folder, dataset, options["tune"]
         self.seeds = range(options["first_seed"], options["first_seed"] + options["seeds"])
         self.pool, self.processes = ThreadPoolExecutor(options["workers"] or os.cpu_count()), set()
 
     def run(self, label, *command):
         """Run a Python program. Raise a UserError if it fails, unless it is a run that diverges."""
         how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "start_new_session": True}
-        one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen([sys.executable, *map(str, command)], env=one_thread, **how)
+        how["env"] = os.environ | {"OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen([sys.executable, *map(str, command)], **how)
         self.processes.add(process)
         output, _ = process.communicate()
         self.processes.remove(process)
@@ -205,7 +205,10 @@ def main(argv):
         raise UserError("a comparison needs two seeds, the first from 1, and two variants or --against=HEAD and one")
     pairs = [(against, f"{against}: {words[0]}")] * bool(against) + [("", one) for one in words]
     variants = [read_variant(one, common, copy_code(commit, out / "code")) for commit, one in pairs]
-    if differing := [name for name in EQUAL if len({variant.settings[name] for variant in variants}) > 1]:
+    if len({(variant.home, str(variant.settings)) for variant in variants}) < len(variants):
+        raise UserError("two variants are the same: save your edit, or name another commit")
+    equal = "dataset", "block_size", "eval_tokens", "max_iters"
+    if differing := [name for name in equal if len({variant.settings[name] for variant in variants}) > 1]:
         raise UserError(f"{', '.join(differing)}: variants are comparable only with the same")
     comparison = Comparison(out / "runs", ensure_prepared(variants[0].settings["dataset"]).resolve(), options)
     threads = ThreadPoolExecutor(2 * len(variants))
@@ -214,12 +217,12 @@ def main(argv):
         rows = [*threads.map(comparison.judge, variants[1:], repeat(variants[0]), others, repeat(first))]
     finally:
         comparison.stop()
-    table = as_table(["variant", "operations", "gain at equal steps", "gain at equal cost", "verdict"], rows)
-    (out / "table.md").write_text(f"    {shlex.join(['python', sys.argv[0], *argv])}\n\n{table}\n", encoding="utf-8")
-    print(f"\n{table}")
+    print("\n" + as_table(["variant", "operations", "gain at equal steps", "gain at equal cost", "verdict"], rows))
     return int(any("left out" in row[-1] for row in rows))
 
 
 if __name__ == "__main__":
     install_excepthook()
+    for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:  # as at Ctrl-C, runs save and end
+        signal.signal(number, signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))
