@@ -111,7 +111,6 @@ def test_sentences():
     tuned, growth = comparison("methods", 400, dataset="shakespeare_bpe"), comparison("growth", 6400)
     copies = tasks("recall", "loss", task=["copy"], recipe=["fair"])
     mqar, entailment = tasks("recall", "accuracy", task=["mqar"]), tasks("entailment", "accuracy", recipe=["fair"])
-    deep = tasks("micro", LAST, n_layer=[4], n_embd=[64])
     memory = [tasks("memory", "MB kept", batch_size=[32], block_size=[127], n_layer=[2])]
     memory += [tasks("memory", "MB kept", batch_size=[4])]
     memory += [tasks("memory", "MB kept", batch_size=[32], n_layer=[4])]
@@ -120,7 +119,7 @@ def test_sentences():
         "(operations: {}) gains {}".format(*eight["standard, wider"][::2]),
         "({}), gain {} and {}.".format(*eight[kept[0]][::2], eight[kept[1]][2]),
         "it gains {}, {} and {}, at".format(*(rows["Method 1"][2] for rows in (two, four, eight))),
-        "(at those: {}, {})".format(*(tuned[f"Method {method}, tuned rate"][2] for method in (3.1, 5.3))),
+        "tuned: {}, {})".format(*(tuned[f"Method {method}, tuned rate"][2] for method in (3.1, 5.3))),
         f"gains {growth[kept[1]][2]}, W2 (σ counted once) {growth['W2, distance'][2]}.",
         "{} (standard), {} (distance) and {} (overlap)".format(*(spread(copies[kind]) for kind in KINDS)),
         "{}, {} and {} in [multi-query recall]".format(*(spread(mqar[kind]) for kind in KINDS)),
@@ -128,7 +127,6 @@ def test_sentences():
         "{} for standard attention, {} for the distance, {} for the overlap".format(
             *(", ".join(f"{found[kind][0]:.0f}" for found in memory) for kind in KINDS)
         ),
-        f"in deep, {gain(deep['standard'], deep['overlap'])} decides nothing",
     ]
     assert [sentence for sentence in sentences if sentence not in PAGE] == []
 
@@ -136,15 +134,17 @@ def test_sentences():
 def test_speed():
     files = [json.loads((BENCH / "results" / f"speed_{name}.json").read_text())["tables"] for name in ("cpu", "h100")]
     cpu, gpu = ({row[""]: row for row in tables[name]} for tables, name in zip(files, ("training", "GPT-2's size")))
+    names = {"Method 5.1": "summed QKᵀ", "W2, distance": "W2"}  # on the GPU
     for name, *cells in rows_under("What does it cost"):
         numbers = [cpu[name][column] for column in ("operations", "float32: time", "bfloat16: time")]
-        numbers += [gpu[name][column] for column in ("operations", "time")]
-        assert cells == [f"{number:.2f}" for number in numbers]
+        here = gpu.get(names.get(name, name), {})
+        numbers += [here.get(column) for column in ("operations", "time")]
+        assert cells == ["" if number is None else f"{number:.2f}" for number in numbers]
     memory = [gpu[name]["GB"] / gpu["standard"]["GB"] for name in ("W2", "Method 1")]
     generating = {row[""]: row["tokens/s"] for row in files[1]["generating"]}
     without, checkpointed, time = list(files[1]["activation checkpointing"][0].values())[1:]
-    assert f"W2 takes {gpu['W2']['time']:.2f} times the time and {memory[0]:.2f} times the memory" in PAGE
-    shape = f"(in another shape {without:.1f}; with checkpointing {checkpointed:.1f}, for {time:.2f} times the time)"
+    assert f"W2 takes {memory[0]:.2f} times the memory" in PAGE
+    shape = f"(in another shape {without:.1f}, checkpointed {checkpointed:.1f}, for {time:.2f} times the time)"
     speed = generating["Method 1"] / generating["standard"]
     assert f"Method 1 takes {memory[1]:.1f} times the memory {shape} and generates at {speed:.2f} of the speed" in PAGE
 
