@@ -156,4 +156,4 @@ def test_leak():
         assert run["attention"] == "sdpa" or not any(run["differences"])
         leaks[run["commit"] == "086cd20"] += run["differences"] if run["attention"] == "sdpa" else []
     early, late = (f"{max(numbers):.2f}" for numbers in leaks.values())
-    assert f"by up to {early} (4f54108, 9259707, 00fdb79, 150f69c) or {late} (086cd20)" in PAGE
+    assert f"by up to {early} (their 4f54108, 9259707, 00fdb79, 150f69c) or {late} (086cd20)" in PAGE
