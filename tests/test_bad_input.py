@@ -236,7 +236,7 @@ def test_a_slip_shows_its_line(repo, slip):
 # -- what other programs would take --------------------------------------------------------------------------
 
 NAMED_OTHERWISE = {
-    "data/text/prepare.py x.txt --tokenizer=hf:/no/folder": "hf:/no/folder: no such folder",
+    "data/text/prepare.py data/shakespeare_char/input.txt --tokenizer=hf:/no/folder": "hf:/no/folder: no such folder",
     "train.py --out_dir=. --overwrite": "overwrite = True would move ., the current folder",
     "train.py --init_from=hf:/no/folder": "hf:/no/folder: no such folder",
     "train.py --init_from=hf:../folder": "hf:../folder: no such folder",

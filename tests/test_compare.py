@@ -117,11 +117,9 @@ def test_mistakes_are_named(checkout, arguments, named):
         compare.main([*arguments, f"--out={checkout.parent / 'out'}"])
 
 
-@pytest.mark.parametrize(
-    "send, number", [(os.kill, signal.SIGINT), (os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)]
-)
+@pytest.mark.parametrize("send, number", [(os.kill, signal.SIGTERM), (os.killpg, signal.SIGINT)])
 def test_a_stopped_comparison_lets_its_runs_save(checkout, send, number):
-    """... if only the parent is told, and at a terminal's Ctrl-C."""
+    """Only the parent hears of it, also at a terminal's Ctrl-C: its runs have sessions of their own."""
     command = [sys.executable, "tests/bench/compare.py", "a:", "b: --residual=m1", *SMALL, "--max_iters=100000"]
     parent = subprocess.Popen(command, cwd=checkout, start_new_session=True, preexec_fn=hear_signals)
     logs = lambda: [path for path in checkout.glob("out/compare/runs/*/log.jsonl") if '"step"' in path.read_text()]

@@ -119,9 +119,9 @@ def test_text_script_takes_files_and_folders(repo):
     command = "data/text/prepare.py texts/sub/a.txt texts --name=plays --tokenizer=bpe --vocab_size=280"
     assert "to train on it: python train.py --dataset=plays\n" in repo(command)
     loaded = load_dataset("data/plays")
-    assert loaded.meta["source"] == "a.txt and 2 more" and loaded.meta["vocab_size"] == 280
+    assert loaded.meta["source"] == "a.txt and 1 more" and loaded.meta["vocab_size"] == 280
     text = "".join(loaded.tokenizer.decode(loaded.splits[split].tolist()) for split in ("train", "val"))
-    assert text == f"sub/a.txt: {TEXT}\nb.md: {TEXT}\nsub/a.txt: {TEXT}"
+    assert text == f"sub/a.txt: {TEXT}\nb.md: {TEXT}"  # each file once
 
 
 def test_folders_are_read_without_hidden_files_and_behind_links_once(tmp_path):
