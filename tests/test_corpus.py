@@ -267,7 +267,8 @@ def test_an_interrupted_program_ends_and_leaves_what_was_there(repo, tmp_path):
     jsonl(tmp_path / "text.jsonl", (f"{i} green bottles, hanging on the wall" for i in range(200_000)))
     command = [sys.executable, "data/text/prepare.py", tmp_path / "text.jsonl", "--name=plays"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, preexec_fn=hear_signals)
-    while not Path("data/plays/train.bin.tmp").exists():
+    unfinished = Path("data/plays/train.bin.tmp")
+    while not (unfinished.exists() and unfinished.stat().st_size):  # it writes
         assert process.poll() is None
         time.sleep(0.001)
     process.send_signal(signal.SIGINT)
