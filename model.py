@@ -49,7 +49,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from einops import rearrange
-from torch.utils.checkpoint import checkpoint
 
 RESIDUALS = {  # method: (the branch whose outputs are summed, the weights of the sum)
     "standard": (None, None),
@@ -91,17 +90,15 @@ class GPTConfig:
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
     tie_weights: bool = False  # one matrix for the embedding and the head
-    activation_checkpointing: bool = False  # less memory: the backward pass runs every block once more
 
     def __post_init__(self):
         for field, choices in CHOICES.items():
             self.check(field, getattr(self, field) in choices, "one of " + ", ".join(choices))
         self.n_kv_head = self.n_kv_head or self.n_head
-        for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd"):
+        self.n_inner = self.n_inner or 64 * math.ceil(8 * self.n_embd / (3 * 64))
+        for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_inner"):
             value = getattr(self, field)
             self.check(field, isinstance(value, int) and value >= 1, "a whole number, at least 1")
-        self.n_inner = self.n_inner or 64 * math.ceil(8 * self.n_embd / (3 * 64))
-        self.check("n_inner", isinstance(self.n_inner, int) and self.n_inner >= 1, "a whole number, at least 1")
         self.check("rope_theta", self.rope_theta >= 1, "at least 1")
         self.check("norm_eps", self.norm_eps >= 0, "at least 0")
         self.check("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
@@ -291,23 +288,16 @@ class SummedQKAttention(Attention):
     def divisors(self):
         """Return what the scores of the layers 0..l are divided by, (m, 1), or one number for all of them."""
         d, m = self.D, self.m
-        match self.qk_scale:
-            case "5.1":
-                return d**0.5
-            case "5.2":
-                return d**0.5 * m**0.5
-            case "5.3":
-                return d**0.5 * m
-            case "5.4":
-                return d**self.a * m**self.b
-            case "5.5":  # here and below, a_i = exp(log_a_i) > 0; in the authors' later 5.6 and 5.7, it may change sign
-                return self.log_a.exp()[:, None] * d**0.5
-            case "5.6":
-                return self.log_a.exp()[:, None] * d ** self.b[:, None]
-            case "5.7":
-                return self.log_a.exp()[:, None]
-            case _:
-                raise NotImplementedError(self.qk_scale)
+        formulas = {  # a_i = exp(log_a_i) > 0; in the authors' later 5.6 and 5.7, a_i may change sign
+            "5.1": lambda: d**0.5,
+            "5.2": lambda: d**0.5 * m**0.5,
+            "5.3": lambda: d**0.5 * m,
+            "5.4": lambda: d**self.a * m**self.b,
+            "5.5": lambda: self.log_a.exp()[:, None] * d**0.5,
+            "5.6": lambda: self.log_a.exp()[:, None] * d ** self.b[:, None],
+            "5.7": lambda: self.log_a.exp()[:, None],
+        }
+        return formulas[self.qk_scale]()
 
     def score_vectors(self, q, k, normed, earlier):
         queries = torch.stack([*(kept.q for kept in earlier), q], dim=-2)  # (B, H, T, m, D)
@@ -315,13 +305,10 @@ class SummedQKAttention(Attention):
         return (queries / self.divisors()).flatten(-2).type_as(q), keys
 
 
-def w2_attention(config, layer):
-    return (W2OverlapAttention if config.w2_score == "overlap" else W2Attention)(config, layer)
-
-
+W2_SCORES = {"distance": W2Attention, "overlap": W2OverlapAttention}
 ATTENTIONS = {
     "standard": Attention,
-    "w2": w2_attention,
+    "w2": lambda config, layer: W2_SCORES[config.w2_score](config, layer),
     "summed_qk": SummedQKAttention,
 }
 CHOICES["attention"] = tuple(ATTENTIONS)
@@ -363,10 +350,6 @@ class Kept(NamedTuple):
         return self.block.mlp_branch(x + self.attn(x, with_past))
 
 
-def no_past(new):
-    return new
-
-
 class Block(nn.Module):
     """A layer: attention, then MLP. Under Methods 1 to 4 it also reruns the earlier layers on its own input."""
 
@@ -384,12 +367,13 @@ class Block(nn.Module):
             self.mix = nn.Parameter(torch.zeros(self.m))
         self.keeps = branch is not None or self.attn.reads_earlier  # whether later layers read this one's Kept
 
-    def forward(self, x, rope, earlier=(), with_past=no_past):
+    def forward(self, x, rope, earlier=(), cache=None):
         """Return x' (B, T, C) for x (B, T, C), and this layer's Kept. `earlier` has those of the layers before it.
 
-        In generation, with_past (a KVCache) appends new keys or values to those of the tokens before, and returns all.
-        It tells layers and reruns apart by the order of its calls, which is the same in every pass.
+        In generation, the KVCache appends new keys or values to those of the tokens before, and returns all. It tells
+        layers and reruns apart by the order of its calls, which is the same in every pass.
         """
+        with_past = cache or (lambda new: new)
         assert not self.keeps or len(earlier) == self.m - 1, "this layer needs what every earlier layer has kept"
         normed = self.attn_norm(x)
         q, k, v = self.attn.project(normed, rope)
@@ -455,30 +439,20 @@ class GPT(nn.Module):
         rope = rope_table(start, stop, self.config.head_dim, self.config.rope_theta, x)
         earlier = ()
         for block in self.blocks:
-            arguments = x, rope, earlier, cache or no_past
-            if self.config.activation_checkpointing and torch.is_grad_enabled():
-                # the reentrant form would cut the gradients through `earlier`
-                x, kept = checkpoint(block, *arguments, use_reentrant=False)
-            else:
-                x, kept = block(*arguments)
-            earlier += (kept,)  # a tuple: activation checkpointing reruns the block with the old one
+            x, kept = block(x, rope, earlier, cache)
+            earlier += (kept,)
         if cache is not None:
             cache.length, cache.calls = stop, 0  # the next pass begins
         return self.norm(x)
 
     def forward(self, idx, targets=None):
-        """Return logits (B, T, V) for idx (B, T) and, with targets (B, T), their mean loss in nats.
-
-        Negative targets, such as -1 or -100, are ignored.
-        """
+        """Return logits (B, T, V) and, with targets (B, T), their mean loss in nats; negative targets are ignored."""
         logits = self.head(self.features(idx))
         return logits, None if targets is None else self.loss(logits, targets)
 
     def loss(self, logits, targets):
         # compiled on its own: compiled code that also returned the logits would compute a gradient for them, all zeros
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten().long().clamp_min(-1), ignore_index=-1)
-
-    # -- generation
 
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, vocab_size=None):
         """Return idx (B, T) continued by max_new_tokens, (B, T + max_new_tokens). See `stream`."""
@@ -512,8 +486,6 @@ class GPT(nn.Module):
             else:
                 window = unread = torch.cat((window[:, block_size - block_size // 2 :], token), dim=1)
                 cache = KVCache(room)
-
-    # -- training
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
         """Return AdamW. Only the matrices of linear layers and embeddings decay."""

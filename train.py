@@ -33,7 +33,7 @@ code = checkpoints.code_version()  # before anyone edits what has just been impo
 # run
 out_dir = ""  # folder of the run; empty: out/ and the config files' names or, without any, the dataset and the method
 init_from = "scratch"  # scratch, hf:NAME (a Llama), run:FOLDER (another run), resume, auto (resume if possible)
-overwrite = False  # move the run in out_dir aside, to out_dir.old
+overwrite = False  # replace the run in out_dir
 seed = 1337  # the same seed on the same machine gives the same run
 # data
 dataset = "shakespeare_char"  # folder in data/, prepared when first used; with a slash: any folder
@@ -58,7 +58,6 @@ keep_input = False  # m1 to m4.2: add the sum to the usual residual instead of r
 rope_theta = 10000.0  # base of RoPE's wavelengths
 norm_eps = 1e-5  # epsilon of RMSNorm
 tie_weights = False  # share one matrix between the embedding and the head
-activation_checkpointing = False  # save memory: the backward pass recomputes each block's activations
 # optimizer: AdamW
 max_iters = 800  # total steps
 learning_rate = 3e-3  # peak rate
@@ -75,7 +74,6 @@ eval_interval = 0  # steps between evaluations; 0: a quarter of max_iters, but a
 eval_tokens = 131072  # at most this many validation tokens per evaluation, and 1/16 as many training tokens
 eval_only = False  # print the loss over the whole validation split and exit
 log_interval = 10  # steps between log lines
-tensorboard = False  # log to TensorBoard too, in the run's folder
 wandb = False  # log to Weights & Biases too
 # system
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
@@ -135,7 +133,8 @@ model = DistributedDataParallel(raw_model, gradient_as_bucket_view=True) if worl
 optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), ptdevice.type)
 scaler = torch.amp.GradScaler(ptdevice.type, enabled=ptdtype == torch.float16)
 if resuming and not eval_only:
-    runs.resume_optimizer(ckpt, optimizer, scaler)
+    optimizer.load_state_dict(ckpt["optimizer"])
+    scaler.load_state_dict(ckpt["scaler"])
     # of best.pt, which may be newer than ckpt.pt and must not be replaced by a worse one
     best_val_loss = checkpoints.load(checkpoints.find(out, "best"))["best_val_loss"]
 ckpt = None  # frees its memory

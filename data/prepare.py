@@ -5,8 +5,6 @@ A text is a str or, for several documents, anything that yields a str for each, 
 
 import hashlib
 import json
-import os
-import re
 import subprocess
 import sys
 import time
@@ -21,7 +19,7 @@ import numpy as np
 
 from config.runtime.errors import UserError, file_errors
 from config.runtime.files import atomic_write, file_lock
-from config.runtime.processes import command, print0
+from config.runtime.processes import print0
 from data.tokenizer import END, CharTokenizer, gpt2_tokenizer, hf_tokenizer, tokenizer_from_state, train_bpe
 
 VERSION = 2  # of the layout of a data folder
@@ -38,14 +36,9 @@ def dataset_folder(name) -> Path:
 def new_folder(name, script) -> Path:
     """Return the folder of a dataset that `script` is to make. Raise a UserError if it cannot."""
     folder = dataset_folder(name)
-    if folder.parent == DATA and not re.fullmatch(r"\w[\w.-]{0,99}", name):
-        raise UserError(f"name = {name!r:.99} is invalid: use up to 100 letters, digits, '_', '-' and '.'")
     own = folder / "prepare.py"
     if own.exists() and not own.samefile(script):
         raise UserError(f"name = {name!r} is invalid: {folder} has its own prepare.py; choose another name")
-    if folder.parent == DATA and not os.access(folder if folder.exists() else DATA, os.W_OK):
-        elsewhere = command("data/text/prepare.py", "TEXT", "--name=./FOLDER")
-        raise UserError(f"{folder} is read-only: run {elsewhere}, and train with --dataset=./FOLDER")
     return folder
 
 

@@ -1,22 +1,19 @@
-"""Files -> texts: plain text, .jsonl, tables, compressed files, folders of these, datasets of the Hugging Face hub."""
+"""Files -> texts: plain text, .jsonl, folders of these, and what the package `datasets` reads."""
 
-import glob
 import json
 import os
 import re
-import zipfile
 from itertools import chain
 from pathlib import Path
 
 from config.runtime.errors import UserError, file_errors, import_optional
 from config.runtime.files import read_text
-from config.runtime.processes import print0
+from config.runtime.processes import command, print0
 from data.tokenizer import reason
 
 REVISIONS = {"Skylion007/openwebtext": "79d93d786212f7344586290adb811d4ae6a1762c"}  # the same text for everyone
-TEXTS = (".txt", ".md", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow")  # that a folder stands for
-TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+TEXTS = (".txt", ".md", ".jsonl")  # that a folder stands for
+FOR_DATASETS = (".csv", ".tsv", ".json", ".parquet", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
 @file_errors()
@@ -25,11 +22,9 @@ def text_files(path):
     path = Path("/dev/stdin" if str(path) == "-" else os.path.expanduser(path))
     if not path.is_dir():
         return [path]
-    files = files_below(path, set())
-    texts = [file for file in files if file.suffix.lower() in TEXTS]  # others may only accompany these
-    texts = texts or [file for file in files if file.suffix.lower() in (".json", *COMPRESSED)]
+    texts = [file for file in files_below(path, set()) if file.suffix.lower() in TEXTS]
     if not texts:
-        raise UserError(f"{path}: no {', '.join(TEXTS)}, .json or compressed files below this folder")
+        raise UserError(f"{path}: no {', '.join(TEXTS)} files below this folder; {for_datasets(path)}")
     return texts
 
 
@@ -50,12 +45,10 @@ def read_documents(path, field="text", separator=""):
 
     A separator that is alone on its line takes the line's end with it.
     """
-    path = Path(path)
-    kind = path.suffix.lower()
-    if kind == ".jsonl":
-        texts = read_jsonl(path, field)
-    else:
-        texts = read_table(path, field) if kind in (*TABLES, *COMPRESSED) else [read_text(path)]
+    kind = Path(path).suffix.lower()
+    if kind in FOR_DATASETS:
+        raise UserError(f"{path}: neither plain text nor .jsonl; {for_datasets(path)}")
+    texts = read_jsonl(path, field) if kind == ".jsonl" else [read_text(path)]
     if separator:
         mark = re.escape(separator)
         texts = [part for text in texts for part in re.split(rf"(?m:^{mark}\r?\n)|{mark}", text)]
@@ -74,30 +67,26 @@ def read_jsonl(path, field):
             yield (row[field] or "").encode(errors="replace").decode()  # JSON can hold a lone surrogate
 
 
-def read_table(path, field):
-    """Return the texts in a table, or in a compressed file."""
-    names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else [path.name]
-    suffixes = [suffix for name in names for suffix in reversed(Path(name.lower()).suffixes)]
-    kind = next(filter(TABLES.get, suffixes), "")
-    options = {".tsv": {"sep": "\t"}, "": {"sample_by": "document"}}.get(kind, {})
-    options["data_files"] = glob.escape(os.path.realpath(path))
-    return read_dataset(str(path), field if kind else "text", float("inf"), TABLES.get(kind, "text"), **options)
+def for_datasets(path):
+    read_table = command("data/openwebtext/prepare.py", f"--dataset={path}", "--name=NAME")
+    return f"decompress texts, and prepare tables by {read_table}"
 
 
-def read_dataset(name, field="text", limit=0.0, builder="", **options):
-    """Return the texts in the train split of a dataset, NAME or NAME:CONFIGURATION: of the hub, or of a folder.
+def read_dataset(name, field="text", limit=0.0):
+    """Return the texts in the train split of a dataset: NAME or NAME:CONFIGURATION of the hub, a folder or a file.
 
     They stay on disk, in the cache of `datasets`. With a `limit`, that many gigabytes are streamed into a list.
-    Where `name` is that of a file, `builder` and `options` say how `datasets` reads it.
     """
     if limit:
-        print0(f"reading {name if builder else f'{limit} GB of {name}'} ...")
+        print0(f"reading {limit} GB of {name} ...")
     datasets = import_optional("datasets")
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are told below
     path, _, configuration = (name, "", "") if Path(name).exists() else name.partition(":")
-    options |= {"split": "train", "revision": REVISIONS.get(path), "streaming": bool(limit)}
+    options = {"split": "train", "revision": REVISIONS.get(path), "streaming": bool(limit)}
+    if Path(path).is_file():
+        path, options["data_files"] = os.path.split(os.path.realpath(path))
     try:
-        rows = datasets.load_dataset(builder or path, configuration or None, **options)
+        rows = datasets.load_dataset(path, configuration or None, **options)
         check_field(name, field, next(iter(rows), {}))
         if not limit:
             return rows[field]
@@ -112,9 +101,7 @@ def read_dataset(name, field="text", limit=0.0, builder="", **options):
     except UserError:
         raise
     except Exception as error:  # the hub and the file formats raise many types
-        cure = "; HF_HOME=FOLDER moves the cache" if isinstance(error, OSError) and error.filename else ""
-        cure = "; pip install zstandard" if "type zstd" in str(error) else cure
-        raise UserError(f"{name}: cannot be loaded: {reason(error.__cause__ or error)}{cure}") from None
+        raise UserError(f"{name}: cannot be loaded: {reason(error.__cause__ or error)}") from None
 
 
 def check_field(where, field, row):

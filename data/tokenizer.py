@@ -12,7 +12,6 @@ import numpy as np
 import tiktoken
 
 from config.runtime.errors import UserError
-from config.runtime.files import check_hub_name
 
 END = "<|endoftext|>"  # by the name that GPT-2 gave it
 
@@ -161,7 +160,6 @@ def gpt2_tokenizer() -> BPETokenizer:
 
 def hf_tokenizer(name) -> HFTokenizer:
     """Return the tokenizer of a Hugging Face model, given its folder or its name on the hub."""
-    check_hub_name(name)
     transformers = import_transformers()
     try:
         return HFTokenizer(transformers.AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str())

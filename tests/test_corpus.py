@@ -1,32 +1,28 @@
 """Texts of any form, cut once, and their documents encoded in threads: data/prepare.py."""
 
-import bz2
-import gzip
 import json
-import lzma
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-import zipfile
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
-import fsspec.compression
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from config.runtime.errors import UserError
-from conftest import ROOT, contents, hear_signals
+from conftest import ROOT, contents, hear_signals, refused
 from data import prepare as preparing
 from data.dataset import load_dataset
-from data.prepare import encode_all, in_parts, prepare
-from data.texts import read_dataset, read_documents, text_files
+from data.prepare import SPLITS, encode_all, in_parts, prepare
+from data.texts import read_dataset, read_documents
 from data.tokenizer import END, SPLIT, BPETokenizer
 
 DOCUMENTS = ["One line.", "Two\nlines of text, a little longer\n", "Ünglück und 瓶子", "  spaces  ", "the end"] * 5
@@ -118,11 +114,6 @@ def test_a_separator_ends_documents_and_its_line(tmp_path, capsys):
     ("a.jsonl", b'{"text": "good"}\n\n{"text": "cut', "line 3 is not JSON"),
     ("a.jsonl", b"[" * 10**5, "line 1 is not JSON"),
     ("a.txt", b"good text and then " + b"more of it " * 20 + b"\xff bad", "a.txt: not UTF-8 text at byte 239"),
-    ("a.txt.gz", b"not compressed", "a.txt.gz: cannot be loaded: Not a gzipped file"),
-    ("a.zip", b"PK\x03\x04", "a.zip: cannot be loaded: File is not a zip file"),
-    ("a.csv", b"id,story\n1,good\n", "a.csv: no text in field 'text'; --field may be: story"),
-    ("a.csv", b"text\n" + b"good\n" * 50_000 + b"\xff\n", "a.csv: cannot be loaded: 'utf-8' codec"),
-    ("a.parquet", b"PAR1", "a.parquet: cannot be loaded: Parquet"),
 ], ids=count())  # fmt: skip
 def test_bad_files(tmp_path, monkeypatch, name, content, named):
     monkeypatch.chdir(ROOT)
@@ -134,62 +125,6 @@ def test_bad_files(tmp_path, monkeypatch, name, content, named):
 
 def parquet(path, documents):
     datasets.Dataset.from_dict({"id": range(len(documents)), "text": documents}).to_parquet(path)
-
-
-PACKED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
-
-
-@pytest.mark.parametrize(
-    "kind", ["csv", "tsv", "json", "parquet", "arrow", "csv.gz", "jsonl.xz", "json.bz2", "csv.zip"]
-)
-def test_tables(tmp_path, kind):
-    """What is in a table is read as it is, whatever its form, and is not copied to any cache."""
-    name, *packing = kind.split(".")
-    path, documents = (
-        tmp_path / (f"a.{name}" if packing else f"a[1].{name}"),
-        [*DOCUMENTS, 'quoted: "a,\tb"\r\n', "1", None],
-    )
-    table = datasets.Dataset.from_dict({"id": range(len(documents)), "body": documents})
-    if name == "arrow":
-        table.save_to_disk(tmp_path / "disk")
-        (tmp_path / "disk" / "data-00000-of-00001.arrow").rename(path)
-    elif name == "tsv":
-        table.to_csv(path, sep="\t")
-    else:
-        getattr(table, "to_json" if name == "jsonl" else f"to_{name}")(
-            path, **{"lines": False} if name == "json" else {}
-        )
-    if packing == ["zip"]:
-        with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
-            file.write(path, "sub/a.csv")
-        path = tmp_path / "a.zip"
-    elif packing:
-        content = PACKED[f".{packing[0]}"](path.read_bytes())
-        path = path.with_name(f"{path.name}.{packing[0]}")
-        path.write_bytes(content)
-    assert read_documents(path, "body") == documents[:-1]
-    assert not list((tmp_path / "cache").rglob("*.arrow"))
-
-
-@pytest.mark.parametrize("name", ["a.txt.gz", "a.md.bz2", "a.xz", "a.zip"])
-def test_compressed_texts(tmp_path, name):
-    text = "one\n<|endoftext|>\ntwo\n"
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
-        file.writestr("a", text)
-    if Path(name).suffix in PACKED:
-        (tmp_path / name).write_bytes(PACKED[Path(name).suffix](text.encode()))
-    assert read_documents(tmp_path / name) == [text]
-    assert read_documents(tmp_path / name, "body", END) == ["one\n", "two\n"]
-
-
-def test_a_folder_stands_for_its_texts_or_else_its_archives(tmp_path):
-    (tmp_path / "a.CSV.gz").write_bytes(gzip.compress(b"text\ngood\n"))
-    for name in ("b.json", "c.dat"):
-        (tmp_path / name).touch()
-    assert [file.name for file in text_files(tmp_path)] == ["a.CSV.gz", "b.json"]
-    for name in ("README.md", "train.parquet"):
-        (tmp_path / name).touch()
-    assert [file.name for file in text_files(tmp_path)] == ["README.md", "train.parquet"]
 
 
 def test_a_dataset_of_several_configurations(tmp_path):
@@ -209,6 +144,17 @@ def test_a_limit_streams_that_much_and_no_more(tmp_path):
     (tmp_path / "train-1.parquet").write_text("not read")
     assert read_dataset(str(tmp_path), limit=3e-6) == texts[:30]
     assert not list(tmp_path.rglob("*.arrow"))
+
+
+def test_a_table_is_prepared_by_the_command_that_is_told(repo, capsys):
+    Path("rows").mkdir()
+    parquet("rows/a.parquet", DOCUMENTS)
+    for path in ("rows", "rows/a.parquet"):
+        error = refused(repo, f"data/text/prepare.py {path}", capsys)
+        command = re.search("prepare tables by python (.*)", error)[1].replace("NAME", "rows")
+        repo(f"{command} --tokenizer=char --val_fraction=0.2")
+        loaded = load_dataset("data/rows")
+        assert "".join(loaded.tokenizer.decode(loaded.splits[split]) for split in SPLITS) == "\n".join(DOCUMENTS)
 
 
 def test_openwebtext_script(repo):
@@ -232,19 +178,9 @@ def test_bad_datasets(tmp_path, monkeypatch):
         read_dataset(str(tmp_path), field="body")
     with pytest.raises(UserError, match="missing: cannot be loaded"):
         read_dataset("missing")
-    with monkeypatch.context() as patch:  # no home folder, or one that cannot be written to
-        patch.setattr("datasets.config.HF_DATASETS_CACHE", "/dev/null/cache")
-        for read in (lambda: read_dataset(str(tmp_path)), lambda: read_documents(tmp_path / "train.parquet")):
-            with pytest.raises(UserError, match="Not a directory: '/dev/null/.*; HF_HOME=FOLDER moves the cache"):
-                read()
-    monkeypatch.delitem(fsspec.compression.compr, "zstd", raising=False)
-    (tmp_path / "a.txt.zst").write_bytes(bytes.fromhex("28B52FFD"))
-    with pytest.raises(UserError, match="a.txt.zst: cannot be loaded: .*; pip install zstandard"):
-        read_documents(tmp_path / "a.txt.zst")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    for read in (lambda: read_dataset("some/where"), lambda: read_documents("a.csv")):
-        with pytest.raises(UserError, match="a package that is not installed: pip install datasets"):
-            read()
+    with pytest.raises(UserError, match="a package that is not installed: pip install datasets"):
+        read_dataset("some/where")
 
 
 def test_threads_encode_side_by_side_and_in_order():

@@ -74,35 +74,6 @@ def test_the_future_does_not_move_the_past(row):
 
 
 @over(COVER)
-def test_activation_checkpointing_changes_nothing(row):
-    """... except what is kept for the backward pass; dropout, which they draw twice, included."""
-    outcomes = []
-    for activation_checkpointing in (False, True):
-        model = build(**{**row, "activation_checkpointing": activation_checkpointing}, dropout=0.3).train()
-        idx = tokens(model, 2, 9)
-        torch.manual_seed(1)
-        loss = model(idx, idx)[1]
-        loss.backward()
-        outcomes.append([loss, torch.get_rng_state(), *(p.grad for p in model.parameters())])
-    assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
-
-
-def kept_for_backward(**changes):
-    """Return the bytes that a forward pass keeps, shared storage counted once."""
-    model, kept = build(n_layer=8, **changes), []
-    idx = tokens(model, 2, 16)
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        model(idx, idx)
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
-    return sum(storages.values())
-
-
-@pytest.mark.parametrize("row", [{}, dict(residual="m1"), dict(attention="summed_qk")])
-def test_activation_checkpointing_keeps_a_third_of_a_standard_model(row):
-    assert kept_for_backward(**row, activation_checkpointing=True) < kept_for_backward() / 3
-
-
-@over(COVER)
 def test_no_tensor_of_T_by_T(row):
     """None is made, not even for a moment, except by kinds that say so."""
     T = 53
@@ -321,7 +292,7 @@ def test_w2_in_bfloat16_keeps_the_remainder_of_its_bias_compiled():
     close(bias.sum(dim=-1), -vectors.square().sum(dim=-1) / 2, 2**-15)
 
 
-@over([{**row, "activation_checkpointing": False} for row in COVER[::6]])
+@over(COVER[::6])
 def test_autocast_trains(row):
     """The residual stream stays in float32, where a method replaces the residual or mixes several too."""
     model = build(**row, dtype=torch.float32).train()

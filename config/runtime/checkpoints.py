@@ -11,7 +11,7 @@ from config.runtime.errors import UserError, file_errors
 from config.runtime.files import ROOT, sha256
 from config.runtime.processes import command
 
-VERSION = 11  # of the layout of a checkpoint
+VERSION = 12  # of the layout of a checkpoint
 CODE = ("model.py", "train.py", "config/__init__.py", "config/runtime/*.py", "data/*.py", "data/huggingface/*.py")
 
 

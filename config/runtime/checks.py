@@ -34,9 +34,8 @@ def check_settings(settings, world_size):
     if settings["grad_accum_steps"] % world_size and not settings["eval_only"]:
         shared = f"it must be a multiple of {world_size}, the number of processes"
         raise UserError(f"grad_accum_steps = {settings['grad_accum_steps']} is invalid: {shared}")
-    for package in ("tensorboard", "wandb"):
-        if settings[package]:
-            import_optional(package)
+    if settings["wandb"]:
+        import_optional("wandb")
     from_there = SHAPE if of_another else set()
     make_config({name: value for name, value in settings.items() if name not in from_there})
 

@@ -7,20 +7,17 @@ from contextlib import contextmanager
 class UserError(ValueError):
     """A mistake in settings, files or data that the project itself has found. All other errors keep their traceback."""
 
-    exit_code = 2
-
-
-class FolderInUse(UserError):
-    exit_code = 3
-
 
 @contextmanager
-def file_errors():
-    """Raise a UserError that names the file for an OSError inside."""
+def file_errors(path=None):
+    """Raise a UserError that names the file, or else `path`, for an OSError inside."""
     try:
         yield
-    except OSError as error:
-        name = error.filename2 or error.filename  # the one that it was to be renamed to
+    except (OSError, RuntimeError) as raised:
+        error = raised if isinstance(raised, OSError) else raised.__context__  # PyTorch hides those of torch.save
+        if not isinstance(error, OSError):
+            raise
+        name = error.filename2 or error.filename or path  # filename2: what it was to be renamed to
         raise UserError(f"{name}: {error.strerror}" if name is not None and error.strerror else error) from error
 
 

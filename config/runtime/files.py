@@ -50,11 +50,5 @@ def read_text(path) -> str:
         raise UserError(f"{path}: not UTF-8 text at byte {error.start}") from None
 
 
-def check_hub_name(name):
-    """Raise a UserError for the path of a folder that does not exist: a name on the hub has at most one slash."""
-    if (name[:1] in "/." or name.count("/") > 1) and not Path(name).is_dir():
-        raise UserError(f"hf:{name}: no such folder")
-
-
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()

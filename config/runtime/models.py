@@ -8,7 +8,7 @@ from model import GPT, ConfigError, GPTConfig
 
 # settings that always come from the model that another one begins from, and those that never do
 SHAPE = {"n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "bias", "rope_theta", "norm_eps", "tie_weights"}
-NOT_INHERITED = {"block_size", "dropout", "activation_checkpointing"}
+NOT_INHERITED = {"block_size", "dropout"}
 OWN = r"\.attn\.(?!\w+_proj\.)"  # weights of an attention kind that others do not have
 # weights that mean something else under another value of a setting, in spite of the same name and shape
 MEANING = {"attention": OWN, "w2_score": OWN, "qk_scale": r"\.attn\.(log_a|a|b)$", "residual": r"\.mix$"}

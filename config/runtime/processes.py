@@ -69,7 +69,6 @@ def report_error(kind, error, traceback):
     if issubclass(kind, KeyboardInterrupt):
         code = 128 + signal.SIGINT
     elif isinstance(error, UserError):
-        code = error.exit_code
         line = error
     elif issubclass(kind, OSError) and error.errno == errno.ENOSPC:
         line = f"{error.filename or 'the output'}: {error.strerror}"

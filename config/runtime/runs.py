@@ -2,17 +2,14 @@
 
 import json
 import math
-import shutil
-import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from config.runtime import checkpoints
 from config.runtime.checks import check_settings
-from config.runtime.errors import FolderInUse, UserError, file_errors, import_optional
-from config.runtime.files import atomic_write, check_hub_name, file_lock
+from config.runtime.errors import UserError, file_errors, import_optional
+from config.runtime.files import atomic_write, file_lock
 from config.runtime.models import SHAPE, build_model
 from config.runtime.processes import command, held, print0, rank, world_size
 from model import GPT
@@ -21,7 +18,7 @@ from model import GPT
 METHOD = ("attention", "qk_scale", "w2_score", "sigma", "residual", "keep_input")
 # settings that a resumed run may change; with any other it would be a different run
 MAY_CHANGE = {"out_dir", "init_from", "eval_only", "max_iters", "device", "compile"}
-MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval", "tensorboard", "wandb"}
+MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval", "wandb"}
 
 
 # -- the folder: one process writes to it, and ends if it cannot
@@ -34,26 +31,16 @@ class Run:
     """
 
     def __init__(self, folder, iter_num, settings):
-        self.folder, self.log_path, self.max_iters = folder, folder / "log.jsonl", settings["max_iters"]
+        self.folder, self.log_path = folder, folder / "log.jsonl"
         if rank() != 0:
             return
         held.close()  # by a run that has failed in a notebook
         with file_errors():
             self.log_file = lock_folder(self.folder)
-            if settings["overwrite"] and any(self.folder.glob("*.pt")):
-                self.move_aside()
+            for name in ("ckpt.pt", "best.pt") if settings["overwrite"] else ():
+                (self.folder / name).unlink(missing_ok=True)
             self.log_file.truncate(end_of_log(self.log_path, iter_num))
-        self.trackers = start_trackers(self.folder, iter_num, settings)
-
-    def move_aside(self):
-        """Rename the folder of an old run to NAME.old, and make a new one. At any moment the old run is whole."""
-        folder = self.folder.resolve()  # a link stays, and so do the runs on its disk
-        aside = folder.with_name(f"{folder.name}.old")
-        if any(aside.glob("*.pt")):  # an older one
-            shutil.rmtree(aside)
-        folder.rename(aside)
-        print0(f"the old run in {self.folder} is now in {aside}")
-        self.log_file = lock_folder(self.folder)
+        self.track = start_tracker(self.folder, iter_num, settings)
 
     def log(self, event, step, **facts):
         """Write a line of JSON, which has no inf and nan: they are null."""
@@ -62,35 +49,21 @@ class Run:
         numbers = {name: fact for name, fact in facts.items() if isinstance(fact, int | float)}
         facts |= {name: None for name, number in numbers.items() if not math.isfinite(number)}
         line = json.dumps({"event": event, "step": step, **facts}).encode() + b"\n"
-        with self.write_errors(self.log_path):
+        with file_errors(self.log_path):
             while line:  # on a full disk only a part of it is written, and an error comes with the next part
                 line = line[self.log_file.write(line) :]
-        for track in self.trackers:
-            track({f"{event}/{name}": number for name, number in numbers.items()}, step)
+        self.track({f"{event}/{name}": number for name, number in numbers.items()}, step)
 
     def save(self, name, state):
         """Write a checkpoint. If that fails, the previous one stays as it is."""
         if rank() != 0:
             return
-        with self.write_errors(self.folder / name), atomic_write(self.folder / name) as file:
+        with file_errors(self.folder / name), atomic_write(self.folder / name) as file:
             torch.save({"version": checkpoints.VERSION, **state}, file)
 
-    @contextmanager
-    def write_errors(self, path):
-        """Turn an OSError inside into a UserError with the command that resumes the run."""
-        try:
-            yield
-        except (OSError, RuntimeError) as raised:
-            error = raised if isinstance(raised, OSError) else raised.__context__  # PyTorch hides what `file` raises
-            if not isinstance(error, OSError):
-                raise
-            raise UserError(f"{path}: {error.strerror}; to resume: {self.resume_command(self.max_iters)}") from error
-
     def resume_command(self, max_iters):
-        """Return the command that resumes this run or, if it has no checkpoint, starts it again."""
-        resume = "--init_from=resume", f"--out_dir={self.folder}", f"--max_iters={max_iters}"
-        again = command("train.py", *(resume if checkpoints.find(self.folder).exists() else sys.argv[1:]))
-        return again if world_size() == 1 else again.replace("python", "torchrun ...", 1)
+        resume = command("train.py", "--init_from=resume", f"--out_dir={self.folder}", f"--max_iters={max_iters}")
+        return resume if world_size() == 1 else resume.replace("python", "torchrun ...", 1)
 
 
 def lock_folder(folder):
@@ -98,7 +71,7 @@ def lock_folder(folder):
     folder.resolve().mkdir(parents=True, exist_ok=True)  # also what a link names
     file = held.enter_context(open(folder / "log.jsonl", "ab", buffering=0))
     if not file_lock(file):
-        raise FolderInUse(f"{folder}: another process is training there: wait for it, or choose another --out_dir")
+        raise UserError(f"{folder}: another process is training there: wait for it, or choose another --out_dir")
     return file
 
 
@@ -112,31 +85,19 @@ def end_of_log(path, iter_num) -> int:
     return end
 
 
-def start_trackers(folder, iter_num, settings):
-    """Return functions (numbers, step) -> None, of TensorBoard and Weights & Biases if the settings ask for them."""
-    trackers = []
-    if settings["tensorboard"]:
-        from torch.utils.tensorboard import SummaryWriter
-
-        writer = SummaryWriter(folder, purge_step=iter_num + 1)  # steps after the checkpoint will run again
-
-        def track(numbers, step):
-            for name, number in numbers.items():
-                writer.add_scalar(name, number, step)
-            writer.flush()
-
-        trackers.append(track)
-    if settings["wandb"]:
-        wandb = import_optional("wandb")
-        ids = [path.stem[4:] for path in sorted(folder.glob("wandb/*/run-*.wandb"))]
-        same = {"id": ids[-1], "resume": "allow"} if ids and iter_num else {}  # it goes on as the same run there
-        try:
-            run = wandb.init(name=folder.name, config=settings, dir=folder, **same)
-        except wandb.Error as error:  # no key, no network
-            raise UserError(f"wandb: {error} To log into the run's folder alone, set WANDB_MODE=offline") from None
-        held.callback(run.finish)
-        trackers.append(run.log)
-    return trackers
+def start_tracker(folder, iter_num, settings):
+    """Return a function (numbers, step) -> None: that of Weights & Biases if the settings ask for it."""
+    if not settings["wandb"]:
+        return lambda numbers, step: None
+    wandb = import_optional("wandb")
+    ids = [path.stem[4:] for path in sorted(folder.glob("wandb/*/run-*.wandb"))]
+    same = {"id": ids[-1], "resume": "allow"} if ids and iter_num else {}  # it goes on as the same run there
+    try:
+        run = wandb.init(name=folder.name, config=settings, dir=folder, **same)
+    except wandb.Error as error:  # no key, no network
+        raise UserError(f"wandb: {error} To log into the run's folder alone, set WANDB_MODE=offline") from None
+    held.callback(run.finish)
+    return run.log
 
 
 # -- how a run starts, or resumes
@@ -177,19 +138,14 @@ def begin(folder, defaults, given):
 @file_errors()
 def check_folder(folder, settings):
     """Raise a UserError if the folder holds a run, or if there is nothing to start from, or to evaluate."""
-    kind, _, source = settings["init_from"].partition(":")
-    if kind == "run":
+    if settings["init_from"].startswith("run:"):
         checkpoints.find_source(settings["init_from"]).stat()
-    if kind == "hf":
-        check_hub_name(source)
     if settings["eval_only"]:
         if settings["init_from"] == "scratch":
             cure = "add --init_from=resume, and the run's config or --out_dir"
             raise UserError(f"eval_only = True needs a trained model: {cure}")
-    elif settings["overwrite"] and Path.cwd().is_relative_to(folder.resolve()):
-        raise UserError(f"overwrite = True would move {folder}, the current folder: give the run a folder of its own")
     elif checkpoints.find(folder).exists() and not settings["overwrite"]:
-        ways = "--init_from=resume continues it, --overwrite moves it aside, --out_dir=FOLDER leaves it alone"
+        ways = "--init_from=resume continues it, --overwrite replaces it, --out_dir=FOLDER leaves it alone"
         raise UserError(f"{folder} already holds a run: {ways}")
 
 
@@ -216,14 +172,6 @@ def resumed_model(checkpoint, settings, data) -> GPT:
         cure = f"prepare {trained_on['source']} again"
         raise UserError(f"{path} was not trained on {data.folder}: {cure}")
     return build_model(checkpoint)
-
-
-def resume_optimizer(checkpoint, optimizer, scaler):
-    try:
-        optimizer.load_state_dict(checkpoint["optimizer"])
-    except ValueError as error:  # another model.py has other groups of parameters
-        raise UserError(f"{checkpoint['path']} does not match this model.py: optimizer: {error}") from None
-    scaler.load_state_dict(checkpoint["scaler"])
 
 
 def resume_notes(checkpoint, settings, machine, code):

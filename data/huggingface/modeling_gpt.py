@@ -44,7 +44,6 @@ class GPTVariantForCausalLM(PreTrainedModel, GenerationMixin):
     base_model_prefix = "gpt"
     _tied_weights_keys = {"gpt.head.weight": "gpt.embed.weight"}  # if config.tie_weights
     _no_split_modules = ["GPT"]  # layers recompute one another, so they are on one device
-    supports_gradient_checkpointing = True
 
     def __init__(self, config):
         super().__init__(config)
@@ -56,15 +55,6 @@ class GPTVariantForCausalLM(PreTrainedModel, GenerationMixin):
 
     def get_output_embeddings(self):
         return self.gpt.head
-
-    @property
-    def gradient_checkpointing(self):
-        """The switch that transformers sets."""
-        return self.gpt.config.activation_checkpointing
-
-    @gradient_checkpointing.setter
-    def gradient_checkpointing(self, on):
-        self.gpt.config.activation_checkpointing = on
 
     @property
     def base_model(self):
