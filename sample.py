@@ -8,7 +8,6 @@ from config import start_program
 
 defaults, given = start_program(__file__)  # of the settings below; --help ends here, before PyTorch is imported
 
-import math
 import sys
 from contextlib import closing
 from itertools import takewhile
@@ -69,8 +68,7 @@ if start.startswith("FILE:"):
 start = start.encode(errors="replace").decode()  # an argument may hold bytes that are not UTF-8
 tokens = tokenizer.encode(start) or first_tokens(tokenizer)
 
-last = "validation loss" if checkpoint == "best" else "latest validation loss"  # of an earlier step, perhaps
-val_loss = f"{last} {saved['val_loss']:.4f}" if math.isfinite(saved["val_loss"]) else "not evaluated yet"
+val_loss = f"last validation loss {saved['val_loss']:.4f}"  # inf before the first evaluation
 print(one_line(f"{saved['path']}: step {saved['iter_num']}, {val_loss}, {saved['data']['source']}"))
 idx = torch.tensor([tokens], device=ptdevice)
 next_document = tokenizer.document_start[:1]  # the token that begins one, if the tokenizer has such a token

@@ -5,6 +5,7 @@ A text is a str or, for several documents, anything that yields a str for each, 
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ import numpy as np
 
 from config.runtime.errors import UserError, file_errors
 from config.runtime.files import atomic_write, file_lock
-from config.runtime.processes import print0
+from config.runtime.processes import command, print0
 from data.tokenizer import END, CharTokenizer, gpt2_tokenizer, hf_tokenizer, tokenizer_from_state, train_bpe
 
 VERSION = 2  # of the layout of a data folder
@@ -39,6 +40,9 @@ def new_folder(name, script) -> Path:
     own = folder / "prepare.py"
     if own.exists() and not own.samefile(script):
         raise UserError(f"name = {name!r} is invalid: {folder} has its own prepare.py; choose another name")
+    if folder.parent == DATA and not os.access(folder if folder.exists() else DATA, os.W_OK):
+        elsewhere = command("data/text/prepare.py", "TEXT", "--name=./FOLDER")
+        raise UserError(f"{folder} is read-only: run {elsewhere}, and train with --dataset=./FOLDER")
     return folder
 
 
@@ -149,9 +153,7 @@ def token_dtype(vocab_size) -> np.dtype:
 
 def write_dataset(folder, coder, encoded, length, source, settings):
     """Write the parts from `encode_all`, of `length` characters. meta.json comes last and completes the folder."""
-    tokens, sizes, characters = Counter(), Counter(), 0
-    marks = dict.fromkeys({END, coder.decode(coder.document_start)} - {""}, False)  # and whether the text has them
-    shown = time.monotonic()
+    tokens, sizes, characters, marked, shown = Counter(), Counter(), 0, False, time.monotonic()
     hashes, text_hash = {split: hashlib.sha256() for split in SPLITS}, hashlib.sha256()
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:  # at its end the files take their places, the last opened first
@@ -166,7 +168,7 @@ def write_dataset(folder, coder, encoded, length, source, settings):
             tokens[split] += len(ids)
             sizes[split] += len(content)
             characters += len(text)
-            marks = {mark: found or mark in text for mark, found in marks.items()}
+            marked = marked or END in text
             if (now := time.monotonic()) > shown + 5:
                 shown = now
                 print0(f"{characters / length:.1%}   {sizes.total() / 1e6:,.0f} MB   {tokens.total():,} tokens")
@@ -191,7 +193,7 @@ def write_dataset(folder, coder, encoded, length, source, settings):
 
     print0(f"{folder}: {source}, {sum(sizes.values()):,} bytes")
     print0(f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens, {meta['dtype']}")
-    for mark in filter(marks.get, marks):
-        cure = f"--separator='{mark}' of data/text/prepare.py splits plain files into documents there"
-        print0(f"NOTE    {mark} in the text is encoded as plain text; {cure}")
+    if marked:
+        cure = f"--separator='{END}' of data/text/prepare.py splits plain files into documents there"
+        print0(f"NOTE    {END} in the text is encoded as plain text; {cure}")
     print0(f"vocabulary: {coder.vocab_size:,} tokens ({meta['tokenizer']['kind']})")

@@ -1,5 +1,6 @@
-"""Files -> texts: plain text, .jsonl, folders of these, and what the package `datasets` reads."""
+"""Files -> texts: plain text, .jsonl, tables, also compressed, folders of these, datasets of the Hugging Face hub."""
 
+import importlib
 import json
 import os
 import re
@@ -8,12 +9,13 @@ from pathlib import Path
 
 from config.runtime.errors import UserError, file_errors, import_optional
 from config.runtime.files import read_text
-from config.runtime.processes import command, print0
+from config.runtime.processes import print0
 from data.tokenizer import reason
 
 REVISIONS = {"Skylion007/openwebtext": "79d93d786212f7344586290adb811d4ae6a1762c"}  # the same text for everyone
-TEXTS = (".txt", ".md", ".jsonl")  # that a folder stands for
-FOR_DATASETS = (".csv", ".tsv", ".json", ".parquet", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".zip")
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}  # modules of Python, in which each has an `open`
+TABLES = (".csv", ".tsv", ".parquet", ".arrow")
+TEXTS = (".txt", ".md", ".jsonl", *TABLES)  # that a folder stands for; .json may only accompany them
 
 
 @file_errors()
@@ -22,9 +24,9 @@ def text_files(path):
     path = Path("/dev/stdin" if str(path) == "-" else os.path.expanduser(path))
     if not path.is_dir():
         return [path]
-    texts = [file for file in files_below(path, set()) if file.suffix.lower() in TEXTS]
+    texts = [file for file in files_below(path, set()) if kind_of(file) in TEXTS]
     if not texts:
-        raise UserError(f"{path}: no {', '.join(TEXTS)} files below this folder; {for_datasets(path)}")
+        raise UserError(f"{path}: no {', '.join(TEXTS)} files below this folder")
     return texts
 
 
@@ -40,23 +42,38 @@ def files_below(path, seen):
     return [file for entry in below for file in files_below(entry, seen)]
 
 
+def kind_of(path):
+    """Return the suffix of a file, without that of its compression."""
+    suffixes = [suffix for suffix in Path(str(path).lower()).suffixes if suffix not in COMPRESSED]
+    return suffixes[-1] if suffixes else ""
+
+
 def read_documents(path, field="text", separator=""):
     """Return the documents of a file: the `field` of each row if it has rows, else its text, cut at each separator.
 
     A separator that is alone on its line takes the line's end with it.
     """
-    kind = Path(path).suffix.lower()
-    if kind in FOR_DATASETS:
-        raise UserError(f"{path}: neither plain text nor .jsonl; {for_datasets(path)}")
-    texts = read_jsonl(path, field) if kind == ".jsonl" else [read_text(path)]
+    if kind_of(path) in (*TABLES, ".json"):
+        texts = read_dataset(str(path), field)
+    else:
+        text = read_text(path, decompress) if Path(path).suffix.lower() in COMPRESSED else read_text(path)
+        texts = read_jsonl(text, path, field) if kind_of(path) == ".jsonl" else [text]
     if separator:
         mark = re.escape(separator)
         texts = [part for text in texts for part in re.split(rf"(?m:^{mark}\r?\n)|{mark}", text)]
     return [text for text in texts if text]
 
 
-def read_jsonl(path, field):
-    for number, line in enumerate(read_text(path).split("\n"), 1):
+def decompress(path) -> bytes:
+    try:
+        with importlib.import_module(COMPRESSED[Path(path).suffix.lower()]).open(path) as file:
+            return file.read()
+    except Exception as error:  # each module has its own
+        raise UserError(f"{path}: cannot be decompressed: {reason(error)}") from None
+
+
+def read_jsonl(text, path, field):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 row = json.loads(line)
@@ -65,11 +82,6 @@ def read_jsonl(path, field):
             row = row if isinstance(row, dict) else {}
             check_field(f"{path}: line {number}", field, row)
             yield (row[field] or "").encode(errors="replace").decode()  # JSON can hold a lone surrogate
-
-
-def for_datasets(path):
-    read_table = command("data/openwebtext/prepare.py", f"--dataset={path}", "--name=NAME")
-    return f"decompress texts, and prepare tables by {read_table}"
 
 
 def read_dataset(name, field="text", limit=0.0):
@@ -87,21 +99,20 @@ def read_dataset(name, field="text", limit=0.0):
         path, options["data_files"] = os.path.split(os.path.realpath(path))
     try:
         rows = datasets.load_dataset(path, configuration or None, **options)
-        check_field(name, field, next(iter(rows), {}))
-        if not limit:
-            return rows[field]
-        texts, size = [], 0
-        parts = (part[field] for part in rows.iter(64))  # row by row takes ten times as long
-        for text in filter(None, chain.from_iterable(parts)):
-            texts.append(text)
-            size += len(text.encode())
-            if size >= limit * 10**9:
-                break
-        return texts
-    except UserError:
-        raise
+        first = next(iter(rows), {})
     except Exception as error:  # the hub and the file formats raise many types
         raise UserError(f"{name}: cannot be loaded: {reason(error.__cause__ or error)}") from None
+    check_field(name, field, first)
+    if not limit:
+        return rows[field]
+    texts, size = [], 0
+    parts = (part[field] for part in rows.iter(64))  # row by row takes ten times as long
+    for text in filter(None, chain.from_iterable(parts)):
+        texts.append(text)
+        size += len(text.encode())
+        if size >= limit * 10**9:
+            break
+    return texts
 
 
 def check_field(where, field, row):

@@ -7,11 +7,12 @@ import base64
 import heapq
 import re
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import numpy as np
 import tiktoken
 
-from config.runtime.errors import UserError
+from config.runtime.errors import UserError, import_optional
 
 END = "<|endoftext|>"  # by the name that GPT-2 gave it
 
@@ -109,11 +110,7 @@ class HFTokenizer(Tokenizer):
     """A Hugging Face tokenizer, given its tokenizer.json."""
 
     def __init__(self, json_text):
-        try:
-            import tokenizers
-        except ImportError:
-            raise UserError("a Hugging Face tokenizer needs tokenizers: pip install tokenizers") from None
-        self.tokenizer = tokenizers.Tokenizer.from_str(json_text)
+        self.tokenizer = import_optional("tokenizers").Tokenizer.from_str(json_text)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.encode_special_tokens = True  # as the text that they are
@@ -160,6 +157,8 @@ def gpt2_tokenizer() -> BPETokenizer:
 
 def hf_tokenizer(name) -> HFTokenizer:
     """Return the tokenizer of a Hugging Face model, given its folder or its name on the hub."""
+    if (name[:1] in "/." or name.count("/") > 1) and not Path(name).is_dir():  # the hub's have one slash at most
+        raise UserError(f"hf:{name}: no such folder")
     transformers = import_transformers()
     try:
         return HFTokenizer(transformers.AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str())
@@ -168,11 +167,7 @@ def hf_tokenizer(name) -> HFTokenizer:
 
 
 def import_transformers():
-    try:
-        import transformers
-    except ImportError:
-        raise UserError("Hugging Face models need transformers: pip install 'transformers>=5.17'") from None
-    return transformers
+    return import_optional("transformers", ">=5.17")
 
 
 def reason(error):

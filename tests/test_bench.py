@@ -35,22 +35,6 @@ def test_all_variants_in_small(small):
     assert [row[0] for row in rows] == speed.VARIANTS and all(float(cell) > 0 for row in rows for cell in row[1:])
 
 
-def test_a_variant_is_written_as_for_compare(small, monkeypatch):
-    monkeypatch.setattr(speed.GPT, "flops_per_token", lambda self: 3 if self.config.keep_input else 2)
-    ((name, operations, *_),) = small("kept: config/m1_shakespeare.py --keep_input")
-    assert (name, operations) == ("kept", "1.50")
-
-
-def test_steps_alternate_and_ratios_are_of_one_turn(monkeypatch):
-    """The machine is three times as slow for some turns. The second model always takes twice as long as the first."""
-    monkeypatch.setattr(speed, "SECONDS", 0)
-    order, slow = [], [9, 9, 1, 3, 3, 3, 1]
-    seconds = {1: iter(slow), 2: iter(slow)}
-    steps = [lambda n=n: order.append(n) or n * next(seconds[n]) for n in (1, 2)]
-    assert speed.alternate(*steps) == 2
-    assert order == [1, 2] * 7
-
-
 @pytest.mark.parametrize("kind, method", [("standard", "m4.1"), ("w2-scalar", "m3.2"), ("summed-5.5", "m1")])
 def test_depth_compiles_nothing_anew(monkeypatch, kind, method):
     """Layers and their recomputation share what is compiled, though summed scores grow wider, and 1/m smaller."""

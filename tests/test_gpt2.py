@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 import tiktoken
-from transformers import AutoTokenizer
 
 from config.runtime.files import sha256
 from conftest import ROOT
-from data.huggingface import save_pretrained
 from data.shakespeare import SHAKESPEARE_SHA256
 from data.tokenizer import gpt2_tokenizer
-from model import GPT, GPTConfig
 
 CACHE = Path(os.environ.get("TIKTOKEN_CACHE_DIR") or Path(tempfile.gettempdir(), "data-gym-cache"))
 NAMES = ("6d1cbeee0f20b3d9449abfede4726ed8212e3aee", "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6")  # tiktoken's own
@@ -53,12 +50,3 @@ def test_texts_are_encoded_as_tiktoken_does(gpt2):
         assert ours.encode(text) == gpt2.encode(text, allowed_special="all")
         assert ours.decode(ids) == text
     assert ours.vocab_size == 50_257 and ours.document_start == [50_256]
-
-
-def test_exported_it_encodes_the_same(tmp_path, gpt2):
-    save_pretrained(GPT(GPTConfig(vocab_size=50_304, n_layer=1, n_head=1, n_embd=2)), tmp_path / "x", gpt2_tokenizer())
-    exported = AutoTokenizer.from_pretrained(tmp_path / "x")
-    for text in TEXTS:
-        ids = gpt2.encode(text, allowed_special="all")
-        assert exported(text).input_ids == ids and exported.decode(ids) == text
-    assert exported.bos_token_id == exported.eos_token_id == 50_256

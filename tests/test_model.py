@@ -203,19 +203,6 @@ def test_a_compiled_model_and_its_copy_equal_eager_ones(no_cpp, residual):
             close(found, expected)
 
 
-def test_training_and_evaluating_recompile_within_the_limit(no_cpp):
-    """That holds for summed scores as wide as ten layers, and for Method 3.1's ten weights 1/m."""
-    model = build("summed-5.1", "m3.1", torch.float32, n_layer=10, dropout=0.1)
-    idx = tokens(model, 2, 12)
-    compile_blocks(model)
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-        for training in (True, False, True):
-            with torch.set_grad_enabled(training):
-                loss = model.train(training)(idx, idx)[1]
-            if training:
-                loss.backward()
-
-
 # -- precision -----------------------------------------------------------------------------------------------
 
 

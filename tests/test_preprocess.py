@@ -87,24 +87,21 @@ def test_shakespeare_is_downloaded_once_and_checked(tmp_path, monkeypatch):
     assert tiny_shakespeare(tmp_path) == (TEXT, "Tiny Shakespeare")
 
 
-@pytest.mark.parametrize("url", ["file:///nowhere", Path(__file__).as_uri()])  # offline; a captive portal
-def test_shakespeare_offline_is_loudly_something_else(tmp_path, monkeypatch, capsys, url):
-    monkeypatch.setattr(data.shakespeare, "SHAKESPEARE_URL", url)
+OFFLINE = [OSError("no network"), InvalidURL("nonnumeric port: 'port'"), BadStatusLine("garbage"), UnicodeError("idna")]
+
+
+@pytest.mark.parametrize("answer", [*OFFLINE, b"of a captive portal"])
+def test_shakespeare_offline_is_loudly_something_else(tmp_path, monkeypatch, capsys, answer):
+    def download(url):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(data.shakespeare, "download", download)
     text, source = tiny_shakespeare(tmp_path)
     assert len(text) > 100_000 and source.startswith("NOT Tiny Shakespeare but ")
     assert source in capsys.readouterr().out
     assert contents(tmp_path) == {}
-
-
-@pytest.mark.parametrize(
-    "error", [InvalidURL("nonnumeric port: 'port'"), BadStatusLine("garbage"), UnicodeError("idna")]
-)
-def test_a_proxy_that_fails_is_no_network(tmp_path, monkeypatch, error):
-    def download(url):
-        raise error
-
-    monkeypatch.setattr(data.shakespeare, "download", download)
-    assert tiny_shakespeare(tmp_path)[1].startswith("NOT Tiny Shakespeare but ")
 
 
 def test_own_input_is_taken_as_it_is(tmp_path):
@@ -175,12 +172,20 @@ def test_a_text_is_prepared_without_pytorch(repo):
     subprocess.run([sys.executable, "data/shakespeare_bpe/prepare.py"], check=True, stdout=subprocess.DEVNULL)
 
 
+def test_in_a_read_only_installation_the_cure_is_told(repo, capsys, monkeypatch):
+    Path("my.txt").write_text(TEXT, encoding="utf-8")
+    monkeypatch.setattr(os, "access", lambda path, mode: repo.folder / "data" not in (path, path.parent))
+    for command in ("shakespeare_char/prepare.py", "text/prepare.py my.txt", "openwebtext/prepare.py --name=new"):
+        cure = "is read-only: run python .*text/prepare.py TEXT --name=./FOLDER, .* --dataset=./FOLDER"
+        assert re.search(cure, refused(repo, f"data/{command}", capsys))
+    repo("data/text/prepare.py my.txt --name=./plays")
+
+
 @pytest.mark.parametrize("command, named", [
     ("text", "nothing to train on: give files or folders"),
     ("text good.txt missing.txt", "missing.txt: No such file"),
     ("text latin.txt", "latin.txt: not UTF-8 text at byte 3"),
-    ("text config/runtime", "config/runtime: no .txt, .md, .jsonl files below this folder"),
-    (f"text good.txt --name={'x' * 300}", "x: File name too long"),
+    ("text config/runtime", "config/runtime: no .txt, .md, .jsonl, .csv, .tsv, .parquet, .arrow files below"),
     ("text good.txt --tokeniser=char", "--tokeniser: unknown setting .did you mean tokenizer"),
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
     ("text good.txt --name=dataset.py", "data/dataset.py: File exists"),

@@ -12,7 +12,7 @@ FOLDER = str(Path(os.environ["LLAMA_DIR"]).resolve())
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data.huggingface import from_pretrained, save_pretrained
+from data.huggingface import from_pretrained
 from data.tokenizer import hf_tokenizer
 
 TEXT = """Before we proceed any further, hear me speak. You are all resolved rather to die than to famish? First, you
@@ -53,10 +53,3 @@ def test_logits_and_loss_are_theirs(ours, theirs, idx):
 def test_it_writes_what_they_write(ours, theirs, idx):
     expected = theirs.generate(idx, do_sample=False, min_new_tokens=40, max_new_tokens=40)
     assert torch.equal(ours.generate(idx, 40, temperature=0), expected)
-
-
-@torch.no_grad()
-def test_written_and_opened_again_it_is_the_same(ours, theirs, idx, tmp_path):
-    save_pretrained(ours, tmp_path / "exported", hf_tokenizer(FOLDER))
-    same(AutoModelForCausalLM.from_pretrained(tmp_path / "exported")(idx).logits, theirs(idx).logits)
-    assert AutoTokenizer.from_pretrained(tmp_path / "exported").encode(TEXT) == idx[0].tolist()

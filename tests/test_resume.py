@@ -21,7 +21,6 @@ fcntl = pytest.importorskip("fcntl")  # and the signals of Unix
 
 import faults
 import model
-from config.runtime import checkpoints, devices
 from conftest import (
     TEXT,
     TINY,
@@ -175,15 +174,6 @@ def test_auto_is_what_it_was(killed, monkeypatch):
     assert (second["dtype"], second["compile"]) == (other, "true")
 
 
-def test_settings_that_train_py_has_gained_have_their_default(killed, capsys):
-    settings = load(RESUMED / "ckpt.pt")["settings"] | {"label_smoothing": 0.1}
-    del settings["norm_eps"]
-    change_checkpoint(RESUMED / "ckpt.pt", settings=settings)
-    assert "norm_eps = 0.001 (was 1e-05)" in refused(killed, f"{RESUME} --norm_eps=1e-3", capsys)
-    killed(RESUME)
-    assert_same_run()
-
-
 def test_another_model_py_is_said(killed):
     evaluate = f"train.py --init_from=resume --device=cpu --out_dir={RESUMED} --eval_only"
     commands = [evaluate, f"sample.py --max_new_tokens=3 --out_dir={RESUMED}", RESUME]
@@ -197,22 +187,6 @@ def test_another_model_py_is_said(killed):
         names, commit = ("model.py, train.py", "") if command == RESUME else ("model.py", " at commit 1a2b3c4d5e")
         shown = killed(command)
         assert re.search(rf"NOTE    {names}: changed since out/resumed/\S+ was trained{commit}, so", shown)
-
-
-def test_code_is_hashed_before_anybody_edits_it(run, monkeypatch):
-    """... while data are prepared, or blocks compiled. The hashes are those of every file of the training code."""
-    monkeypatch.setattr(checkpoints, "ROOT", run.folder)
-    names = ["model.py", "train.py", "config/__init__.py", "config/runtime/checks.py", "data/dataset.py"]
-
-    def edit(*_):
-        for name in [*names, "config/size_gpu.py"]:  # whose settings are the run's
-            Path(name).write_text("# edited")
-        return "false"
-
-    monkeypatch.setattr(devices, "compile_model", edit)
-    run(f"{RUN} --out_dir={WHOLE}")
-    before, after = load(WHOLE / "ckpt.pt")["code"]["files"], checkpoints.code_version()["files"]
-    assert sorted(file for file in before if before[file] != after[file]) == sorted(names)
 
 
 def test_other_data_are_refused(killed, capsys):
@@ -249,16 +223,47 @@ def test_second_process_in_a_folder_is_refused(run, capsys):
     run(f"{RESUME} --lr_decay=none")
 
 
-def test_an_overwritten_run_is_replaced(run, capsys):
-    """... by the run that it would be in an empty folder, even if that starts from the old one's weights."""
-    run(f"{RUN} --seed=2 --out_dir={WHOLE}")
-    run(f"{RUN} --init_from=run:{WHOLE} --out_dir={RESUMED}")
-    run(f"{RUN} --init_from=run:{WHOLE} --out_dir={WHOLE} --overwrite --eval_interval=9")
-    assert load(WHOLE / "ckpt.pt")["iter_num"] == 6 and len(log_of(WHOLE, "start")) == 1
-    assert_same_run()
-    with pytest.raises(SystemExit):  # no checkpoint of the old run is taken for one of the new
-        run(f"{RUN} --out_dir={WHOLE} --overwrite --learning_rate=1e30")
-    assert not list(WHOLE.glob("*.pt")) and log_of(WHOLE, "diverged")
+OLD = Path("disk/whole.old")
+OVERWRITE = f"{RUN} --out_dir={WHOLE} --overwrite"
+
+
+@pytest.fixture
+def old(run):
+    """Return the files of a run in out/whole, which is a link to a folder on another disk."""
+    WHOLE.parent.mkdir()
+    WHOLE.symlink_to(Path("disk/whole").absolute())  # which does not exist yet
+    run(f"{RUN} --out_dir={WHOLE}")
+    return in_folder(WHOLE)
+
+
+def test_an_overwritten_run_is_moved_aside(run, old, capsys):
+    OLD.mkdir()
+    (OLD / "photo.png").write_bytes(b"1")  # this is no older run
+    assert "disk/whole.old: Directory not empty" in error_of(run, OVERWRITE, capsys)
+    assert in_folder(WHOLE) == old and in_folder(OLD) == {"photo.png": b"1"}
+    shutil.rmtree(OLD)
+    shown = run(f"{OVERWRITE} --init_from=run:{WHOLE}")
+    assert f"the old run in out/whole is now in {OLD.absolute()}\n" in shown
+    assert WHOLE.is_symlink() and in_folder(OLD) == old and len(log_of(WHOLE, "start")) == 1
+
+
+@pytest.mark.parametrize("owner, name, at", [
+    (shutil, "rmtree", WHOLE),
+    (Path, "rename", WHOLE),
+    (model.GPT, "__init__", WHOLE),
+    (model.GPT, "forward", OLD),
+])  # fmt: skip
+def test_an_overwritten_run_stays_whole(run, old, monkeypatch, owner, name, at):
+    """... if the new one fails while the old one is moved, or twice for a slip in model.py."""
+    run(f"{OVERWRITE} --seed=2")  # so there is an older one to remove
+    before = in_folder(WHOLE)
+    for _ in range(2):
+        with monkeypatch.context() as until_here, pytest.raises(SystemExit):
+            until_here.setattr(owner, name, lambda *_, **__: 1 / 0)
+            run(OVERWRITE)
+        assert in_folder(at) == before
+    run(OVERWRITE)
+    assert in_folder(OLD) == before
 
 
 # -- writes that fail ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 
 import config
 from config import convert, read_settings, split_settings
-from config.runtime.errors import FolderInUse, UserError
+from config.runtime.errors import UserError
 from config.runtime.processes import report_error
 from config.runtime.runs import METHOD
 
@@ -124,7 +124,6 @@ def test_help_needs_no_pytorch(repo, program):
 
 @pytest.mark.parametrize("error, line, code", [
     (UserError("two\nlines"), "two lines", 2),
-    (FolderInUse("two\nlines"), "two lines", 3),
     (torch.OutOfMemoryError("Out. Tried"), "out of memory: use smaller sizes", 2),
 ])  # fmt: skip
 def test_what_the_project_says_to_users_is_one_line(monkeypatch, capsys, error, line, code):

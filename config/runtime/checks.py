@@ -49,7 +49,7 @@ def check_range(settings, names, low, high=math.inf):
 
 
 def ineffective_settings(settings, given):
-    """Return a line for each given setting that has no effect, and for a warm-up that is the whole run."""
+    """Return a line for each given setting that has no effect."""
     lines = []
     values = {f"{name}={value}" for name, value in settings.items()}
     for name, value in given.items():
@@ -57,7 +57,4 @@ def ineffective_settings(settings, given):
             lines.append(f"{name} = {value!r} has no effect with {other}")
         if name in SHAPE and value != settings[name]:
             lines.append(f"{name} = {value!r} has no effect: {settings['init_from']} has {settings[name]!r}")
-    if settings["max_iters"] <= settings["warmup_iters"] and not settings["eval_only"]:
-        steps = f"max_iters = {settings['max_iters']}, warmup_iters = {settings['warmup_iters']}"
-        lines.append(f"the warm-up to learning_rate = {settings['learning_rate']} takes up the whole run: {steps}")
     return lines

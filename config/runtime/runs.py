@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import torch
@@ -37,10 +38,20 @@ class Run:
         held.close()  # by a run that has failed in a notebook
         with file_errors():
             self.log_file = lock_folder(self.folder)
-            for name in ("ckpt.pt", "best.pt") if settings["overwrite"] else ():
-                (self.folder / name).unlink(missing_ok=True)
+            if settings["overwrite"] and checkpoints.find(folder).exists():
+                self.move_aside()
             self.log_file.truncate(end_of_log(self.log_path, iter_num))
         self.track = start_tracker(self.folder, iter_num, settings)
+
+    def move_aside(self):
+        """Rename the folder of an old run to NAME.old, and make a new one. At any moment the old run is whole."""
+        folder = self.folder.resolve()  # a link stays, and so do the runs on its disk
+        aside = folder.with_name(f"{folder.name}.old")
+        if checkpoints.find(aside).exists():  # an older one
+            shutil.rmtree(aside)
+        folder.rename(aside)
+        print0(f"the old run in {self.folder} is now in {aside}")
+        self.log_file = lock_folder(self.folder)
 
     def log(self, event, step, **facts):
         """Write a line of JSON, which has no inf and nan: they are null."""
@@ -144,8 +155,10 @@ def check_folder(folder, settings):
         if settings["init_from"] == "scratch":
             cure = "add --init_from=resume, and the run's config or --out_dir"
             raise UserError(f"eval_only = True needs a trained model: {cure}")
+    elif settings["overwrite"] and Path.cwd().is_relative_to(folder.resolve()):
+        raise UserError(f"overwrite = True would move {folder}, the current folder: give the run a folder of its own")
     elif checkpoints.find(folder).exists() and not settings["overwrite"]:
-        ways = "--init_from=resume continues it, --overwrite replaces it, --out_dir=FOLDER leaves it alone"
+        ways = "--init_from=resume continues it, --overwrite moves it aside, --out_dir=FOLDER leaves it alone"
         raise UserError(f"{folder} already holds a run: {ways}")
 
 

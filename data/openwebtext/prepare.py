@@ -5,8 +5,8 @@ and 40 GB of text, which together take about 54 GB in ~/.cache/huggingface. --li
 text and nothing more. It is then held in memory.
 
 --dataset takes any other dataset that has a train split with a column of texts: NAME or NAME:CONFIGURATION on the
-Hugging Face hub, such as Salesforce/wikitext:wikitext-103-raw-v1, or a .parquet, .csv, .jsonl.gz ... file, or a folder
-of them, of any size. --name=wikitext keeps it apart from OpenWebText.
+Hugging Face hub, such as Salesforce/wikitext:wikitext-103-raw-v1, or a folder of .parquet, .csv, .jsonl.gz ... files
+that are too large for memory (else see data/text/prepare.py). --name=wikitext keeps it apart from OpenWebText.
 """
 
 import sys
@@ -20,7 +20,7 @@ from data.texts import read_dataset
 
 # -----------------------------------------------------------------------------
 name = "openwebtext"  # for train.py's --dataset: a folder in data/ or, with a slash, the path of any folder
-dataset = "Skylion007/openwebtext"  # name on the hub, file or folder
+dataset = "Skylion007/openwebtext"  # name on the hub, or folder
 limit = 0.0  # gigabytes of text; 0: all of it
 field = "text"  # column with the text
 tokenizer = "gpt2"  # char, bpe, gpt2, hf:NAME or run:FOLDER

@@ -1,8 +1,8 @@
 """Your own texts: python data/text/prepare.py my.txt [more.jsonl | folder ...] [--name=plays] [--tokenizer=bpe]
 
-Takes plain text in UTF-8 (- is standard input), .jsonl (a document on each line, in --field), and folders of these.
-Then train with --dataset=plays; without a name, with --dataset=text. For tables, the Hugging Face hub, and texts too
-large for memory: data/openwebtext/prepare.py --help.
+Takes plain text in UTF-8 (- is standard input), .jsonl (a document on each line, in --field), tables (.csv, .tsv,
+.json, .parquet, .arrow), each of them also in .gz, .bz2 or .xz, and folders of these. Then train with --dataset=plays;
+without a name, with --dataset=text. For the hub, or texts too large for memory: data/openwebtext/prepare.py --help.
 
 Byte-pair tokenizers encode any text. A character tokenizer fails at the first character it does not know.
 """
@@ -19,7 +19,7 @@ from data.texts import read_documents, text_files
 
 # -----------------------------------------------------------------------------
 name = "text"  # for train.py's --dataset: a folder in data/ or, with a slash, the path of any folder
-field = "text"  # field of a .jsonl file with the text
+field = "text"  # field of a .jsonl file, or column of a table, with the text
 separator = ""  # text that separates the documents of a plain file, such as <|endoftext|>
 tokenizer = "char"  # char, bpe, gpt2, hf:NAME or run:FOLDER
 vocab_size = 0  # number of bpe tokens to learn; 0: 1024

@@ -22,6 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
 
+from scipy.stats import ttest_ind
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
@@ -43,15 +45,6 @@ workers = 0  # runs at a time, with a thread each; 0: as many as there are cores
 CODE = ("*.py", "config/**/*.py", "data/**/*.py", "tests/*.py")  # the files of a copy of the code
 VERDICTS = ("does not pay", "undecided", "tie", "pays")  # from the worst to the best
 Variant = namedtuple("Variant", "name home settings")  # home: the copy of its code; settings: all of its train.py's
-
-
-def read_arguments(argv):
-    """Return compare.py's own settings, the variants' arguments, and the train.py options for all of them."""
-    own = ["-h", "--help", *(f"--{name}" for name in read_settings(__file__, []))]
-    mine = [word for word in argv if word.partition("=")[0] in own]
-    rest = [word for word in argv if word not in mine]
-    words, common = ([word for word in rest if word.startswith("--") == dashed] for dashed in (False, True))
-    return read_settings(__file__, mine), words, common
 
 
 def read_variant(words, common, home):
@@ -84,8 +77,6 @@ def copy_code(commit, folder):
 
 def gain_of(losses, base):
     """Return a candidate's gain over the baseline, by Welch's t test, and the verdict. The same runs have no noise."""
-    from scipy.stats import ttest_ind
-
     low, high = (0.0, 0.0) if losses == base else ttest_ind(base, losses, equal_var=False).confidence_interval(0.95)
     shown = f"{(low + high) / 2:+.4f} ± {(high - low) / 2:.4f}"
     if low > 0 or high < 0:
@@ -169,7 +160,7 @@ class Comparison:
     def measure(self, variant):
         """Return the losses of a variant's seeds and the operations of a run, if verify.py finds that nothing leaks."""
         if not (variant.home / "causal").exists():
-            self.run(f"{variant.name}, verify.py", variant.home / "tests" / "verify.py", "Causality")
+            self.run(f"{variant.name}, verify.py", variant.home / "tests/verify.py", "Causality")
             (variant.home / "causal").touch()
         rate = self.best_rate(variant) if self.searches else variant.settings["learning_rate"]
         losses, costs = zip(*self.pool.map(self.train, repeat(variant), repeat(rate), self.seeds))
@@ -199,7 +190,11 @@ def as_table(header, rows):
 
 
 def main(argv):
-    options, words, common = read_arguments(argv)
+    names = ["-h", "--help", *(f"--{name}" for name in read_settings(__file__, []))]
+    own = [word for word in argv if word.partition("=")[0] in names]
+    common = [word for word in argv if word.startswith("--") and word not in own]  # options for all variants
+    words = [word for word in argv if word not in own + common]
+    options = read_settings(__file__, own)
     out, against = Path(options["out"]).resolve(), options["against"]
     if options["seeds"] < 2 or options["first_seed"] < 1 or len(words) < 2 - bool(against):
         raise UserError("a comparison needs two seeds, the first from 1, and two variants or --against=HEAD and one")
