@@ -53,9 +53,8 @@ def draw_losses(paths):
 def main(argv):
     paths = [Path(word) for word in argv if not word.startswith("-")]
     options = read_settings(__file__, [word for word in argv if word.startswith("-")])
-    figure = draw_losses(paths)
     with file_errors():
-        figure.savefig(options["out"], dpi=120)
+        draw_losses(paths).savefig(options["out"], dpi=120)
     print(f"figure: {options['out']}")
 
 
