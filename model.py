@@ -94,11 +94,11 @@ class GPTConfig:
     def __post_init__(self):
         for field, choices in CHOICES.items():
             self.check(field, getattr(self, field) in choices, "one of " + ", ".join(choices))
+        for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_inner"):
+            value, least = getattr(self, field) or 0, 0 if field in ("n_kv_head", "n_inner") else 1
+            self.check(field, isinstance(value, int) and value >= least, f"a whole number, at least {least}")
         self.n_kv_head = self.n_kv_head or self.n_head
         self.n_inner = self.n_inner or 64 * math.ceil(8 * self.n_embd / (3 * 64))
-        for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_inner"):
-            value = getattr(self, field)
-            self.check(field, isinstance(value, int) and value >= 1, "a whole number, at least 1")
         self.check("rope_theta", self.rope_theta >= 1, "at least 1")
         self.check("norm_eps", self.norm_eps >= 0, "at least 0")
         self.check("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")

@@ -68,8 +68,8 @@ if start.startswith("FILE:"):
 start = start.encode(errors="replace").decode()  # an argument may hold bytes that are not UTF-8
 tokens = tokenizer.encode(start) or first_tokens(tokenizer)
 
-val_loss = f"last validation loss {saved['val_loss']:.4f}"  # inf before the first evaluation
-print(one_line(f"{saved['path']}: step {saved['iter_num']}, {val_loss}, {saved['data']['source']}"))
+about = f"step {saved['iter_num']}, last validation loss {saved['val_loss']:.4f}, {saved['data']['source']}"
+print(one_line(f"{saved['path']}: {about}"))
 idx = torch.tensor([tokens], device=ptdevice)
 next_document = tokenizer.document_start[:1]  # the token that begins one, if the tokenizer has such a token
 escape = printable if sys.stdout and sys.stdout.isatty() else str  # a file or a pipe gets what the model wrote

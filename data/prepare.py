@@ -171,7 +171,7 @@ def write_dataset(folder, coder, encoded, length, source, settings):
             marked = marked or END in text
             if (now := time.monotonic()) > shown + 5:
                 shown = now
-                print0(f"{characters / length:.1%}   {sizes.total() / 1e6:,.0f} MB   {tokens.total():,} tokens")
+                print0(f"{characters / length:.1%}   {tokens.total():,} tokens")
         for split in SPLITS:
             if tokens[split] < 2:
                 problem = f"the text is too short: its {split} part has fewer than two tokens"
@@ -191,9 +191,9 @@ def write_dataset(folder, coder, encoded, length, source, settings):
         files["meta.json"].write(json.dumps(meta, indent=1).encode())
         (folder / "meta.json").unlink(missing_ok=True)
 
-    print0(f"{folder}: {source}, {sum(sizes.values()):,} bytes")
-    print0(f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens, {meta['dtype']}")
+    print0(f"{folder}: {source}, {sizes.total():,} bytes")
+    vocabulary = f"{coder.vocab_size:,} different ones ({meta['tokenizer']['kind']})"
+    print0(f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens, {vocabulary}")
     if marked:
         cure = f"--separator='{END}' of data/text/prepare.py splits plain files into documents there"
         print0(f"NOTE    {END} in the text is encoded as plain text; {cure}")
-    print0(f"vocabulary: {coder.vocab_size:,} tokens ({meta['tokenizer']['kind']})")

@@ -22,8 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
 
-from scipy.stats import ttest_ind
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
@@ -77,6 +75,8 @@ def copy_code(commit, folder):
 
 def gain_of(losses, base):
     """Return a candidate's gain over the baseline, by Welch's t test, and the verdict. The same runs have no noise."""
+    from scipy.stats import ttest_ind
+
     low, high = (0.0, 0.0) if losses == base else ttest_ind(base, losses, equal_var=False).confidence_interval(0.95)
     shown = f"{(low + high) / 2:+.4f} ± {(high - low) / 2:.4f}"
     if low > 0 or high < 0:

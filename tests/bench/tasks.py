@@ -1,9 +1,9 @@
 """
 The benchmarks of the W2 document: python tests/bench/tasks.py {recall,entailment,micro}
 
-    recall       copy random tokens, as in the document; and multi-query associative recall (MQAR)
+    recall       copy random tokens
     entailment   is one node of a tree an ancestor of another?
-    micro        the copy task again, with models that are longer, wider or deeper; and the memory of a step
+    micro        the copy task again, with a longer context or a deeper model; and the memory of a step
 
 Each compares standard attention with W2, by distance (as the document states) and by overlap (as its code computes): at
 the document's widths and rates, then at equal widths or parameters and tuned rates. Rerun an interrupted experiment to
@@ -25,7 +25,7 @@ import torch
 
 from compare import as_table, search
 from config import read_settings
-from config.runtime.devices import machine_name, pick_attention_kernel, pick_device, pick_dtype
+from config.runtime.devices import machine_name, pick_device
 from config.runtime.errors import UserError
 from config.runtime.files import atomic_write
 from config.runtime.processes import install_excepthook
@@ -43,13 +43,10 @@ KINDS = {
 }
 TASKS = {  # the settings of their runs
     "copy": {"batch_size": 32, "steps": 500},
-    "mqar": {"batch_size": 256, "steps": 1000, "pairs": 4, "dtype": "auto"},
     "entailment": {"batch_size": 32, "steps": 2000},
 }
 SHAPES = {  # of their models
     "copy": {"block_size": 127, "vocab_size": 1024, "n_layer": 2},
-    # with biases a head can find the previous token from the start, whatever the tokens are
-    "mqar": {"block_size": 64, "vocab_size": 8192, "n_layer": 2, "tie_weights": True, "bias": True},
     "entailment": {"block_size": 2, "vocab_size": 1024, "n_layer": 2},
 }
 TASKS["micro"], SHAPES["micro"] = TASKS["copy"], SHAPES["copy"]
@@ -61,7 +58,6 @@ PUBLISHED = {
     "entailment": ("entailment", ((96, 6), (88, 4)), 2.68, (1e-3, 5e-4), (0.0078, 0.0067), {}),
     "base": ("micro", ((96, 6), (64, 4)), 4, (1e-3, 1e-3), (6.94, 6.80), {}),
     "long": ("micro", ((96, 6), (64, 4)), 4, (1e-3, 1e-3), (6.96, 6.94), {"batch_size": 4, "block_size": 511}),
-    "large": ("micro", ((192, 12), (128, 8)), 4, (1e-3, 1e-3), (6.95, 5.94), {"batch_size": 16}),
     "deep": ("micro", ((96, 6), (64, 4)), 4, (1e-3, 1e-3), (6.49, 5.84), {"n_layer": 4}),
 }
 # Memory that it reports for these, in MB; of how many sequences ours is measured: the document's own, and 32 for all.
@@ -85,26 +81,6 @@ def copies(run, step):
     first = random_numbers(run["seed"], step).integers(run["model"]["vocab_size"], size=(run["batch_size"], half))
     tokens = torch.from_numpy(np.concatenate((first, first), axis=1))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-
-def queries(run, step):
-    """Return sequences of MQAR: key-value pairs, then each key once among random tokens, with its value as target.
-
-    Keys are from the first half of the vocabulary, values from the second. A key is asked at a distance from the pairs
-    with a probability proportional to its power of -0.99.
-    """
-    random, B, T, pairs = random_numbers(run["seed"], step), run["batch_size"], run["model"]["block_size"], run["pairs"]
-    half = run["model"]["vocab_size"] // 2
-    tokens, targets = random.integers(2 * half, size=(B, T)), np.full((B, T), -1)
-    keys = random.random((B, half)).argpartition(pairs, axis=1)[:, :pairs]
-    values = half + random.integers(half, size=(B, pairs))
-    tokens[:, 0 : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = keys, values
-    # the positions with the largest log p + Gumbel noise are a draw without replacement
-    log_p = -0.99 * np.log(np.arange(1, T - 2 * pairs + 1))
-    positions = 2 * pairs + np.argsort(-log_p - random.gumbel(size=(B, len(log_p))), axis=1)[:, :pairs]
-    np.put_along_axis(tokens, positions, keys, axis=1)
-    np.put_along_axis(targets, positions, values, axis=1)
-    return torch.from_numpy(tokens), torch.from_numpy(targets)
 
 
 def make_tree(random, most):
@@ -138,7 +114,7 @@ def entailments(run, step):
     return torch.from_numpy(np.concatenate(pairs)), torch.from_numpy(classes)
 
 
-DATA = {"copy": copies, "mqar": queries, "entailment": entailments, "micro": copies}
+DATA = {"copy": copies, "entailment": entailments, "micro": copies}
 
 
 def trial(run, device):
@@ -148,8 +124,7 @@ def trial(run, device):
     model = GPT(GPTConfig(**run["model"]))
     if task == "entailment":
         model.head = torch.nn.Linear(model.config.n_embd, 2, bias=False)
-    if task != "mqar":
-        initialize(model, run.get("init", "orthogonal"))
+    initialize(model, run.get("init", "orthogonal"))
     losses = fit(run, model.to(device), DATA[task])
     left = next((step for step, loss in enumerate(losses, 1) if loss < PLATEAU), None)
     results = {LAST: statistics.fmean(losses[-100:]), "left": left}
@@ -207,9 +182,6 @@ def answers(model, x, y):
 def fit(run, model, data):
     """Train by the recipe "fair", which is train.py's, or "published": AdamW with PyTorch's defaults. Return losses."""
     steps, highest, device = run["steps"], run["learning_rate"], model.embed.weight.device
-    dtype = pick_dtype(run.get("dtype", "float32"), device)
-    context = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
-    pick_attention_kernel(model, device, dtype)
     if run["recipe"] == "fair":
         optimizer = model.configure_optimizers(0.1, highest, (0.9, 0.99), device.type)
         warmup, final, largest_norm = steps // 10, 0.1, 1.0
@@ -222,8 +194,7 @@ def fit(run, model, data):
         decayed = final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
         for group in optimizer.param_groups:
             group["lr"] = highest * ((step + 1) / warmup if step < warmup else decayed)
-        with context:
-            loss = answers(model, *(tensor.to(device) for tensor in data(run, step)))[1]
+        loss = answers(model, *(tensor.to(device) for tensor in data(run, step)))[1]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), largest_norm)
         optimizer.step()
@@ -318,8 +289,6 @@ def recall(sweep):
     print_results("recall", sweep.repeated(published_cells("recall")), LAST)
     results = sweep.tuned(fair_cells("copy", {"n_embd": 64, "n_head": 4, "n_inner": 256}), [1e-3, 2e-3, 5e-3])
     print_results("copy, equal parameters", results, "loss", "accuracy")
-    results = sweep.tuned(fair_cells("mqar", {"n_embd": 64, "n_head": 1}), [5e-3, 1e-2, 2e-2], by="accuracy")
-    print_results("MQAR, equal parameters", results, "loss", "accuracy")
 
 
 def entailment(sweep):
@@ -333,7 +302,7 @@ def entailment(sweep):
 
 def micro(sweep):
     rows = []
-    for name in ("deep", "base", "large", "long"):
+    for name in ("deep", "base", "long"):
         print_results(name, sweep.repeated(published_cells(name)), LAST)
         results = sweep.tuned(published_cells(name, equal_widths=True), [1e-3, 2e-3, 4e-3], by=LAST)
         print_results(f"{name}, equal widths", results, LAST)
