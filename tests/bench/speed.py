@@ -34,11 +34,11 @@ SECONDS = 5  # of alternating steps
 VARIANTS = ["--attention=w2", "--attention=summed_qk", "--residual=m1", "--residual=m2"]
 
 
-def stepper(config, device, dtype):
+def stepper(config, batch_size, device, dtype):
     """Return a function that makes a training step on random tokens, as train.py does, and returns its seconds."""
     model = GPT(config).to(device)
     optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type)
-    shape = 4 if device.type == "cpu" else 64, model.config.block_size
+    shape = batch_size, model.config.block_size
     x, y = (torch.randint(model.config.vocab_size, shape, device=device) for _ in range(2))
     if device.type != "cpu":
         compile_blocks(model)
@@ -79,7 +79,8 @@ def main(argv):
     for name, _, settings in (read_variant(one, [], ROOT) for one in words or VARIANTS):
         configs = [GPTConfig(**of_model(one) | SHAPE) for one in (standard, settings)]
         costs = [GPT(config).flops_per_token() for config in configs]
-        pairs = ([stepper(config, device, dtype) for config in configs] for dtype in dtypes)
+        size = 4 if device.type == "cpu" else 64
+        pairs = ([stepper(config, size, device, dtype) for config in configs] for dtype in dtypes)
         rows.append([name, f"{costs[1] / costs[0]:.2f}", *(f"{alternate(*pair):.2f}" for pair in pairs)])
     print(machine_name(device), "\n")
     print(as_table(["", "operations", *(f"time, {dtype}" for dtype in dtypes)], rows))

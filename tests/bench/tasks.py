@@ -30,6 +30,7 @@ from config.runtime.errors import UserError
 from config.runtime.files import atomic_write
 from config.runtime.processes import install_excepthook
 from model import GPT, GPTConfig
+from speed import alternate, stepper
 
 # -----------------------------------------------------------------------------
 device = "auto"  # auto, cpu, cuda, cuda:1
@@ -62,6 +63,7 @@ PUBLISHED = {
 }
 # Memory that it reports for these, in MB; of how many sequences ours is measured: the document's own, and 32 for all.
 MEMORY = [("base", (192, 198), 32), ("long", (176, 227), 4), ("long", (176, 227), 32), ("deep", (300, 311), 32)]
+TIMED = ("base", "long", "deep")  # the document: about 1.2 times as long
 LAST = "last 100 steps"  # the mean loss of these steps of training
 PLATEAU = 6.5  # a copying model whose loss is lower has begun to copy: guessing has ln 1024 = 6.93
 
@@ -302,7 +304,7 @@ def entailment(sweep):
 
 def micro(sweep):
     rows = []
-    for name in ("deep", "base", "long"):
+    for name in TIMED:
         print_results(name, sweep.repeated(published_cells(name)), LAST)
         results = sweep.tuned(published_cells(name, equal_widths=True), [1e-3, 2e-3, 4e-3], by=LAST)
         print_results(f"{name}, equal widths", results, LAST)
@@ -312,6 +314,16 @@ def micro(sweep):
         found = [memories.result(cell | {"batch_size": size, "seed": 1})["MB kept"] for cell in cells.values()]
         rows.append([f"{name}, {size} sequences", *(f"{kept:.1f}" for kept in found), ", ".join(map(str, reported))])
     print(f"\n{as_table(['MB kept', *cells, 'document (standard, W2)'], rows)}")
+    rows = [[name, *(f"{ratio:.2f}" for ratio in times(published_cells(name), sweep.device))] for name in TIMED]
+    print(f"\n{as_table(['time of a step, over standard', *list(cells)[1:]], rows)}")
+
+
+def times(cells, device):
+    """Return how long a step of each W2 takes, as a multiple of the standard model's."""
+    standard, *others = (
+        stepper(GPTConfig(**cell["model"]), cell["batch_size"], device, torch.float32) for cell in cells.values()
+    )
+    return [alternate(standard, other) for other in others]
 
 
 EXPERIMENTS = {"recall": recall, "entailment": entailment, "micro": micro}
