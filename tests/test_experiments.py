@@ -35,6 +35,7 @@ def tables_of(tmp_path, monkeypatch, capsys):
         return known[model]
 
     monkeypatch.setattr(tasks, "trial", once)
+    monkeypatch.setattr(tasks, "alternate", lambda one, other: 1)  # seconds differ from run to run
     monkeypatch.setattr(
         tasks, "search", lambda rates, losses_of: (rates[0], losses_of(rates))
     )  # equal rates have no best
@@ -46,7 +47,7 @@ def tables_of(tmp_path, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("name, tables", [("recall", 2), ("entailment", 2), ("micro", 7)])
+@pytest.mark.parametrize("name, tables", [("recall", 2), ("entailment", 2), ("micro", 8)])
 def test_an_interrupted_experiment_resumes(tables_of, tmp_path, name, tables):
     first, file = tables_of(name), tmp_path / f"{name}.json"
     assert sum("---" in row for row in first) == tables

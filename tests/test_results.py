@@ -83,8 +83,7 @@ def test_readme_table():
 def test_methods_and_w2():
     shown, texts = rows_under("Do Methods"), [small_models("bpe"), comparison("depth", 1000, n_embd="256")]
     for name, *cells in shown:
-        names = [f"{name}, tuned rate" if f"{name}, tuned rate" in text else name for text in texts]
-        assert cells == ["{2} ({1})".format(*text[n]) if n in text else "" for n, text in zip(names, texts)], name
+        assert cells == ["{2} ({1})".format(*text[name]) if name in text else "" for text in texts], name
 
 
 def test_no_form_of_methods_1_to_4_reaches_the_gain_that_would_pay():
@@ -107,25 +106,24 @@ def test_copying():
 
 def test_sentences():
     two, four, eight = (comparison("depth", 2000, block_size="128", n_layer=layers) for layers in "248")
-    growth = comparison("growth", 6400)
+    tuned, growth = comparison("methods", 400, dataset="shakespeare_bpe"), comparison("growth", 6400)
     copies = tasks("recall", "loss", task=["copy"], recipe=["fair"])
     accuracy = tasks("entailment", "accuracy", recipe=["fair"])
     seen = tasks("entailment", "seen loss", recipe=["published"])
     memory = [tasks("memory", "MB kept", batch_size=[32], block_size=[127], n_layer=[2])]
     memory += [tasks("memory", "MB kept", batch_size=[4])]
     memory += [tasks("memory", "MB kept", batch_size=[32], n_layer=[4])]
-    kept = "Method 1, input kept", "Method 3.1, input kept"
+    inputs = "Method 1, input kept", "Method 3.1, input kept"
     sentences = [
         "(operations: {}) gains {}".format(*eight["standard, wider"][::2]),
-        "({}), gain {} and {}.".format(*eight[kept[0]][::2], eight[kept[1]][2]),
+        "({}), gain {} and {}.".format(*eight[inputs[0]][::2], eight[inputs[1]][2]),
         "it gains {}, {} and {}, at".format(*(rows["Method 1"][2] for rows in (two, four, eight))),
-        f"gains {growth[kept[1]][2]}, W2 (σ counted once) {growth['W2, distance'][2]}.",
+        f"gains {growth[inputs[1]][2]}, W2 (σ counted once) {growth['W2, distance'][2]}.",
         "{} (standard), {} (distance) and {} (overlap)".format(*(spread(copies[kind]) for kind in KINDS)),
         "are {} (standard), {} (distance) and {} (overlap)".format(*(spread(accuracy[kind]) for kind in KINDS)),
         "are {} (standard) and {} (distance)".format(*(spread(seen[kind]) for kind in KINDS[:2])),
-        "{}, {} and {} in base, {}, {} and {} in long, {}, {} and {} in deep".format(
-            *(f"{found[kind][0]:.0f}" for found in memory for kind in KINDS)
-        ),
+        "(the search's: {})".format(tuned["Method 3.1, tuned rate"][2]),
+        *(f" {', '.join(f'{kept[kind][0]:.0f}' for kind in KINDS)} (" for kept in memory),
     ]
     assert [sentence for sentence in sentences if sentence not in PAGE] == []
 
@@ -139,8 +137,9 @@ def test_speed():
         here = gpu.get(names.get(name, name), {})
         numbers += [here.get(column) for column in ("operations", "time")]
         assert cells == ["" if number is None else f"{number:.2f}" for number in numbers]
-    micro = ["{}, {} and {}".format(*(row[kind] for row in files[0]["micro, by tasks.py"])) for kind in list(cpu)[:3:2]]
-    assert f"the distance takes {micro[0]} times" in PAGE and f"one of the overlap {micro[1]} (" in PAGE
+    micro = [sorted(row[kind] for row in files[0]["micro, by tasks.py"]) for kind in ("W2, distance", "W2, overlap")]
+    assert "takes {0} to {2} times the standard model's, of".format(*micro[0]) in PAGE
+    assert "the overlap {0} (long: {2};".format(*micro[1]) in PAGE
     memory = [gpu[name]["GB"] / gpu["standard"]["GB"] for name in ("W2", "Method 1")]
     generating = {row[""]: row["tokens/s"] for row in files[1]["generating"]}
     speed = generating["Method 1"] / generating["standard"]
