@@ -148,10 +148,12 @@ def test_speed():
 
 
 def test_leak():
-    runs = json.loads((BENCH / "results" / "leak.json").read_text())["runs"]
+    found = json.loads((BENCH / "results" / "leak.json").read_text())
+    runs, without_mask = found["runs"], found["ours, without a mask"]["validation loss"]
     leaks = {False: [], True: []}  # before 086cd20, and there
     for run in runs:
         assert run["attention"] == "sdpa" or not any(run["differences"])
         leaks[run["commit"] == "086cd20"] += run["differences"] if run["attention"] == "sdpa" else []
     early, late = (f"{max(numbers):.2f}" for numbers in leaks.values())
     assert f"by up to {early} (their 4f54108, 9259707, 00fdb79, 150f69c) or {late} (086cd20)" in PAGE
+    assert f"falls to {without_mask:.3f}." in PAGE
