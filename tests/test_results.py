@@ -99,14 +99,17 @@ def test_copying():
         groups = [tasks("micro", LAST, n_layer=[layers], block_size=[block], **which) for which in (document, equal)]
         if name == "recall":
             groups = [tasks("recall", LAST, task=["copy"], recipe=["published"]), {}]
-        found = [spread(group[kind]) if group else "" for group in groups for kind in KINDS]
-        found = [cell if cell[-5:] > "0.100" else cell[:5] for cell in found]
-        assert cells == [*found[:3], cells[3], *found[3:]], name
+        given = [spread(groups[0][kind]) for kind in KINDS]
+        given = [cell if cell[-5:] > "0.100" else cell[:5] for cell in given]
+        tuned = [groups[1].get(kind, []) for kind in KINDS]
+        learned = [sum(loss < 6.5 for loss in losses) for losses in tuned]  # 6.93 is chance
+        tuned = [f"{fmean(losses):.3f}" + f" ({n})" * (n < 3) if losses else "" for losses, n in zip(tuned, learned)]
+        assert cells == [*given, cells[3], *tuned], name
 
 
 def test_sentences():
     two, four, eight = (comparison("depth", 2000, block_size="128", n_layer=layers) for layers in "248")
-    tuned, growth = comparison("methods", 400, dataset="shakespeare_bpe"), comparison("growth", 6400)
+    growth = comparison("growth", 6400)
     copies = tasks("recall", "loss", task=["copy"], recipe=["fair"])
     accuracy = tasks("entailment", "accuracy", recipe=["fair"])
     seen = tasks("entailment", "seen loss", recipe=["published"])
@@ -119,10 +122,9 @@ def test_sentences():
         "({}), gain {} and {}.".format(*eight[inputs[0]][::2], eight[inputs[1]][2]),
         "it gains {}, {} and {}, at".format(*(rows["Method 1"][2] for rows in (two, four, eight))),
         f"gains {growth[inputs[1]][2]}, W2 (σ counted once) {growth['W2, distance'][2]}.",
-        "{} (standard), {} (distance) and {} (overlap)".format(*(spread(copies[kind]) for kind in KINDS)),
+        "of {} (standard), {} (distance) and {} (overlap,".format(*(spread(copies[kind]) for kind in KINDS)),
         "are {} (standard), {} (distance) and {} (overlap)".format(*(spread(accuracy[kind]) for kind in KINDS)),
         "are {} (standard) and {} (distance)".format(*(spread(seen[kind]) for kind in KINDS[:2])),
-        "(the search's: {})".format(tuned["Method 3.1, tuned rate"][2]),
         *(f" {', '.join(f'{kept[kind][0]:.0f}' for kind in KINDS)} (" for kept in memory),
     ]
     assert [sentence for sentence in sentences if sentence not in PAGE] == []
@@ -141,10 +143,7 @@ def test_speed():
     assert "takes {0} to {2} times the standard model's, of".format(*micro[0]) in PAGE
     assert "the overlap {0} (long: {2};".format(*micro[1]) in PAGE
     memory = [gpu[name]["GB"] / gpu["standard"]["GB"] for name in ("W2", "Method 1")]
-    generating = {row[""]: row["tokens/s"] for row in files[1]["generating"]}
-    speed = generating["Method 1"] / generating["standard"]
     assert f"W2 takes {memory[0]:.2f} times the memory, Method 1 {memory[1]:.1f} times." in PAGE
-    assert f"Method 1 generates at {speed:.2f} of the speed" in PAGE
 
 
 def test_leak():
