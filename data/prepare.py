@@ -192,7 +192,7 @@ def write_dataset(folder, coder, encoded, length, source, settings):
         (folder / "meta.json").unlink(missing_ok=True)
 
     print0(f"{folder}: {source}, {sizes.total():,} bytes")
-    vocabulary = f"{coder.vocab_size:,} different ones ({meta['tokenizer']['kind']})"
+    vocabulary = f"{coder.vocab_size:,} different ones"
     print0(f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens, {vocabulary}")
     if marked:
         cure = f"--separator='{END}' of data/text/prepare.py splits plain files into documents there"

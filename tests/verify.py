@@ -82,7 +82,7 @@ def equals_the_reference(row):
     state = reference.get_state(model)
     expected = reference.logits_of(model.config, state, idx)
     expected_loss = reference.loss_of(expected, targets)
-    close(logits, expected, what="the logits, whose formula belongs into tests/reference.py,")
+    close(logits, expected, what="an output (if you edited model.py, put the formula into tests/reference.py)")
     close(loss, expected_loss, what="the loss")
 
     gradients = torch.autograd.grad(expected_loss, list(state.values()), materialize_grads=True)

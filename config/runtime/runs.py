@@ -74,7 +74,8 @@ class Run:
 
     def resume_command(self, max_iters):
         resume = command("train.py", "--init_from=resume", f"--out_dir={self.folder}", f"--max_iters={max_iters}")
-        return resume if world_size() == 1 else resume.replace("python", "torchrun ...", 1)
+        program = f"torchrun --standalone --nproc_per_node={world_size()}" if world_size() > 1 else "python"
+        return resume.replace("python", program, 1)
 
 
 def lock_folder(folder):
@@ -193,7 +194,7 @@ def resume_notes(checkpoint, settings, machine, code):
     lines = checkpoints.code_notes(checkpoint, code)
     steps, steps_were = settings["max_iters"], checkpoint["settings"]["max_iters"]
     if steps_were != steps and settings["lr_decay"] != "none":
-        lines.append(f"max_iters = {steps} (was {steps_were}): the learning rate decays differently")
+        lines.append(f"max_iters = {steps} (was {steps_were}): the learning rate decays until then, so it jumps")
     if checkpoint["machine"] != machine:
         lines.append(f"resuming on {machine} instead of {checkpoint['machine']}: results will not match bit for bit")
     return lines

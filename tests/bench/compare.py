@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from config import read_settings, split_settings
-from config.runtime.errors import UserError
+from config.runtime.errors import UserError, import_optional
 from config.runtime.files import file_lock, sha256
 from config.runtime.processes import install_excepthook
 from data.prepare import ensure_prepared
@@ -75,8 +75,7 @@ def copy_code(commit, folder):
 
 def gain_of(losses, base):
     """Return a candidate's gain over the baseline, by Welch's t test, and the verdict. The same runs have no noise."""
-    from scipy.stats import ttest_ind
-
+    ttest_ind = import_optional("scipy.stats").ttest_ind
     low, high = (0.0, 0.0) if losses == base else ttest_ind(base, losses, equal_var=False).confidence_interval(0.95)
     shown = f"{(low + high) / 2:+.4f} ± {(high - low) / 2:.4f}"
     if low > 0 or high < 0:
@@ -205,6 +204,7 @@ def main(argv):
     equal = "dataset", "block_size", "eval_tokens", "max_iters"
     if differing := [name for name in equal if len({variant.settings[name] for variant in variants}) > 1]:
         raise UserError(f"{', '.join(differing)}: variants are comparable only with the same")
+    import_optional("scipy.stats")  # now, and not after hours of runs
     comparison = Comparison(out / "runs", ensure_prepared(variants[0].settings["dataset"]).resolve(), options)
     threads = ThreadPoolExecutor(2 * len(variants))
     try:
