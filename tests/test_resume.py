@@ -21,6 +21,7 @@ fcntl = pytest.importorskip("fcntl")  # and the signals of Unix
 
 import faults
 import model
+from config.runtime import checkpoints, devices
 from conftest import (
     TEXT,
     TINY,
@@ -187,6 +188,14 @@ def test_another_model_py_is_said(killed):
         names, commit = ("model.py, train.py", "") if command == RESUME else ("model.py", " at commit 1a2b3c4d5e")
         shown = killed(command)
         assert re.search(rf"NOTE    {names}: changed since out/resumed/\S+ was trained{commit}, so", shown)
+
+
+def test_code_is_hashed_before_anybody_edits_it(run, monkeypatch):
+    """... while blocks are compiled, say."""
+    monkeypatch.setattr(checkpoints, "ROOT", run.folder)
+    monkeypatch.setattr(devices, "compile_model", lambda *_: Path("model.py").write_text("# edited") and "false")
+    run(f"{RUN} --out_dir={WHOLE}")
+    assert load(WHOLE / "ckpt.pt")["code"]["files"]["model.py"] != checkpoints.code_version()["files"]["model.py"]
 
 
 def test_other_data_are_refused(killed, capsys):
