@@ -72,7 +72,7 @@ about = f"step {saved['iter_num']}, last validation loss {saved['val_loss']:.4f}
 print(one_line(f"{saved['path']}: {about}"))
 idx = torch.tensor([tokens], device=ptdevice)
 next_document = tokenizer.document_start[:1]  # the token that begins one, if the tokenizer has such a token
-escape = printable if sys.stdout and sys.stdout.isatty() else str  # a file or a pipe gets what the model wrote
+escape = printable if sys.stdout.isatty() else str  # a file or a pipe gets what the model wrote
 generator = torch.Generator(ptdevice).manual_seed(seed)
 for _ in range(num_samples):
     print("-" * 80)

@@ -6,6 +6,7 @@ A text is a str or, for several documents, anything that yields a str for each, 
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -37,6 +38,8 @@ def dataset_folder(name) -> Path:
 def new_folder(name, script) -> Path:
     """Return the folder of a dataset that `script` is to make. Raise a UserError if it cannot."""
     folder = dataset_folder(name)
+    if folder.parent == DATA and not re.fullmatch(r"\w[\w.-]{0,99}", name):
+        raise UserError(f"name = {name!r} is invalid: use up to 100 letters, digits, '_', '-' and '.'")
     own = folder / "prepare.py"
     if own.exists() and not own.samefile(script):
         raise UserError(f"name = {name!r} is invalid: {folder} has its own prepare.py; choose another name")
@@ -192,8 +195,7 @@ def write_dataset(folder, coder, encoded, length, source, settings):
         (folder / "meta.json").unlink(missing_ok=True)
 
     print0(f"{folder}: {source}, {sizes.total():,} bytes")
-    vocabulary = f"{coder.vocab_size:,} different ones"
-    print0(f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens, {vocabulary}")
+    print0(f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens, {coder.vocab_size:,} different")
     if marked:
         cure = f"--separator='{END}' of data/text/prepare.py splits plain files into documents there"
         print0(f"NOTE    {END} in the text is encoded as plain text; {cure}")

@@ -1,6 +1,6 @@
-"""Files -> texts: plain text, .jsonl, tables, also compressed, folders of these, datasets of the Hugging Face hub."""
+"""Files -> texts: plain text, .jsonl, tables, compressed files, folders of these, datasets of the Hugging Face hub."""
 
-import importlib
+import glob
 import json
 import os
 import re
@@ -13,9 +13,9 @@ from config.runtime.processes import print0
 from data.tokenizer import reason
 
 REVISIONS = {"Skylion007/openwebtext": "79d93d786212f7344586290adb811d4ae6a1762c"}  # the same text for everyone
-COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}  # modules of Python, in which each has an `open`
-TABLES = (".csv", ".tsv", ".parquet", ".arrow")
-TEXTS = (".txt", ".md", ".jsonl", *TABLES)  # that a folder stands for; .json may only accompany them
+TEXTS = (".txt", ".md", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow")  # that a folder stands for
+TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+COMPRESSED = (".gz", ".bz2", ".xz")
 
 
 @file_errors()
@@ -24,9 +24,11 @@ def text_files(path):
     path = Path("/dev/stdin" if str(path) == "-" else os.path.expanduser(path))
     if not path.is_dir():
         return [path]
-    texts = [file for file in files_below(path, set()) if kind_of(file) in TEXTS]
+    files = files_below(path, set())
+    texts = [file for file in files if file.suffix.lower() in TEXTS]  # others may only accompany these
+    texts = texts or [file for file in files if file.suffix.lower() in (".json", *COMPRESSED)]
     if not texts:
-        raise UserError(f"{path}: no {', '.join(TEXTS)} files below this folder")
+        raise UserError(f"{path}: no {', '.join(TEXTS)}, .json or compressed files below this folder")
     return texts
 
 
@@ -42,38 +44,25 @@ def files_below(path, seen):
     return [file for entry in below for file in files_below(entry, seen)]
 
 
-def kind_of(path):
-    """Return the suffix of a file, without that of its compression."""
-    suffixes = [suffix for suffix in Path(str(path).lower()).suffixes if suffix not in COMPRESSED]
-    return suffixes[-1] if suffixes else ""
-
-
 def read_documents(path, field="text", separator=""):
     """Return the documents of a file: the `field` of each row if it has rows, else its text, cut at each separator.
 
     A separator that is alone on its line takes the line's end with it.
     """
-    if kind_of(path) in (*TABLES, ".json"):
-        texts = read_dataset(str(path), field)
+    path = Path(path)
+    kind = path.suffix.lower()
+    if kind == ".jsonl":
+        texts = read_jsonl(path, field)
     else:
-        text = read_text(path, decompress) if Path(path).suffix.lower() in COMPRESSED else read_text(path)
-        texts = read_jsonl(text, path, field) if kind_of(path) == ".jsonl" else [text]
+        texts = read_table(path, field) if kind in (*TABLES, *COMPRESSED) else [read_text(path)]
     if separator:
         mark = re.escape(separator)
         texts = [part for text in texts for part in re.split(rf"(?m:^{mark}\r?\n)|{mark}", text)]
     return [text for text in texts if text]
 
 
-def decompress(path) -> bytes:
-    try:
-        with importlib.import_module(COMPRESSED[Path(path).suffix.lower()]).open(path) as file:
-            return file.read()
-    except Exception as error:  # each module has its own
-        raise UserError(f"{path}: cannot be decompressed: {reason(error)}") from None
-
-
-def read_jsonl(text, path, field):
-    for number, line in enumerate(text.split("\n"), 1):
+def read_jsonl(path, field):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
             try:
                 row = json.loads(line)
@@ -84,35 +73,44 @@ def read_jsonl(text, path, field):
             yield (row[field] or "").encode(errors="replace").decode()  # JSON can hold a lone surrogate
 
 
-def read_dataset(name, field="text", limit=0.0):
-    """Return the texts in the train split of a dataset: NAME or NAME:CONFIGURATION of the hub, a folder or a file.
+def read_table(path, field):
+    """Return the texts in a table, or in a compressed file."""
+    kind = next(filter(TABLES.get, reversed(Path(path.name.lower()).suffixes)), "")
+    options = {".tsv": {"sep": "\t"}, "": {"sample_by": "document"}}.get(kind, {})
+    options["data_files"] = glob.escape(os.path.realpath(path))
+    return read_dataset(str(path), field if kind else "text", float("inf"), TABLES.get(kind, "text"), **options)
+
+
+def read_dataset(name, field="text", limit=0.0, builder="", **options):
+    """Return the texts in the train split of a dataset, NAME or NAME:CONFIGURATION: of the hub, or of a folder.
 
     They stay on disk, in the cache of `datasets`. With a `limit`, that many gigabytes are streamed into a list.
+    Where `name` is that of a file, `builder` and `options` say how `datasets` reads it.
     """
     if limit:
-        print0(f"reading {limit} GB of {name} ...")
+        print0(f"reading {name} ...")
     datasets = import_optional("datasets")
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are told below
     path, _, configuration = (name, "", "") if Path(name).exists() else name.partition(":")
-    options = {"split": "train", "revision": REVISIONS.get(path), "streaming": bool(limit)}
-    if Path(path).is_file():
-        path, options["data_files"] = os.path.split(os.path.realpath(path))
+    options |= {"split": "train", "revision": REVISIONS.get(path), "streaming": bool(limit)}
     try:
-        rows = datasets.load_dataset(path, configuration or None, **options)
-        first = next(iter(rows), {})
+        rows = datasets.load_dataset(builder or path, configuration or None, **options)
+        check_field(name, field, next(iter(rows), {}))
+        if not limit:
+            return rows[field]
+        texts, size = [], 0
+        parts = (part[field] for part in rows.iter(64))  # row by row takes ten times as long
+        for text in filter(None, chain.from_iterable(parts)):
+            texts.append(text)
+            size += len(text.encode())
+            if size >= limit * 10**9:
+                break
+        return texts
+    except UserError:
+        raise
     except Exception as error:  # the hub and the file formats raise many types
-        raise UserError(f"{name}: cannot be loaded: {reason(error.__cause__ or error)}") from None
-    check_field(name, field, first)
-    if not limit:
-        return rows[field]
-    texts, size = [], 0
-    parts = (part[field] for part in rows.iter(64))  # row by row takes ten times as long
-    for text in filter(None, chain.from_iterable(parts)):
-        texts.append(text)
-        size += len(text.encode())
-        if size >= limit * 10**9:
-            break
-    return texts
+        cure = "; HF_HOME=FOLDER moves the cache" if isinstance(error, OSError) and error.filename else ""
+        raise UserError(f"{name}: cannot be loaded: {reason(error.__cause__ or error)}{cure}") from None
 
 
 def check_field(where, field, row):

@@ -114,7 +114,7 @@ def test_a_separator_ends_documents_and_its_line(tmp_path, capsys):
     ("a.jsonl", b'{"title": "good"}\n', "line 1: no text in field 'text'; --field may be: title"),
     ("a.jsonl", b'{"text": "good"}\n\n{"text": "cut', "line 3 is not JSON"),
     ("a.jsonl", b"[" * 10**5, "line 1 is not JSON"),
-    ("a.txt.gz", b"not compressed", "a.txt.gz: cannot be decompressed: Not a gzipped file"),
+    ("a.txt.gz", b"not compressed", "a.txt.gz: cannot be loaded: Not a gzipped file"),
     ("a.csv", b"id,story\n1,good\n", "a.csv: no text in field 'text'; --field may be: story"),
     ("a.parquet", b"PAR1", "a.parquet: cannot be loaded: "),
     ("a.txt", b"good text and then " + b"more of it " * 20 + b"\xff bad", "a.txt: not UTF-8 text at byte 239"),
@@ -131,7 +131,7 @@ def parquet(path, documents):
     datasets.Dataset.from_dict({"id": range(len(documents)), "text": documents}).to_parquet(path)
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.json", "a.parquet", "a.csv.gz", "a.jsonl.xz"])
+@pytest.mark.parametrize("name", ["a[1].CSV", "a.tsv", "a.json", "a.parquet", "a.csv.gz", "a.jsonl.xz"])
 def test_tables(tmp_path, name):
     """What is in a table is read as it is, whatever its form."""
     documents = [*DOCUMENTS, 'quoted: "a,\tb"\r\n', "1"]
@@ -142,12 +142,12 @@ def test_tables(tmp_path, name):
         "json": (table.to_json, {"orient": "records"}),
         "jsonl": (table.to_json, {"orient": "records", "lines": True}),
         "parquet": (table.to_parquet, {}),
-    }[name.split(".")[1]]
+    }[name.split(".")[1].lower()]
     write(tmp_path / name, **options)
     assert read_documents(tmp_path / name, "body") == documents
 
 
-@pytest.mark.parametrize("name, package", [("a.txt.gz", gzip), ("a.MD.BZ2", bz2), ("a.xz", lzma)])
+@pytest.mark.parametrize("name, package", [("a.txt.gz", gzip), ("a.md.bz2", bz2), ("a.xz", lzma)])
 def test_compressed_texts(tmp_path, name, package):
     (tmp_path / name).write_bytes(package.compress(b"one\n<|endoftext|>\ntwo\n"))
     assert read_documents(tmp_path / name, "body", END) == ["one\n", "two\n"]
@@ -193,6 +193,9 @@ def test_bad_datasets(tmp_path, monkeypatch):
         read_dataset(str(tmp_path), field="body")
     with pytest.raises(UserError, match="missing: cannot be loaded"):
         read_dataset("missing")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", "/dev/null/cache")  # as where there is no home folder
+    with pytest.raises(UserError, match="Not a directory: .*; HF_HOME=FOLDER moves the cache"):
+        read_dataset(str(tmp_path))
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match="a package that is not installed: pip install 'datasets'"):
         read_dataset("some/where")

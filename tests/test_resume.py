@@ -191,7 +191,6 @@ def test_another_model_py_is_said(killed):
 
 
 def test_code_is_hashed_before_anybody_edits_it(run, monkeypatch):
-    """... while blocks are compiled, say."""
     monkeypatch.setattr(checkpoints, "ROOT", run.folder)
     monkeypatch.setattr(devices, "compile_model", lambda *_: Path("model.py").write_text("# edited") and "false")
     run(f"{RUN} --out_dir={WHOLE}")

@@ -74,17 +74,17 @@ def test_a_run_is_evaluated_four_times_but_no_more_than_every_50_steps(repo, max
     assert [line["step"] for line in log_of(OUT, "eval")] == steps
 
 
-@pytest.mark.parametrize("idle, ticks, threads, policy", [
-    (20, 20, 2, None),
-    (10, 20, 2, "PASSIVE"),
-    (0, 0, 2, None),  # nothing is counted, as in some containers
-    (0, 20, 1, None),  # which waits for no other
+@pytest.mark.parametrize("idle, ticks, given, policy", [
+    (20, 20, {}, None),
+    (10, 20, {}, "PASSIVE"),
+    (0, 0, {}, None),  # nothing is counted, as in some containers
+    (0, 20, {"OMP_NUM_THREADS": "1"}, None),
 ])  # fmt: skip
-def test_threads_wait_asleep_beside_a_busy_program(monkeypatch, idle, ticks, threads, policy):
+def test_threads_wait_asleep_beside_a_busy_program(monkeypatch, idle, ticks, given, policy):
     times = iter([(0, 0, 2), (idle, ticks, 2)])
     monkeypatch.setattr(waiting, "core_times", lambda: next(times))
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": str(threads)})
+    monkeypatch.setattr(os, "environ", given)
     with monkeypatch.context() as before:
         before.delitem(sys.modules, "torch")
         waiting.choose_waiting()

@@ -18,7 +18,7 @@ def file_errors(path=None):
         if not isinstance(error, OSError):
             raise
         name = error.filename2 or error.filename or path  # filename2: what it was to be renamed to
-        raise UserError(f"{name}: {error.strerror}" if name is not None and error.strerror else error) from error
+        raise UserError(f"{name}: {error.strerror}" if name and error.strerror else error) from error
 
 
 def import_optional(package, version=""):

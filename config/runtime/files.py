@@ -42,10 +42,10 @@ def file_lock(file, wait=False) -> bool:
 
 
 @file_errors()
-def read_text(path, read=Path.read_bytes) -> str:
+def read_text(path) -> str:
     """Return the text of a UTF-8 file, with its own line ends: the same text on every system."""
     try:
-        return read(Path(path)).decode("utf-8").removeprefix("\ufeff")  # the byte-order mark of some editors
+        return Path(path).read_bytes().decode("utf-8").removeprefix("\ufeff")  # the byte-order mark of some editors
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text at byte {error.start}") from None
 

@@ -141,7 +141,7 @@ def begin(folder, defaults, given):
     elif checkpoint["iter_num"] >= settings["max_iters"] and not settings["eval_only"]:
         reached = f"{checkpoint['path']} is at step {checkpoint['iter_num']}"
         if requested == "auto":
-            print0(f"{reached} of the run's {settings['max_iters']}: nothing left to do")
+            print0(f"{reached}: nothing left to do")
             raise SystemExit(0)
         raise UserError(f"max_iters = {settings['max_iters']}, but {reached}: raise it to continue")
     return settings, checkpoint

@@ -13,17 +13,16 @@ from pathlib import Path
 
 
 def choose_waiting():
-    """Let threads sleep if fewer cores are idle than there are threads."""
-    if sys.platform != "linux" or "torch" in sys.modules or {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & {*os.environ}:
+    """Let threads, of which there is one a core, sleep if some cores are not idle."""
+    chosen = {"OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & {*os.environ}  # by the user, or by torchrun
+    if sys.platform != "linux" or "torch" in sys.modules or chosen:
         return
     with suppress(OSError):  # a system that hides /proc
         idle_before, total_before, cores = core_times()
         time.sleep(0.1)
         idle_after, total_after, _ = core_times()
         idle, total = idle_after - idle_before, total_after - total_before
-        number = os.environ.get("OMP_NUM_THREADS", "")
-        threads = int(number) if number.isdecimal() else cores
-        if total > 0 and 1 < threads > cores * idle / total + 0.5:
+        if cores * (total - idle) > total / 2:  # half a core, or more
             os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 

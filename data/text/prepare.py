@@ -1,8 +1,8 @@
 """Your own texts: python data/text/prepare.py my.txt [more.jsonl | folder ...] [--name=plays] [--tokenizer=bpe]
 
 Takes plain text in UTF-8 (- is standard input), .jsonl (a document on each line, in --field), tables (.csv, .tsv,
-.json, .parquet, .arrow), each of them also in .gz, .bz2 or .xz, and folders of these. Then train with --dataset=plays;
-without a name, with --dataset=text. For the hub, or texts too large for memory: data/openwebtext/prepare.py --help.
+.json, .parquet, .arrow), texts in .gz, .bz2 or .xz, and folders of these. Then train with --dataset=plays; without a
+name, with --dataset=text. For the hub, or texts too large for memory: data/openwebtext/prepare.py --help.
 
 Byte-pair tokenizers encode any text. A character tokenizer fails at the first character it does not know.
 """
