@@ -60,8 +60,7 @@ RESIDUALS = {  # method: (the branch whose outputs are summed, the weights of th
     "m4.2": ("attention", "learned"),
 }
 
-CHOICES = {  # and "attention": the names in ATTENTIONS, below
-    "w2_score": ("distance", "overlap"),
+CHOICES = {  # and "attention" and "w2_score": the names in ATTENTIONS and W2_SCORES, below
     "sigma": ("scalar", "diagonal", "none"),
     "qk_scale": ("5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "5.7"),
     "residual": tuple(RESIDUALS),
@@ -311,7 +310,7 @@ ATTENTIONS = {
     "w2": lambda config, layer: W2_SCORES[config.w2_score](config, layer),
     "summed_qk": SummedQKAttention,
 }
-CHOICES["attention"] = tuple(ATTENTIONS)
+CHOICES |= {"attention": tuple(ATTENTIONS), "w2_score": tuple(W2_SCORES)}
 
 # -----------------------------------------------------------------------------
 # The block, and the residual methods

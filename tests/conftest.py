@@ -128,19 +128,19 @@ def slow_bfloat16(monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
 
 
-def error_of(run, command, capsys, code=2):
+def error_of(run, command, capsys):
     """Return the one line of error that `command` ends with."""
     with pytest.raises(SystemExit) as end:
         run(command)
     error = capsys.readouterr().err
-    assert end.value.code == code and error.count("\n") == 1, error
+    assert end.value.code == 2 and error.count("\n") == 1, error
     return error
 
 
-def refused(run, command, capsys, code=2):
+def refused(run, command, capsys):
     """Return the one line of error that `command` ends with, having changed no file."""
     before = contents(run.folder)
-    error = error_of(run, command, capsys, code)
+    error = error_of(run, command, capsys)
     assert contents(run.folder) == before
     return error
 

@@ -1,8 +1,8 @@
 """How OpenMP's threads wait for each other, which must be decided before PyTorch is imported.
 
 They wait in a loop, which is fast on a quiet machine. Where another program needs the same cores, a looping thread
-takes the core from the one it waits for, so there they sleep instead. Results do not depend on it, and
-OMP_WAIT_POLICY=PASSIVE (sleep) or GOMP_SPINCOUNT=300000 (loop) in the environment overrides the choice.
+takes the core from the one it waits for, so there they sleep instead. Results do not depend on it. Nothing is chosen
+if the environment has OMP_WAIT_POLICY=PASSIVE (sleep), GOMP_SPINCOUNT=300000 (loop) or OMP_NUM_THREADS.
 """
 
 import os

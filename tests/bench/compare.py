@@ -75,7 +75,8 @@ def copy_code(commit, folder):
 
 def gain_of(losses, base):
     """Return a candidate's gain over the baseline, by Welch's t test, and the verdict. The same runs have no noise."""
-    ttest_ind = import_optional("scipy.stats").ttest_ind
+    from scipy.stats import ttest_ind
+
     low, high = (0.0, 0.0) if losses == base else ttest_ind(base, losses, equal_var=False).confidence_interval(0.95)
     shown = f"{(low + high) / 2:+.4f} ± {(high - low) / 2:.4f}"
     if low > 0 or high < 0:
@@ -204,7 +205,7 @@ def main(argv):
     equal = "dataset", "block_size", "eval_tokens", "max_iters"
     if differing := [name for name in equal if len({variant.settings[name] for variant in variants}) > 1]:
         raise UserError(f"{', '.join(differing)}: variants are comparable only with the same")
-    import_optional("scipy.stats")  # now, and not after hours of runs
+    import_optional("scipy")  # now, and not after hours of runs
     comparison = Comparison(out / "runs", ensure_prepared(variants[0].settings["dataset"]).resolve(), options)
     threads = ThreadPoolExecutor(2 * len(variants))
     try:

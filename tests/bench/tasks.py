@@ -3,7 +3,7 @@ The benchmarks of the W2 document: python tests/bench/tasks.py {recall,entailmen
 
     recall       copy random tokens
     entailment   is one node of a tree an ancestor of another?
-    micro        the copy task again, with a longer context or a deeper model; and the memory of a step
+    micro        the copy task again, with a longer context or a deeper model; the memory and time of a step
 
 Each compares standard attention with W2, by distance (as the document states) and by overlap (as its code computes): at
 the document's widths and rates, then at equal widths or parameters and tuned rates. Rerun an interrupted experiment to
