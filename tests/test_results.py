@@ -129,13 +129,13 @@ def test_sentences():
     sentences = [
         "(operations: {}) gains {}".format(*eight["standard, wider"][::2]),
         "({}) gain {} and {}.".format(*eight[inputs[0]][::2], eight[inputs[1]][2]),
-        "it gains {}, {} and {}.".format(*(rows["Method 1"][2] for rows in (two, four, eight))),
+        "gains are {}, {} and {}.".format(*(rows["Method 1"][2] for rows in (two, four, eight))),
         f"gains {growth[inputs[1]][2]}, but",
-        "of {} (standard), {} (distance) and {} (overlap,".format(*(spread(copies[kind]) for kind in KINDS)),
+        "Losses are {} (standard), {} (distance) and {} (overlap,".format(*(spread(copies[kind]) for kind in KINDS)),
         "are {} (standard), {} (distance) and {} (overlap)".format(*(spread(accuracy[kind]) for kind in KINDS)),
         "are {} (standard) and {} (distance)".format(*(spread(seen[kind]) for kind in KINDS[:2])),
-        "keeps {} times as much with the distance".format(*set(kept["diagonal"])),
-        "and {}, {} and {} times with the overlap".format(*kept["overlap"]),
+        "the distance keeps {};".format(*set(kept["diagonal"])),
+        "keeps {} in *base*, {} in *long* and {} in *deep*".format(*kept["overlap"]),
     ]
     assert [sentence for sentence in sentences if sentence not in PAGE] == []
 
@@ -150,7 +150,7 @@ def test_speed():
         numbers += [here.get(column) for column in ("operations", "time")]
         assert cells == ["" if number is None else f"{number:.2f}" for number in numbers]
     micro = [sorted(row[kind] for row in files[0]["micro, by tasks.py"]) for kind in ("W2, distance", "W2, overlap")]
-    assert "takes {0} to {2} times as long with the distance".format(*micro[0]) in PAGE
+    assert "A step takes {0} to {2} with the distance".format(*micro[0]) in PAGE
     assert "and {0} (*long*: {2}) with the overlap".format(*micro[1]) in PAGE
     memory = [gpu[name]["GB"] / gpu["standard"]["GB"] for name in ("W2", "Method 1")]
     assert f"W2 takes {memory[0]:.2f} times the memory, Method 1 {memory[1]:.1f} times." in PAGE
