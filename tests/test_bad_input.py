@@ -75,7 +75,7 @@ def test_no_number_is_negative(repo, capsys):
 def test_train_beside_a_run(trained, capsys):
     written = "out/run: no such config file .settings are written as .* as in --out_dir=FOLDER"
     check(trained, f"{TRAIN} out/run", written, capsys)
-    ways = "out/run already holds a run: --init_from=resume .* --overwrite .* --out_dir=FOLDER"
+    ways = "out/run already holds a run: --init_from=resume .* --out_dir=FOLDER .*; or remove the folder"
     check(trained, f"{TRAIN} --out_dir=out/run", ways, capsys)
     check(trained, f"{RESUME} --max_iters=4", "max_iters = 4, but out/run/ckpt.pt is at step 4: raise it", capsys)
     turn(Path("out/run/best.pt"), lambda old: old[:-1])
@@ -226,10 +226,7 @@ def test_a_slip_shows_its_line(repo, slip):
 
 NAMED_OTHERWISE = {
     "data/text/prepare.py data/shakespeare_char/input.txt --tokenizer=hf:/no/folder": "hf:/no/folder: no such folder",
-    "train.py --out_dir=. --overwrite": "overwrite = True would move ., the current folder",
     "train.py --init_from=hf:exported/by/me": "hf:exported/by/me: no such folder",
-    "train.py --overwrite --init_from=resume": "overwrite = True and init_from = 'resume' contradict each other",
-    "train.py --overwrite --init_from=auto": "overwrite = True and init_from = 'auto' contradict each other",
     "train.py --init_from=run:out/nowhere/best.pt": "out/nowhere/best.pt: No such file",
 }
 

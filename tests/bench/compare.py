@@ -50,7 +50,7 @@ def read_variant(words, common, home):
     name, _, rest = f"{words} ".rpartition(": ")
     own = [str(home / word) if (home / word).is_file() else word for word in shlex.split(rest)]
     defaults, given = split_settings(home / "train.py", [*common, *own])
-    if taken := given.keys() & {"seed", "out_dir", "init_from", "overwrite", "eval_only"}:
+    if taken := given.keys() & {"seed", "out_dir", "init_from", "eval_only"}:
         raise UserError(f"leave out {', '.join(sorted(taken))}, which a comparison sets itself")
     return Variant(name or words, home, defaults | given)
 
