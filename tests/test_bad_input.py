@@ -67,7 +67,7 @@ def test_train(repo, capsys, arguments):
 
 
 def test_no_number_is_negative(repo, capsys):
-    for name, value in read_settings(ROOT / "train.py", []).items():
+    for name, value in read_settings(ROOT / "train.py", [])[0].items():
         if type(value) in (int, float):
             check(repo, f"{TRAIN} --{name}=-1", f"{name} = -1(.0)? .* [01]", capsys)
 
