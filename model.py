@@ -453,23 +453,17 @@ class GPT(nn.Module):
         # compiled on its own: compiled code that also returned the logits would compute a gradient for them, all zeros
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten().long().clamp_min(-1), ignore_index=-1)
 
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, vocab_size=None):
-        """Return idx (B, T) continued by max_new_tokens, (B, T + max_new_tokens). See `stream`."""
-        tokens = self.stream(idx, max_new_tokens, temperature, top_k, generator, vocab_size)
-        return torch.cat((idx, *tokens), dim=1)
-
     @torch.no_grad()
-    def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, vocab_size=None):
-        """Yield max_new_tokens tensors (B, 1), the continuation of idx (B, T), each as soon as it is drawn.
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, vocab_size=None):
+        """Return idx (B, T) continued by max_new_tokens, (B, T + max_new_tokens).
 
         temperature 0 takes the likeliest token; top_k draws from the k likeliest ones. Only ids below vocab_size are
         drawn: give the tokenizer's if the model's was rounded up. Whenever the context is full, its older half is
         dropped and the newer half read again.
         """
         block_size = self.config.block_size
-        window = idx[:, -block_size:]  # the context; the cache holds all of it except `unread`
         room = min(block_size, idx.size(1) + max_new_tokens)
-        unread, cache = window, KVCache(room)
+        unread, cache = idx[:, -block_size:], KVCache(room)  # the context is what the cache holds, then `unread`
         for _ in range(max_new_tokens):
             logits = self.head(self.features(unread, cache)[:, -1])[:, :vocab_size].float()
             if top_k is not None:
@@ -479,12 +473,11 @@ class GPT(nn.Module):
                 token = logits.argmax(dim=-1, keepdim=True)
             else:
                 token = torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)
-            yield token
-            if window.size(1) < block_size:
-                window, unread = torch.cat((window, token), dim=1), token
-            else:
-                window = unread = torch.cat((window[:, block_size - block_size // 2 :], token), dim=1)
-                cache = KVCache(room)
+            idx = torch.cat((idx, token), dim=1)
+            unread = token
+            if cache.length == block_size:
+                unread, cache = idx[:, -(block_size // 2 + 1) :], KVCache(room)
+        return idx
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
         """Return AdamW. Only the matrices of linear layers and embeddings decay."""

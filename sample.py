@@ -8,9 +8,6 @@ from config import start_program
 
 defaults, given = start_program(__file__)  # of the settings below; --help ends here, before PyTorch is imported
 
-import sys
-from contextlib import closing
-from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -21,7 +18,7 @@ from config.runtime.devices import pick_device
 from config.runtime.errors import UserError
 from config.runtime.files import read_text
 from config.runtime.models import build_model
-from config.runtime.processes import one_line, printable, quiet_pipe
+from config.runtime.processes import one_line, quiet_pipe
 from data.tokenizer import first_tokens, tokenizer_from_state
 
 # -----------------------------------------------------------------------------
@@ -71,15 +68,13 @@ tokens = tokenizer.encode(start) or first_tokens(tokenizer)
 about = f"step {saved['iter_num']}, last validation loss {saved['val_loss']:.4f}, {saved['data']['source']}"
 print(one_line(f"{saved['path']}: {about}"))
 idx = torch.tensor([tokens], device=ptdevice)
-next_document = tokenizer.document_start[:1]  # the token that begins one, if the tokenizer has such a token
-escape = printable if sys.stdout.isatty() else str  # a file or a pipe gets what the model wrote
+next_document = (tokenizer.document_start or [None])[0]  # the token that begins one, if the tokenizer has such a token
 generator = torch.Generator(ptdevice).manual_seed(seed)
 for _ in range(num_samples):
     print("-" * 80)
-    print(escape(start), end="", flush=True)
-    stream = model.stream(idx, max_new_tokens, temperature, top_k or None, generator, tokenizer.vocab_size)
-    with closing(stream):  # left early at Ctrl-C, or where the next document begins
-        document = takewhile(lambda token: token not in next_document, (token.item() for token in stream))
-        for text in tokenizer.decode_stream(document, tokens):
-            print(escape(text), end="", flush=True)
-    print()
+    written = model.generate(idx, max_new_tokens, temperature, top_k or None, generator, tokenizer.vocab_size)
+    new = written[0, len(tokens) :].tolist()
+    if next_document in new:
+        new = new[: new.index(next_document)]
+    # decoded together with the prompt: the text of a token may depend on the token before it
+    print(start + tokenizer.decode(tokens + new)[len(tokenizer.decode(tokens)) :])

@@ -33,7 +33,6 @@ code = checkpoints.code_version()  # before anyone edits what has just been impo
 # run
 out_dir = ""  # folder of the run; empty: out/ and the config files' names or, without any, the dataset and the method
 init_from = "scratch"  # scratch, hf:NAME (a Llama), run:FOLDER (another run), resume, auto (resume if possible)
-overwrite = False  # move the run in out_dir aside, to out_dir.old
 seed = 1337  # the same seed on the same machine gives the same run
 # data
 dataset = "shakespeare_char"  # folder in data/, prepared when first used; with a slash: any folder

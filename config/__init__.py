@@ -26,22 +26,18 @@ RULE = "# " + "-" * 77 + "\n"
 
 
 def start_program(program, argv=None) -> tuple[dict, dict]:
-    """Return a program's settings, as split_settings does. Call it before PyTorch is imported, which takes seconds."""
+    """Begin a program: return what read_settings does. Call it before PyTorch is imported, which takes seconds."""
     install_excepthook()  # from here on, users' mistakes end in one line and exit code 2
-    settings = split_settings(program, argv)
+    settings = read_settings(program, sys.argv[1:] if argv is None else argv)
     choose_waiting()
     return settings
 
 
-def read_settings(program, argv=None) -> dict:
-    """Return the settings of `program` (its `__file__`): its defaults <- config files <- `--name=value` options."""
-    defaults, given = split_settings(program, argv)
-    return defaults | given
+def read_settings(program, argv) -> tuple[dict, dict]:
+    """Return the defaults of `program` (its `__file__`), and the settings that override them: config files <- options.
 
-
-def split_settings(program, argv=None) -> tuple[dict, dict]:
-    """Return the defaults, and the settings that override them. `--help` prints the program's settings and exits."""
-    argv = sys.argv[1:] if argv is None else argv
+    `--help` prints the program's settings and exits.
+    """
     source, defaults = Path(program).read_text(encoding="utf-8"), {}
     block = (source.split(RULE) + [""])[1]  # between the first two rules
     exec(block, {}, defaults)

@@ -59,7 +59,8 @@ def check_input(folder, meta):
     if told or not (text.exists() and script.exists()):
         return
     if sha256(read_text(text).encode()) != meta["text_sha256"]:
-        defaults, used = read_settings(script, []), meta["settings"]
+        defaults, _ = read_settings(script, [])
+        used = meta["settings"]
         options = [f"--{name}={used[name]}" for name in used if name in defaults and used[name] != defaults[name]]
         raise UserError(f"{text} has changed since it was prepared: run {command(script, *options)}")
 

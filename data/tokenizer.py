@@ -26,24 +26,6 @@ class Tokenizer:
         """Return the tokens of a prompt. Special tokens count as such here, and as plain text in `encode_array`."""
         return self.encode_array(text).tolist()
 
-    def decode_stream(self, ids, prompt=()):
-        """Yield the text of each of `ids`, which follow the tokens of a `prompt`.
-
-        A character may take several tokens; it is yielded with the last of them. The text of a token may depend on the
-        token before it, so both are decoded together.
-        """
-        last, new = list(prompt[-1:]), []
-        for i in ids:
-            new.append(i)
-            text = self.decode(last + new)[len(self.decode(last)) :]
-            if text.endswith("\ufffd"):  # an unfinished character
-                yield ""
-            else:
-                yield text
-                last, new = new or last, []
-        if new:
-            yield self.decode(last + new)[len(self.decode(last)) :]
-
 
 class CharTokenizer(Tokenizer):
     """One token per character: the distinct characters of `text`, in the order of their code points.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from config import RULE, read_settings, split_settings
+from config import RULE, read_settings
 from conftest import TINY, log_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,13 +69,13 @@ def test_commands_parse(page, command, monkeypatch):
     assert (ROOT / program).is_file()
     files = [argument for argument in arguments if not argument.startswith("-")]
     if program.endswith(("compare.py", "speed.py")):
-        own = read_settings(BENCH / "compare.py", [])
+        own, _ = read_settings(BENCH / "compare.py", [])
         common = [word for word in arguments if word[:2] == "--" and word[2:].partition("=")[0] not in own]
         for one in (word for word in arguments if not word.startswith("--")):
             importlib.import_module("compare").read_variant(one, common, ROOT)
     elif RULE in (ROOT / program).read_text(encoding="utf-8"):
         of_another_kind = files if program != "train.py" else []  # texts, tasks
-        split_settings(ROOT / program, [argument for argument in arguments if argument not in of_another_kind])
+        read_settings(ROOT / program, [argument for argument in arguments if argument not in of_another_kind])
 
 
 def test_the_commands_of_the_first_page_work(repo):

@@ -79,10 +79,6 @@ def killed(run):
     return run
 
 
-def in_folder(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 def assert_same_run():
     assert differences(RESUMED / "ckpt.pt", WHOLE / "ckpt.pt") == []
 
@@ -167,10 +163,10 @@ def test_auto_is_what_it_was(killed, monkeypatch):
     """... as in the command that started the run: rerun on another machine, it changes neither type nor compiling."""
     monkeypatch.setattr(torch, "compile", lambda function: function)
     other = {"float32": "bfloat16", "bfloat16": "float32"}[load("steps/3.pt")["settings"]["dtype"]]
-    for given in ("--dtype=auto", f"--dtype={other} --compile=true"):
-        killed(f"{RUN} --out_dir=out/started --overwrite {given}")
-        killed(f"{RUN} --out_dir=out/started --max_iters=7 --init_from=resume --dtype=auto --compile=auto")
-        first, second = (log_of("out/started", event)[0]["settings"] for event in ("start", "resume"))
+    for out, given in ("out/a", "--dtype=auto"), ("out/b", f"--dtype={other} --compile=true"):
+        killed(f"{RUN} --out_dir={out} {given}")
+        killed(f"{RUN} --out_dir={out} --max_iters=7 --init_from=resume --dtype=auto --compile=auto")
+        first, second = (log_of(out, event)[0]["settings"] for event in ("start", "resume"))
         assert [first[name] == second[name] for name in ("dtype", "compile")] == [True, True]
     assert (second["dtype"], second["compile"]) == (other, "true")
 
@@ -227,51 +223,16 @@ def test_second_process_in_a_folder_is_refused(run, capsys):
     with open(RESUMED / "log.jsonl", "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert "another process" in refused(run, f"{RESUME} --lr_decay=none", capsys)
-        assert "another process" in refused(run, f"{RUN} --out_dir={RESUMED} --overwrite", capsys)
     run(f"{RESUME} --lr_decay=none")
 
 
-OLD = Path("disk/whole.old")
-OVERWRITE = f"{RUN} --out_dir={WHOLE} --overwrite"
-
-
-@pytest.fixture
-def old(run):
-    """Return the files of a run in out/whole, which is a link to a folder on another disk."""
-    WHOLE.parent.mkdir()
-    WHOLE.symlink_to(Path("disk/whole").absolute())  # which does not exist yet
-    run(f"{RUN} --out_dir={WHOLE}")
-    return in_folder(WHOLE)
-
-
-def test_an_overwritten_run_is_moved_aside(run, old, capsys):
-    OLD.mkdir()
-    (OLD / "photo.png").write_bytes(b"1")  # this is no older run
-    assert "disk/whole.old: Directory not empty" in error_of(run, OVERWRITE, capsys)
-    assert in_folder(WHOLE) == old and in_folder(OLD) == {"photo.png": b"1"}
-    shutil.rmtree(OLD)
-    shown = run(f"{OVERWRITE} --init_from=run:{WHOLE}")
-    assert f"the old run in out/whole is now in {OLD.absolute()}\n" in shown
-    assert WHOLE.is_symlink() and in_folder(OLD) == old and len(log_of(WHOLE, "start")) == 1
-
-
-@pytest.mark.parametrize("owner, name, at", [
-    (shutil, "rmtree", WHOLE),
-    (Path, "rename", WHOLE),
-    (model.GPT, "__init__", WHOLE),
-    (model.GPT, "forward", OLD),
-])  # fmt: skip
-def test_an_overwritten_run_stays_whole(run, old, monkeypatch, owner, name, at):
-    """... if the new one fails while the old one is moved, or twice for a slip in model.py."""
-    run(f"{OVERWRITE} --seed=2")  # so there is an older one to remove
-    before = in_folder(WHOLE)
-    for _ in range(2):
-        with monkeypatch.context() as until_here, pytest.raises(SystemExit):
-            until_here.setattr(owner, name, lambda *_, **__: 1 / 0)
-            run(OVERWRITE)
-        assert in_folder(at) == before
-    run(OVERWRITE)
-    assert in_folder(OLD) == before
+def test_a_folder_may_be_a_link(run):
+    """... also to a folder that does not exist yet, on another disk."""
+    RESUMED.parent.mkdir()
+    RESUMED.symlink_to(Path("disk/run").absolute())
+    run(f"{RUN} --max_iters=3 --lr_decay=none --out_dir={RESUMED}")
+    run(f"{RESUME} --lr_decay=none")
+    assert RESUMED.is_symlink() and load("disk/run/ckpt.pt")["iter_num"] == 6
 
 
 # -- writes that fail ----------------------------------------------------------------------------------------

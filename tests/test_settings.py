@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import config
-from config import convert, read_settings, split_settings
+from config import convert, read_settings
 from config.runtime.errors import UserError
 from config.runtime.processes import report_error
 from config.runtime.runs import METHOD
 
 CONFIGS = Path(config.__file__).parent
 PROGRAM = '''"""A program."""
-from config import read_settings
+from config import start_program
 
 # -----------------------------------------------------------------------------
 # a comment of its own
@@ -28,7 +28,7 @@ offset = -1        # negative numbers are literals, too
 dropout = 0.1      # share dropped
 bias = False       # biases
 # -----------------------------------------------------------------------------
-settings = read_settings(__file__)
+defaults, given = start_program(__file__)
 later = 5
 '''
 DEFAULTS = {"dataset": "words", "compile": "auto", "max_iters": 2000, "offset": -1, "dropout": 0.1, "bias": False}
@@ -46,15 +46,14 @@ def test_files_in_order_then_options(program, tmp_path, monkeypatch):
     first, second = "first.py", "second.py"
     Path(first).write_text('"""A file."""\nimport math\nfrom math import sqrt\ndropout = 0\nmax_iters = 10\n_x = 1')
     Path(second).write_text("max_iters = 20\noffset = -5\ndef helper(): pass")
-    assert read_settings(program) == DEFAULTS  # of sys.argv
-    expected = DEFAULTS | {"dropout": 0.0, "max_iters": 20, "offset": 7}
-    assert read_settings(program, [first, "--offset=7", second]) == expected
-    assert read_settings(program, [second, first])["max_iters"] == 10
-    assert read_settings(program, ["--bias"])["bias"] is True
-    assert split_settings(program, [second, "--max_iters=2000"])[1] == {"max_iters": 2000, "offset": -5}
+    expected = {"dropout": 0.0, "max_iters": 20, "offset": 7}
+    assert read_settings(program, [first, "--offset=7", second]) == (DEFAULTS, expected)
+    assert read_settings(program, [second, first])[1]["max_iters"] == 10
+    assert read_settings(program, ["--bias"])[1] == {"bias": True}
+    assert read_settings(program, [second, "--max_iters=2000"])[1] == {"max_iters": 2000, "offset": -5}
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert read_settings(program, ["second.py"])["max_iters"] == 20  # found next to the program
+    assert read_settings(program, ["second.py"])[1]["max_iters"] == 20  # found next to the program
 
 
 @pytest.mark.parametrize("value, default, expected", [

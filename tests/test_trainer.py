@@ -45,7 +45,8 @@ def test_the_loop_equals_the_explicit_one(repo, slow_bfloat16, name):
     prepare("data/text", TEXT, "test")
     program, *arguments = f"{RUN} {CASES[name]}".split()
     repo([program, *arguments])
-    settings = read_settings(program, arguments)
+    defaults, given = read_settings(program, arguments)
+    settings = defaults | given
     use_plain_attention(settings["dtype"] == "bfloat16")  # as train.py does
     log, weights = trainer.train(settings)
 

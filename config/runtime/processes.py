@@ -41,13 +41,10 @@ def command(program, *arguments):
     return shlex.join(["python", str(path), *map(str, arguments)])
 
 
-def printable(text):
-    """Return text with its control characters escaped, since a terminal would obey them, whoever wrote them."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], text)
-
-
 def one_line(text):
-    return printable(" ".join(str(text).splitlines()))
+    """Return text as one line, its control characters escaped: a terminal would obey them, whoever wrote them."""
+    line = " ".join(str(text).splitlines())
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], line)
 
 
 # -- the end of a program

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from pathlib import Path
 
 import torch
@@ -37,21 +36,13 @@ class Run:
             return
         held.close()  # by a run that has failed in a notebook
         with file_errors():
-            self.log_file = lock_folder(self.folder)
-            if settings["overwrite"] and checkpoints.find(folder).exists():
-                self.move_aside()
+            folder.resolve().mkdir(parents=True, exist_ok=True)  # also what a link names
+            self.log_file = held.enter_context(open(self.log_path, "ab", buffering=0))
+            if not file_lock(self.log_file):
+                cure = "wait for it, or choose another --out_dir"
+                raise UserError(f"{folder}: another process is training there: {cure}")
             self.log_file.truncate(end_of_log(self.log_path, iter_num))
         self.track = start_tracker(self.folder, iter_num, settings)
-
-    def move_aside(self):
-        """Rename the folder of an old run to NAME.old, and make a new one. At any moment the old run is whole."""
-        folder = self.folder.resolve()  # a link stays, and so do the runs on its disk
-        aside = folder.with_name(f"{folder.name}.old")
-        if checkpoints.find(aside).exists():  # an older one
-            shutil.rmtree(aside)
-        folder.rename(aside)
-        print0(f"the old run in {self.folder} is now in {aside}")
-        self.log_file = lock_folder(self.folder)
 
     def log(self, event, step, **facts):
         """Write a line of JSON, which has no inf and nan: they are null."""
@@ -76,15 +67,6 @@ class Run:
         resume = command("train.py", "--init_from=resume", f"--out_dir={self.folder}", f"--max_iters={max_iters}")
         program = f"torchrun --standalone --nproc_per_node={world_size()}" if world_size() > 1 else "python"
         return resume.replace("python", program, 1)
-
-
-def lock_folder(folder):
-    """Open and lock the log of a folder, which is made if it does not exist."""
-    folder.resolve().mkdir(parents=True, exist_ok=True)  # also what a link names
-    file = held.enter_context(open(folder / "log.jsonl", "ab", buffering=0))
-    if not file_lock(file):
-        raise UserError(f"{folder}: another process is training there: wait for it, or choose another --out_dir")
-    return file
 
 
 def end_of_log(path, iter_num) -> int:
@@ -128,8 +110,6 @@ def begin(folder, defaults, given):
     settings = defaults | given
     checkpoint, requested = None, settings["init_from"]
     resuming = requested == "resume" or requested == "auto" and checkpoints.find(folder).exists()
-    if settings["overwrite"] and requested in ("resume", "auto"):
-        raise UserError(f"overwrite = True and init_from = {requested!r} contradict each other: leave out one of them")
     if requested == "auto":
         settings["init_from"] = "scratch"
     if resuming:
@@ -156,17 +136,15 @@ def check_folder(folder, settings):
         if settings["init_from"] == "scratch":
             cure = "add --init_from=resume, and the run's config or --out_dir"
             raise UserError(f"eval_only = True needs a trained model: {cure}")
-    elif settings["overwrite"] and Path.cwd().is_relative_to(folder.resolve()):
-        raise UserError(f"overwrite = True would move {folder}, the current folder: give the run a folder of its own")
-    elif checkpoints.find(folder).exists() and not settings["overwrite"]:
-        ways = "--init_from=resume continues it, --overwrite moves it aside, --out_dir=FOLDER leaves it alone"
+    elif checkpoints.find(folder).exists():
+        ways = "--init_from=resume continues it, --out_dir=FOLDER leaves it alone; or remove the folder"
         raise UserError(f"{folder} already holds a run: {ways}")
 
 
 def resumed_settings(checkpoint, given, defaults):
     """Return the run's settings (the default where it has none), updated by given ones that may change."""
     settings = {name: checkpoint["settings"].get(name, default) for name, default in defaults.items()}
-    settings |= {name: defaults[name] for name in ("out_dir", "overwrite", "eval_only")}
+    settings |= {name: defaults[name] for name in ("out_dir", "eval_only")}
     ignored = {"init_from"} | (SHAPE if settings["init_from"].startswith(("hf:", "run:")) else set())
     ignored |= {name for name in ("dtype", "compile") if given.get(name) == "auto"}  # the run keeps what that was
     may_change = MAY_CHANGE | ({"dataset", "batch_size", "dtype"} if given.get("eval_only") else set())

@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
-from config import read_settings
-from config.runtime.processes import install_excepthook
+from config import start_program
 from data.prepare import new_folder, prepare
 from data.texts import read_dataset
 
@@ -29,8 +28,8 @@ val_fraction = 0.0005  # share of the text kept for validation
 # -----------------------------------------------------------------------------
 
 if __name__ == "__main__":
-    install_excepthook()
-    globals().update(read_settings(__file__))  # the above <- --name=value
+    _, given = start_program(__file__)
+    globals().update(given)
     folder = new_folder(name, __file__)
     documents = read_dataset(dataset, field, limit)
     source = f"{limit} GB of {dataset}" if limit else dataset

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
-from config import read_settings
-from config.runtime.processes import install_excepthook
+from config import start_program
 from data.prepare import new_folder, prepare
 from data.shakespeare import tiny_shakespeare
 
@@ -19,8 +18,7 @@ vocab_size = 0  # number of bpe tokens to learn; 0: 1024
 # -----------------------------------------------------------------------------
 
 if __name__ == "__main__":
-    install_excepthook()
-    settings = read_settings(__file__)  # the above <- --name=value
+    defaults, given = start_program(__file__)
     folder = new_folder("shakespeare_bpe", __file__)
     text, source = tiny_shakespeare(folder)
-    prepare(folder, text, source, **settings)
+    prepare(folder, text, source, **defaults | given)

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
-from config import read_settings
+from config import start_program
 from config.runtime.errors import UserError
-from config.runtime.processes import command, install_excepthook, print0
+from config.runtime.processes import command, print0
 from data.prepare import new_folder, prepare
 from data.texts import read_documents, text_files
 
@@ -28,10 +28,10 @@ val = ""  # file or folder to validate on, instead of that share
 # -----------------------------------------------------------------------------
 
 if __name__ == "__main__":
-    install_excepthook()
     options = [argument for argument in sys.argv[1:] if argument.startswith("-") and argument != "-"]
     paths = [argument for argument in sys.argv[1:] if argument not in options]
-    globals().update(read_settings(__file__, options))
+    _, given = start_program(__file__, options)
+    globals().update(given)
     folder = new_folder(name, __file__)
     val_files = text_files(val) if val else []
     held_out = {file.resolve() for file in val_files}  # they may be in a folder that is trained on

@@ -25,10 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from config import read_settings, split_settings
+from config import read_settings, start_program
 from config.runtime.errors import UserError, import_optional
 from config.runtime.files import file_lock, sha256
-from config.runtime.processes import install_excepthook
 from data.prepare import ensure_prepared
 
 # -----------------------------------------------------------------------------
@@ -49,8 +48,8 @@ def read_variant(words, common, home):
     """Return the Variant of an argument. Its config files are those of its code."""
     name, _, rest = f"{words} ".rpartition(": ")
     own = [str(home / word) if (home / word).is_file() else word for word in shlex.split(rest)]
-    defaults, given = split_settings(home / "train.py", [*common, *own])
-    if taken := given.keys() & {"seed", "out_dir", "init_from", "overwrite", "eval_only"}:
+    defaults, given = read_settings(home / "train.py", [*common, *own])
+    if taken := given.keys() & {"seed", "out_dir", "init_from", "eval_only"}:
         raise UserError(f"leave out {', '.join(sorted(taken))}, which a comparison sets itself")
     return Variant(name or words, home, defaults | given)
 
@@ -190,11 +189,12 @@ def as_table(header, rows):
 
 
 def main(argv):
-    names = ["-h", "--help", *(f"--{name}" for name in read_settings(__file__, []))]
+    names = ["-h", "--help", *(f"--{name}" for name in read_settings(__file__, [])[0])]
     own = [word for word in argv if word.partition("=")[0] in names]
     common = [word for word in argv if word.startswith("--") and word not in own]  # options for all variants
     words = [word for word in argv if word not in own + common]
-    options = read_settings(__file__, own)
+    defaults, given = start_program(__file__, own)
+    options = defaults | given
     out, against = Path(options["out"]).resolve(), options["against"]
     if options["seeds"] < 2 or options["first_seed"] < 1 or len(words) < 2 - bool(against):
         raise UserError("a comparison needs two seeds, the first from 1, and two variants or --against=HEAD and one")
@@ -218,7 +218,6 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    install_excepthook()
     for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:  # as at Ctrl-C, runs save and end
         signal.signal(number, signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))

@@ -13,9 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from matplotlib.figure import Figure
 
-from config import read_settings
+from config import start_program
 from config.runtime.errors import UserError, file_errors
-from config.runtime.processes import install_excepthook
 
 # -----------------------------------------------------------------------------
 out = "runs.png"  # output file; its suffix sets the format
@@ -52,12 +51,12 @@ def draw_losses(paths):
 
 def main(argv):
     paths = [Path(word) for word in argv if not word.startswith("-")]
-    options = read_settings(__file__, [word for word in argv if word.startswith("-")])
+    defaults, given = start_program(__file__, [word for word in argv if word.startswith("-")])
+    out = (defaults | given)["out"]
     with file_errors():
-        draw_losses(paths).savefig(options["out"], dpi=120)
-    print(f"figure: {options['out']}")
+        draw_losses(paths).savefig(out, dpi=120)
+    print(f"figure: {out}")
 
 
 if __name__ == "__main__":
-    install_excepthook()
     main(sys.argv[1:])

@@ -19,10 +19,9 @@ choose_waiting()  # before PyTorch is imported
 import torch
 
 from compare import ROOT, as_table, read_variant
-from config import read_settings
+from config import read_settings, start_program
 from config.runtime.devices import compile_blocks, machine_name, pick_attention_kernel, pick_device, pick_dtype
 from config.runtime.models import of_model
-from config.runtime.processes import install_excepthook
 from model import GPT, GPTConfig
 
 # -----------------------------------------------------------------------------
@@ -72,10 +71,12 @@ def alternate(one, other, turns=5):
 
 def main(argv):
     words = [word for word in argv if not word.startswith("-")]
-    device = pick_device(read_settings(__file__, [word for word in argv if word.startswith("-")])["device"])
+    defaults, given = start_program(__file__, [word for word in argv if word.startswith("-")])
+    device = pick_device((defaults | given)["device"])
     torch.manual_seed(0)
     dtypes = torch.float32, pick_dtype("auto", device)
-    standard, rows = read_settings(ROOT / "train.py", []), []
+    standard, _ = read_settings(ROOT / "train.py", [])
+    rows = []
     for name, _, settings in (read_variant(one, [], ROOT) for one in words or VARIANTS):
         configs = [GPTConfig(**of_model(one) | SHAPE) for one in (standard, settings)]
         costs = [GPT(config).flops_per_token() for config in configs]
@@ -87,5 +88,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    install_excepthook()
     main(sys.argv[1:])

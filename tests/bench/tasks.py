@@ -24,11 +24,10 @@ import numpy as np
 import torch
 
 from compare import as_table, search
-from config import read_settings
+from config import start_program
 from config.runtime.devices import machine_name, pick_device
 from config.runtime.errors import UserError
 from config.runtime.files import atomic_write
-from config.runtime.processes import install_excepthook
 from model import GPT, GPTConfig
 from speed import alternate, stepper
 
@@ -331,13 +330,12 @@ EXPERIMENTS = {"recall": recall, "entailment": entailment, "micro": micro}
 
 def main(argv):
     words = [word for word in argv if not word.startswith("-")]
-    options = read_settings(__file__, [word for word in argv if word.startswith("-")])
+    defaults, given = start_program(__file__, [word for word in argv if word.startswith("-")])
     if len(words) != 1 or words[0] not in EXPERIMENTS:
         raise UserError(f"'{' '.join(words)}' is invalid: the experiment must be one of {', '.join(EXPERIMENTS)}")
     torch.set_num_threads(1)  # the models are so small that threads would mostly wait for each other
-    EXPERIMENTS[words[0]](Sweep(words[0], options))
+    EXPERIMENTS[words[0]](Sweep(words[0], defaults | given))
 
 
 if __name__ == "__main__":
-    install_excepthook()
     main(sys.argv[1:])
