@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
 
-from cover import columns, each, perturb
+from cover import FEW, perturb
 from data.huggingface import from_llama, from_pretrained, save_pretrained, to_llama
 from model import GPTConfig
 from reference import reference_logits
@@ -52,7 +52,7 @@ def same(a, b):
     assert (a - b).abs().max() < 1e-4
 
 
-@over(each(columns()))
+@over(FEW)
 @torch.no_grad()
 def test_every_method_takes_llama_weights(row):
     config = ours(**{**row, "n_kv_head": 2, "bias": True, "tie_weights": False})
