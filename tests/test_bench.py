@@ -1,12 +1,16 @@
-"""speed.py: what it measures is right, and it runs, in small. Depth costs no compiling."""
+"""speed.py and tasks.py: what they measure is what they say, and they run, in small."""
 
+import json
+import math
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
 from config.runtime.devices import compile_blocks
+from config.runtime.errors import UserError
 from conftest import ROOT
 from cover import perturb, settings
 from model import GPT, GPTConfig
@@ -14,24 +18,15 @@ from model import GPT, GPTConfig
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 import speed
+import tasks
 
 
-@pytest.fixture
-def small(monkeypatch, capsys):
-    """A function that runs speed.py with a tiny model. It returns the rows of its table."""
+def test_the_speed_of_all_variants(monkeypatch, capsys):
     monkeypatch.setattr(speed, "SHAPE", {"block_size": 64, "n_layer": 2, "n_head": 1, "n_embd": 16, "vocab_size": 65})
     monkeypatch.setattr(speed, "SECONDS", 0)
-
-    def run(*arguments):
-        speed.main([*arguments, "--device=cpu"])
-        rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-        return [row.strip("| ").split(" | ") for row in rows[2:]]
-
-    return run
-
-
-def test_all_variants_in_small(small):
-    rows = small()
+    speed.main(["--device=cpu"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    rows = [line.strip("| ").split(" | ") for line in lines[2:]]
     assert [row[0] for row in rows] == speed.VARIANTS and all(float(cell) > 0 for row in rows for cell in row[1:])
 
 
@@ -51,3 +46,71 @@ def test_depth_compiles_nothing_anew(monkeypatch, kind, method):
         torch.testing.assert_close(model(idx, idx)[1], expected)
         counts.append(counter.frame_count)
     assert counts[0] == counts[1] <= 8
+
+
+# -- the W2 document's benchmarks ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", tasks.EXPERIMENTS)
+def test_an_interrupted_experiment_resumes(monkeypatch, tmp_path, capsys, name):
+    for task, *small in (("copy", 7, 16), ("micro", 7, 16), ("entailment", 2, 64)):
+        monkeypatch.setitem(tasks.TASKS, task, {"batch_size": 4, "steps": 2})
+        monkeypatch.setitem(tasks.SHAPES, task, dict(zip(("block_size", "vocab_size"), small), n_layer=1))
+    monkeypatch.setattr(tasks, "alternate", lambda one, other: 1)  # seconds differ from run to run
+    monkeypatch.setattr(tasks, "search", lambda rates, losses_of: (rates[0], losses_of(rates[:1])))
+
+    def run():
+        """Return the lines of the tables, and those of each run made."""
+        tasks.main([name, "--device=cpu", f"--out={tmp_path}"])
+        lines = capsys.readouterr().out.splitlines()
+        return [[line for line in lines if line.startswith(mark)] for mark in "|{"]
+
+    (tables, _), file = run(), tmp_path / f"{name}.json"
+    results = json.loads(file.read_text())
+    file.write_text(json.dumps(results[:-1]))  # as if it had been killed during the last run
+    again, (_,) = run()
+    assert again == tables != [] and json.loads(file.read_text()) == results
+
+
+def test_published_models_have_the_published_size():
+    cells = tasks.published_cells("recall").items()
+    sizes = {name: GPT(GPTConfig(**cell["model"])).get_num_params() for name, cell in cells}
+    assert sizes == {"standard": 492_000, "W2, distance": 278_856, "W2, overlap": 278_848}
+
+
+def test_a_rate_at_which_a_run_diverges_is_not_chosen(monkeypatch, tmp_path):
+    losses = {0.4: math.nan, 0.2: 2.0, 0.1: 3.0}
+    monkeypatch.setattr(tasks, "trial", lambda run, device: {"loss": losses[run["learning_rate"]] + run["seed"]})
+    sweep = tasks.Sweep("study", {"out": tmp_path, "device": "cpu"})
+    assert {run["run"]["learning_rate"] for run in sweep.tuned({"only": {}}, [0.1, 0.2, 0.4])["only"]} == {0.2}
+
+
+def test_a_mistake_is_named():
+    with pytest.raises(UserError, match="'other' is invalid: the experiment must be one of recall, entailment, micro"):
+        tasks.main(["other"])
+
+
+def test_copies():
+    run = {"seed": 1, "batch_size": 3, "model": {"block_size": 9, "vocab_size": 50}}
+    x, y = tasks.copies(run, 7)
+    assert x.shape == y.shape == (3, 9) and torch.equal(x[:, 1:], y[:, :-1])
+    assert torch.equal(y[:, 4:], x[:, :5])  # the last five targets are the first five tokens again
+    assert torch.equal(tasks.copies(run, 7)[0], x) and not torch.equal(tasks.copies(run, 8)[0], x)
+
+
+def test_entailments():
+    above = tasks.make_tree(tasks.random_numbers(5, tasks.UNSEEN), 200)
+    depth = above.sum(axis=1)
+    for n in range(1, len(above)):  # it descends from its parent, and from whatever that descends from
+        (parent,) = (above[n] & (depth == depth[n] - 1)).nonzero()[0]
+        assert (above[n] == above[parent] | (np.arange(len(above)) == parent)).all()
+    assert not above[0].any()
+
+    run = {"seed": 5, "batch_size": 400, "model": {"vocab_size": 200}}
+    seen = {}
+    for step in (3, tasks.SEEN, tasks.HELD_OUT):
+        x, y = tasks.entailments(run, step)
+        assert (y[:, 0] == -1).all() and y[:, 1].sum() == 200
+        assert (torch.from_numpy(above)[x[:, 0], x[:, 1]] == y[:, 1]).all() and (x[:, 0] != x[:, 1]).all()
+        seen[step] = set(map(tuple, x.tolist()))
+    assert not seen[tasks.HELD_OUT] & (seen[3] | seen[tasks.SEEN])

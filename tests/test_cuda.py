@@ -7,7 +7,7 @@ import torch
 
 import test_model
 from config.runtime.devices import compile_blocks
-from cover import COVER, columns, each, perturb
+from cover import COVER, FEW, perturb
 from cover import TINY as SHAPE
 from model import GPT, GPTConfig
 from test_extend import PROMISES
@@ -61,7 +61,7 @@ def logits_and_gradients(model, idx, precision):
 
 # compiling takes long: fewer rows, in the type that train.py chooses
 CASES = [(row, False, precision) for row in COVER + LARGE for precision in (single, half)]
-CASES += [(row, True, half) for row in each(columns()) + LARGE]
+CASES += [(row, True, half) for row in FEW + LARGE]
 
 
 @pytest.mark.parametrize("row, compiled, precision", CASES)

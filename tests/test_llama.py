@@ -1,11 +1,15 @@
 """model.py's GPT and Hugging Face's LlamaForCausalLM are one model: weights pass both ways, and the logits agree."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
-from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, GPT2Config, LlamaConfig, LlamaForCausalLM
 
-from cover import columns, each, perturb
+from cover import FEW, perturb
 from data.huggingface import from_llama, from_pretrained, save_pretrained, to_llama
+from data.tokenizer import hf_tokenizer
 from model import GPTConfig
 from reference import reference_logits
 from test_model import over
@@ -52,7 +56,7 @@ def same(a, b):
     assert (a - b).abs().max() < 1e-4
 
 
-@over(each(columns()))
+@over(FEW)
 @torch.no_grad()
 def test_every_method_takes_llama_weights(row):
     config = ours(**{**row, "n_kv_head": 2, "bias": True, "tie_weights": False})
@@ -105,3 +109,27 @@ def test_from_pretrained_refuses_what_it_cannot_represent(tmp_path, config, name
     config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=named):
         from_pretrained(str(tmp_path))
+
+
+# -- a published Llama, in the folder LLAMA_DIR; `.ci/run newest` makes such a folder ------------------------
+
+TEXT = """Before we proceed any further, hear me speak. You are all resolved rather to die than to famish? First, you
+know Caius Marcius is chief enemy to the people. Let us kill him, and we'll have corn at our own price."""
+
+
+@pytest.mark.skipif(not os.environ.get("LLAMA_DIR"), reason="LLAMA_DIR names no folder of a published Llama")
+@torch.no_grad()
+def test_a_published_llama_reads_and_writes_as_theirs():
+    folder = str(Path(os.environ["LLAMA_DIR"]).resolve())
+    model, llama = from_pretrained(folder).eval(), LlamaForCausalLM.from_pretrained(folder).eval()
+    tokens = hf_tokenizer(folder).encode(TEXT)
+    assert tokens == AutoTokenizer.from_pretrained(folder).encode(TEXT)
+    idx = torch.tensor([tokens])
+    expected = llama(idx, labels=idx)
+    logits, loss = model(idx[:, :-1], idx[:, 1:])
+    largest = expected.logits.abs().max().item()
+    torch.testing.assert_close(logits, expected.logits[:, :-1], rtol=1e-4, atol=1e-5 * largest)
+    torch.testing.assert_close(loss, expected.loss, rtol=1e-4, atol=0)
+    assert loss < 6  # it has learned English
+    written = llama.generate(idx, do_sample=False, min_new_tokens=40, max_new_tokens=40)
+    assert torch.equal(model.generate(idx, 40, temperature=0), written)

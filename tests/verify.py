@@ -2,8 +2,8 @@
 A quick check of model.py, without pytest: python tests/verify.py
 
 One line per check; the exit code is 1 if one fails. `python tests/verify.py Causality` makes that check alone. Every
-attention kind with every residual method, and every pair of settings, is tested for causality, against reference.py,
-and against generation without a cache.
+attention kind with every residual method, and random other settings, is tested for causality, against reference.py, and
+against generation without a cache.
 """
 
 import os
