@@ -466,7 +466,7 @@ class GPT(nn.Module):
         unread, cache = idx[:, -block_size:], KVCache(room)  # the context is what the cache holds, then `unread`
         for _ in range(max_new_tokens):
             logits = self.head(self.features(unread, cache)[:, -1])[:, :vocab_size].float()
-            if top_k is not None:
+            if top_k:
                 least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
                 logits = logits.masked_fill(logits < least, -math.inf)
             if temperature < 1e-6:

@@ -72,7 +72,7 @@ next_document = (tokenizer.document_start or [None])[0]  # the token that begins
 generator = torch.Generator(ptdevice).manual_seed(seed)
 for _ in range(num_samples):
     print("-" * 80)
-    written = model.generate(idx, max_new_tokens, temperature, top_k or None, generator, tokenizer.vocab_size)
+    written = model.generate(idx, max_new_tokens, temperature, top_k, generator, tokenizer.vocab_size)
     new = written[0, len(tokens) :].tolist()
     if next_document in new:
         new = new[: new.index(next_document)]

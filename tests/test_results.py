@@ -56,6 +56,8 @@ def gain(baseline, losses):
 def small_models(text):
     """Return the comparisons on a text at 3 layers. That of W2 has runs of its own."""
     methods, w2 = (comparison(file, 400, dataset=f"shakespeare_{text}") for file in ("methods", "w2"))
+    for name in [name for name in methods if name.endswith(", tuned rate")]:  # instead of runs at half that rate
+        methods[name.removesuffix(", tuned rate")] = methods.pop(name)
     return methods | {name: row for name, row in w2.items() if name != "standard"}
 
 
@@ -88,7 +90,7 @@ def test_methods_and_w2():
 
 def test_no_form_of_methods_1_to_4_reaches_the_gain_that_would_pay():
     for rows in small_models("char"), small_models("bpe"):
-        forms = [row for name, row in rows.items() if name < "Method 5" and "rate" not in name]
+        forms = [row for name, row in rows.items() if name < "Method 5"]
         assert len(forms) == 12 and all(sum(map(float, row[2].split(" ± "))) < float(row[1]) for row in forms)
 
 
@@ -103,14 +105,14 @@ def test_copying():
 
 
 def test_copying_with_equal_widths():
-    """6.93 is chance; a run that copies is far below it."""
+    """6.93 is chance, and 3.44 a perfect copy."""
     losses, copying = {}, {}
     for name in ("base", "long", "deep"):
         layers, block, *_ = SHAPES[name]
         runs = tasks("micro", LAST, n_layer=[layers], block_size=[block], n_embd=[64])
         losses[name] = [f"{fmean(runs[kind]):.3f}" for kind in KINDS]
-        copying[name] = [sum(loss < 6.5 for loss in runs[kind]) for kind in KINDS]
-    assert copying == {"base": [3, 3, 3], "long": [0, 0, 0], "deep": [3, 1, 2]}  # of three seeds
+        copying[name] = [sum(loss < 4 for loss in runs[kind]) for kind in KINDS]
+    assert copying["base"] == [3, 3, 3] and copying["long"] == [0, 0, 0] and copying["deep"] == [3, 0, 2]  # of 3 seeds
     assert "of {} (standard), {} (distance) and {} (overlap).".format(*losses["base"]) in PAGE
     assert f"the standard model does ({losses['deep'][0]})," in PAGE
 
@@ -138,13 +140,11 @@ def test_other_claims_about_w2():
 
 def test_sentences():
     two, four, eight = (comparison("depth", 2000, block_size="128", n_layer=layers) for layers in "248")
-    growth = comparison("growth", 6400)
     inputs = "Method 1, input kept", "Method 3.1, input kept"
     sentences = [
         "(operations: {}) gains {}".format(*eight["standard, wider"][::2]),
         "({}) gain {} and {}.".format(*eight[inputs[0]][::2], eight[inputs[1]][2]),
         "gains are {}, {} and {}.".format(*(rows["Method 1"][2] for rows in (two, four, eight))),
-        f"gains {growth[inputs[1]][2]};",
     ]
     assert [sentence for sentence in sentences if sentence not in PAGE] == []
 

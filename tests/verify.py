@@ -147,6 +147,11 @@ def main(names):
     torch.set_num_threads(1)  # tiny tensors: a second thread only costs time
     torch.manual_seed(0)
     failed = 0
+    known = [name for name, _ in CHECKS]
+    for name in names:
+        if name not in known:
+            print(f"{name}: no such check; choose from {', '.join(known)}")
+            return 2
     print("Running Verification Tests...")
     for number, (name, check) in enumerate(CHECKS, start=1):
         if names and name not in names:
