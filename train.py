@@ -2,7 +2,7 @@
 Train a GPT: python train.py config/m1_shakespeare.py --max_iters=200
 
 The settings are the plain variables below. Later config files override earlier ones, and --name=value overrides all.
-A run that was stopped or killed resumes exactly: --init_from=resume --out_dir=FOLDER. On several GPUs:
+A run that was stopped or killed resumes: --init_from=resume --out_dir=FOLDER. On several GPUs:
 torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --grad_accum_steps=8
 """
 
