@@ -146,7 +146,7 @@ def test_sentences():
     means = sorted(float(gain.split()[0]) for gain in five)
     sentences = [
         "as written are {}, {} and {};".format(*(small[f"Method {name}"][2] for name in ("3.2", "4.1", "4.2"))),
-        f"lie between {means[0]:+.3f} (5.3; at half its rate, +0.001) and {means[-1]:+.3f}.",
+        f"lie between {means[0]:+.3f} (5.3) and {means[-1]:+.3f}.",
         "(operations: {}) gains {}".format(*eight["standard, wider"][::2]),
         "({}) gain {} and {}.".format(*eight[inputs[0]][::2], eight[inputs[1]][2]),
         "gains are {}, {} and {}.".format(*(rows["Method 1"][2] for rows in (two, four, eight))),
