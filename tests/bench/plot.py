@@ -44,7 +44,7 @@ def draw_losses(paths):
             axis.plot(operations, losses, label=f"{min(losses):.3f}  {folder}".replace("$", r"\$"))
     if not axis.lines:
         raise UserError(f"no evaluated run in: {', '.join(map(str, paths)) or 'no folder given'}")
-    axis.set(xlabel="training FLOPs", ylabel="validation loss")
+    axis.set(xlabel="training FLOPs", ylabel="validation loss (nats per token)")
     figure.legend(loc="outside upper center", frameon=False)
     return figure
 
