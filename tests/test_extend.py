@@ -4,6 +4,8 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
+from itertools import chain
 
 import pytest
 import torch
@@ -11,8 +13,9 @@ import torch
 import model
 import test_model
 from conftest import ROOT, TINY, load
-from cover import FEW
-from model import Attention
+from cover import COVER, FEW
+from cover import TINY as SHAPE
+from model import Attention, GPTConfig
 from test_model import build, over
 
 PROMISES = [
@@ -36,6 +39,11 @@ def hold(**choice):
 @over(FEW)  # also those that the examples below add; test_model.py has every two of them
 def test_every_entry_keeps_every_promise(row):
     hold(**row)
+
+
+def test_every_field_has_values():
+    """... in cover.py. Dropout has tests of its own."""
+    assert {field.name for field in fields(GPTConfig)} == {*chain(*COVER), *SHAPE, "dropout"}
 
 
 PAGE = (ROOT / "tests" / "EXTENDING.md").read_text(encoding="utf-8")

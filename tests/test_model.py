@@ -73,7 +73,7 @@ def test_the_future_does_not_move_the_past(row):
     verify.future_does_not_move_the_past(row)
 
 
-@over(COVER[::2])
+@over(COVER)
 def test_no_tensor_of_T_by_T(row):
     """None is made, not even for a moment, except by kinds that say so."""
     T = 53

@@ -148,7 +148,9 @@ def test_sentences():
     inputs = "Method 1, input kept", "Method 3.1, input kept"
     small = small_models("bpe")
     five = sorted((float(row[2].split()[0]), row[2]) for name, row in small.items() if name.startswith("Method 5"))
+    half = comparison("methods", 400, dataset="shakespeare_bpe")["Method 3.1"][2]  # of the tuned rate
     sentences = [
+        f"at half the rate, Method 3.1 gains {half}.",
         "as written are {}, {} and {};".format(*(small[f"Method {name}"][2] for name in ("3.2", "4.1", "4.2"))),
         f"lie between {five[0][1]} (5.3; mistuned too) and {five[-1][0]:+.3f}.",
         "(operations: {}) gains {}".format(*eight["standard, wider"][::2]),

@@ -42,7 +42,7 @@ def command(program, *arguments):
 
 
 def one_line(text):
-    """Return text as one line, its control characters escaped: a terminal would obey them, whoever wrote them."""
+    """Return text as one line, its control characters escaped: a terminal would obey them."""
     line = " ".join(str(text).splitlines())
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], line)
 
