@@ -5,9 +5,12 @@ Every setting below can be given as --name=value, and --help lists them. Only th
 """
 
 from config import start_program
+from config.runtime.waiting import choose_waiting
 
 defaults, given = start_program(__file__)  # of the settings below; --help ends here, before PyTorch is imported
+choose_waiting()  # how its threads wait for each other
 
+from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -68,13 +71,12 @@ tokens = tokenizer.encode(start) or first_tokens(tokenizer)
 about = f"step {saved['iter_num']}, last validation loss {saved['val_loss']:.4f}, {saved['data']['source']}"
 print(one_line(f"{saved['path']}: {about}"))
 idx = torch.tensor([tokens], device=ptdevice)
-next_document = (tokenizer.document_start or [None])[0]  # the token that begins one, if the tokenizer has such a token
+next_document = tokenizer.document_start[:1]  # the token that begins one, if the tokenizer has such a token
+decoded = len(tokenizer.decode(tokens))
 generator = torch.Generator(ptdevice).manual_seed(seed)
 for _ in range(num_samples):
     print("-" * 80)
     written = model.generate(idx, max_new_tokens, temperature, top_k, generator, tokenizer.vocab_size)
-    new = written[0, len(tokens) :].tolist()
-    if next_document in new:
-        new = new[: new.index(next_document)]
+    document = takewhile(lambda token: token not in next_document, written[0, len(tokens) :].tolist())
     # decoded together with the prompt: the text of a token may depend on the token before it
-    print(start + tokenizer.decode(tokens + new)[len(tokenizer.decode(tokens)) :])
+    print(start + tokenizer.decode([*tokens, *document])[decoded:])

@@ -7,8 +7,10 @@ torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --gra
 """
 
 from config import start_program
+from config.runtime.waiting import choose_waiting
 
 defaults, given = start_program(__file__)  # of the settings below; --help ends here, before PyTorch is imported
+choose_waiting()  # how its threads wait for each other
 
 import math
 import sys

@@ -19,7 +19,6 @@ from types import ModuleType
 
 from config.runtime.errors import UserError, file_errors
 from config.runtime.processes import install_excepthook, quiet_pipe
-from config.runtime.waiting import choose_waiting
 
 BOOLS = {"true": True, "false": False}
 RULE = "# " + "-" * 77 + "\n"
@@ -28,9 +27,7 @@ RULE = "# " + "-" * 77 + "\n"
 def start_program(program, argv=None) -> tuple[dict, dict]:
     """Begin a program: return what read_settings does. Call it before PyTorch is imported, which takes seconds."""
     install_excepthook()  # from here on, users' mistakes end in one line and exit code 2
-    settings = read_settings(program, sys.argv[1:] if argv is None else argv)
-    choose_waiting()
-    return settings
+    return read_settings(program, sys.argv[1:] if argv is None else argv)
 
 
 def read_settings(program, argv) -> tuple[dict, dict]:
