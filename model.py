@@ -261,10 +261,7 @@ class W2OverlapAttention(Attention):
         inverse = (sigma_q + sigma_k.mT).reciprocal()
         # few passes over T x T numbers: log(1/(σ_q + σ_k)) - ‖μ_q - μ_k‖²/(σ_q + σ_k)/D, and D/2 times that
         scores = torch.addcmul(inverse.log(), distance, inverse, value=-1 / self.D)
-        T, past = scores.size(-2), scores.size(-1) - scores.size(-2)
-        mask = scores.new_full((T, past + T), -math.inf).triu(past + 1)
-        weights = torch.add(mask, scores, alpha=self.D / 2).softmax(dim=-1)
-        return F.dropout(weights, self.dropout.p, self.training).type_as(v) @ v
+        return weigh(scores, v, self.dropout.p if self.training else 0.0, scale=self.D / 2)
 
 
 class SummedQKAttention(Attention):
@@ -341,12 +338,11 @@ class Kept(NamedTuple):
 
     def attn(self, x, with_past):
         """Return attn_i(x)."""
-        v = self.block.attn.values(self.block.attn_norm(x))
-        return self.block.attn(self.q_hat, self.k_hat, with_past(v))
+        return self.block.attn_branch(x, self.q_hat, self.k_hat, with_past)
 
     def mlp(self, x, with_past):
         """Return mlp_i(x + attn_i(x))."""
-        return self.block.mlp_branch(x + self.attn(x, with_past))
+        return self.block.both_branches(x, self.q_hat, self.k_hat, with_past)
 
 
 class Block(nn.Module):
@@ -372,7 +368,7 @@ class Block(nn.Module):
         In generation, the KVCache appends new keys or values to those of the tokens before, and returns all. It tells
         layers and reruns apart by the order of its calls, which is the same in every pass.
         """
-        with_past = cache or (lambda new: new)
+        with_past = cache or same
         assert not self.keeps or len(earlier) == self.m - 1, "this layer needs what every earlier layer has kept"
         normed = self.attn_norm(x)
         q, k, v = self.attn.project(normed, rope)
@@ -392,8 +388,14 @@ class Block(nn.Module):
             out = h + mlp
         return out, own if self.keeps else None
 
+    def attn_branch(self, x, q_hat, k_hat, with_past):
+        return self.attn(q_hat, k_hat, with_past(self.attn.values(self.attn_norm(x))))
+
     def mlp_branch(self, h):
         return self.mlp(self.mlp_norm(h))
+
+    def both_branches(self, x, q_hat, k_hat, with_past):
+        return self.mlp_branch(x + self.attn_branch(x, q_hat, k_hat, with_past))
 
     def sum_layers(self, outputs, residual):
         """Return Σ_i w_i outputs_i, which replaces the residual or, with keep_input, is added to it."""
@@ -530,15 +532,27 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
 
     # a CPU's fused kernel, too, is switched by what PyTorch calls flash (pick_attention_kernel in config/runtime)
     fused = T > 1 and (device != "cpu" or torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled())
-    if device == "cuda" and fused and (S > 256 or v.dtype not in (torch.bfloat16, torch.float16)):
+    half = v.dtype in (torch.bfloat16, torch.float16)
+    if device == "cuda" and fused and (S > 256 or not half):
         # the fused kernel for these takes any widths, but no grouped heads
         k_hat, v = (heads.repeat_interleave(q_hat.size(1) // heads.size(1), dim=1) for heads in (k_hat, v))
+        if half:  # it is three times slower than plain products, whose T x T weights are about as large as q̂ and k̂
+            return weigh(q_hat @ k_hat.mT, v, dropout)
     elif S > D and (fused or device == "mps"):  # mps for a single query, too: PyTorch 2.11
         v = F.pad(v, (0, S - D))  # all other fused kernels need v as wide as q̂ and k̂
     # where lengths vary (torch.export), T > 1 is a symbol, but PyTorch's function takes only bools
     options = {"is_causal": True if T > 1 else False, "enable_gqa": True if q_hat.size(1) > k_hat.size(1) else False}
     y = F.scaled_dot_product_attention(q_hat, k_hat, v, dropout_p=dropout, scale=1.0, **options)
     return y[..., :D]
+
+
+def weigh(scores, v, dropout, scale=1.0):
+    """Return softmax(scale * scores) v, (B, H, T, D), causal by position; the scores (B, H, T, T) may have a past."""
+    T, past = scores.size(-2), scores.size(-1) - scores.size(-2)
+    scores = scores.to(at_least_float32(scores))
+    mask = scores.new_full((T, past + T), -math.inf).triu(past + 1)
+    weights = torch.add(mask, scores, alpha=scale).softmax(dim=-1)
+    return F.dropout(weights, dropout).type_as(v) @ v
 
 
 def linear(n_in, n_out, bias=False, terms=1):
@@ -555,7 +569,7 @@ def linear(n_in, n_out, bias=False, terms=1):
 
 def no_autocast(x):
     """Return a context in which operations on the device of x keep their inputs' type."""
-    device = x.device.type if torch.amp.is_autocast_available(x.device.type) else "cpu"  # meta has none
+    device = "cpu" if x.device.type == "meta" else x.device.type
     return torch.autocast(device, enabled=False)
 
 
@@ -590,6 +604,11 @@ def split_bfloat16(x):
     step = torch.exp2(x.detach().abs().clamp_min(1e-30).log2().floor() - 7)
     coarse = (x.detach() / step).trunc() * step
     return coarse, x - coarse
+
+
+def same(new):
+    """Stand in for a KVCache that is empty: all tokens are new."""
+    return new
 
 
 class KVCache:

@@ -79,7 +79,7 @@ wandb = False  # log to Weights & Biases too
 # system
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 dtype = "auto"  # auto, float32, bfloat16, float16
-compile = "auto"  # auto: on CUDA; true (on a CPU, pays off after ten minutes); false
+compile = "auto"  # auto: on CUDA, for long runs; true (on a CPU, pays off after ten minutes); false
 # -----------------------------------------------------------------------------
 # everything between these two rules can be set by config files and --name=value (config/__init__.py)
 
@@ -96,7 +96,8 @@ processes.join(ptdevice)
 machine = devices.machine_name(ptdevice)
 ptdtype = devices.pick_dtype(dtype, ptdevice)
 settings["dtype"] = str(ptdtype).removeprefix("torch.")  # instead of auto: a resumed run must keep it
-ctx = torch.autocast(ptdevice.type, ptdtype) if ptdtype != torch.float32 else nullcontext()
+keep_casts = ptdevice.type != "cuda"  # CUDA graphs need each cast of a weight
+ctx = torch.autocast(ptdevice.type, ptdtype, cache_enabled=keep_casts) if ptdtype != torch.float32 else nullcontext()
 if ptdevice.type == "cuda":
     torch.cuda.set_device(ptdevice)
     torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
@@ -203,7 +204,9 @@ if eval_only:
     )
     processes.exit_together()
 
-settings["compile"] = devices.compile_model(raw_model, compile, ptdevice)
+operations = flops_per_token * tokens_per_iter * (max_iters - iter_num)
+settings["compile"] = devices.compile_model(raw_model, compile, ptdevice, operations)
+loss_of, graphed = devices.capture(model, *get_batch(iter_num, rank), ctx)
 processes.barrier()  # all processes have read the folder's old state, so the first may now write to it
 run = runs.Run(out, iter_num, settings)
 about = {"settings": settings, "config": asdict(raw_model.config), "data": data.meta, "machine": machine, "code": code}
@@ -261,7 +264,7 @@ while iter_num < max_iters and not stopped_by:
         torch.manual_seed(derive_seed(seed, iter_num, micro_step))  # so resuming is exact with dropout too
         x, y = get_batch(iter_num, micro_step)
         with ctx:
-            micro_loss = model(x, y)[1] / len(micro_steps)
+            micro_loss = loss_of(x, y) / len(micro_steps)
         scaler.scale(micro_loss).backward()
         loss += micro_loss.detach()
 
@@ -270,7 +273,7 @@ while iter_num < max_iters and not stopped_by:
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
     scaler.step(optimizer)  # it skips steps that overflow float16, until its scale fits
     scaler.update()
-    optimizer.zero_grad()
+    optimizer.zero_grad(set_to_none=not graphed)
     iter_num += 1
     local_iter_num += 1
 

@@ -3,8 +3,9 @@
 n_layer = 6
 n_head = 6
 n_embd = 384
+tie_weights = True
 block_size = 256
-dropout = 0.2
+dropout = 0.3
 
 batch_size = 64
 max_iters = 5000

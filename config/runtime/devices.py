@@ -2,7 +2,7 @@
 
 import math
 from contextlib import suppress
-from types import MethodType
+from functools import partial
 
 import torch
 
@@ -50,9 +50,12 @@ def count_flops(model) -> float:
     return math.nan
 
 
-def compile_model(model, compile, device) -> str:
-    """Compile the blocks of `model`, for "auto" only on a GPU. Return "true" or "false": whether they are compiled."""
-    if compile == "false" or compile == "auto" and device.type != "cuda":
+def compile_model(model, compile, device, operations) -> str:
+    """Compile the blocks of `model`. Return "true" or "false": whether they are compiled.
+
+    "auto" compiles for runs on a GPU whose operations are so many that compiling takes less time than it saves.
+    """
+    if compile == "false" or compile == "auto" and (device.type != "cuda" or operations < 5e15):
         return "false"
     print0("compiling ...")
     try:
@@ -61,6 +64,7 @@ def compile_model(model, compile, device) -> str:
         print0(f"NOTE    compile = false, since PyTorch's compiler does not work here: {str(error):.150}")
         return "false"
     torch._dynamo.config.suppress_errors = True  # what cannot be compiled stays eager
+    torch._dynamo.config.recompile_limit = 64  # sums of 2, 3, ... layers; under PyTorch 2.11 also each layer
     compile_blocks(model)
     return "true"
 
@@ -70,14 +74,48 @@ def compile_blocks(model):
     parts = [(model, "loss")]
     for block in model.blocks:
         if block.keeps:  # a whole block would be recompiled for each number of earlier layers
-            parts += [(block.attn_norm, "forward"), (block, "mlp_branch")]
-            parts += [(block.attn, name) for name in ("project", "values", "forward")]
+            parts += [(block.attn_norm, "forward"), (block.attn, "project"), (block.attn, "forward")]
+            parts += [(block, "mlp_branch"), (block, "attn_branch"), (block, "both_branches")]
             if not block.attn.reads_earlier:  # summed_qk's vectors are wider in each layer
                 parts.append((block.attn, "score_vectors"))
+            if block.attn_norm.weight.is_cuda:  # compiled for each number of layers, which takes a CPU long
+                parts.append((block, "sum_layers"))
         else:
             parts.append((block, "forward"))
-    for part, name in parts:  # methods of the part itself, so that a deep copy has its own
-        setattr(part, name, MethodType(torch.compile(getattr(type(part), name)), part))
+    for part, name in parts:  # functions of the part itself, so that a deep copy has its own
+        setattr(part, name, partial(torch.compile(getattr(type(part), name)), part))
+
+
+class Loss(torch.nn.Module):
+    """The loss of a model, as a module of its own."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, y):
+        return self.model(x, y)[1]
+
+
+def capture(model, x, y, ctx):
+    """Return a function of a batch (x, y), (B, T), that returns its loss, and whether it runs as CUDA graphs.
+
+    Python takes longer to start a small model's kernels than they run; a graph starts them all at once. It leaves
+    gradients in memory of its own, which the next replay overwrites. So there must always be gradients to add them to:
+    never set them to None. Otherwise a parameter takes that memory as its gradient, and accumulates in it.
+    """
+    loss_of = Loss(model)
+    if x.device.type != "cuda" or world_size() > 1:
+        return loss_of, False
+    try:
+        with ctx:
+            loss_of = torch.cuda.make_graphed_callables(loss_of, (x, y), allow_unused_input=True)
+    except Exception as error:  # an edit that waits for the GPU, as .item() does
+        print0(f"NOTE    no CUDA graphs, which do not hold this model: {str(error):.150}")
+        return loss_of, False
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return loss_of, True
 
 
 def pick_attention_kernel(model, device, dtype):
