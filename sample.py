@@ -11,7 +11,6 @@ defaults, given = start_program(__file__)  # of the settings below; --help ends 
 choose_waiting()  # how its threads wait for each other
 
 from itertools import takewhile
-from pathlib import Path
 
 import torch
 
@@ -34,7 +33,6 @@ temperature = 0.8  # below 1 favors likely tokens; 0: always the likeliest
 top_k = 0  # sample from the k likeliest tokens only; 0: from all
 seed = 1337  # the same seed gives the same text
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
-export = ""  # write model and tokenizer to this new folder, for transformers, instead of sampling
 # -----------------------------------------------------------------------------
 settings = defaults | given
 globals().update(settings)
@@ -53,14 +51,6 @@ tokenizer = tokenizer_from_state(saved["tokenizer"])
 quiet_pipe()
 for note in checkpoints.code_notes(saved, checkpoints.code_version(), training=False):
     print(one_line(f"NOTE    {note}"))
-
-if export:
-    from data.huggingface import save_pretrained
-
-    save_pretrained(model, export, tokenizer)
-    needs = " (with trust_remote_code=True)" if (Path(export) / "model.py").exists() else ""
-    print(f"{export}: model and tokenizer for transformers{needs}")
-    raise SystemExit(0)
 
 # the prompt
 if start.startswith("FILE:"):

@@ -34,7 +34,7 @@ code = checkpoints.code_version()  # before anyone edits what has just been impo
 # -----------------------------------------------------------------------------
 # run
 out_dir = ""  # folder of the run; empty: out/ and the config files' names or, without any, the dataset and the method
-init_from = "scratch"  # scratch, hf:NAME (a Llama), run:FOLDER (another run), resume, auto (resume if possible)
+init_from = "scratch"  # scratch, run:FOLDER (another run), resume, auto (resume if possible)
 seed = 1337  # the same seed on the same machine gives the same run
 # data
 dataset = "shakespeare_char"  # folder in data/, prepared when first used; with a slash: any folder
@@ -114,10 +114,6 @@ if resuming:
     raw_model = runs.resumed_model(ckpt, settings, data)
     iter_num, val_loss = ckpt["iter_num"], ckpt["val_loss"]
     notes = runs.resume_notes(ckpt, settings, machine, code)
-elif init_from.startswith("hf:"):
-    from data.huggingface import load_llama
-
-    raw_model, notes = models.begin_from(load_llama(init_from, data), settings, given)
 elif init_from.startswith("run:"):
     raw_model, notes = models.begin_from(checkpoints.load_source(init_from, data), settings, given)
 else:

@@ -111,6 +111,6 @@ def convert(name, value, defaults, where):
 
 
 def expand_home(name, text):
-    """Return text with ~ as the home folder in paths: ~/x, hf:~/x, run:~/x, FILE:~/x. Prompts and separators stay."""
-    prefix, path = re.fullmatch("(FILE:|hf:|run:|)(.*)", text, re.DOTALL).groups()
+    """Return text with ~ as the home folder in paths: ~/x, run:~/x, FILE:~/x. Prompts and separators stay."""
+    prefix, path = re.fullmatch("(FILE:|run:|)(.*)", text, re.DOTALL).groups()
     return text if name in ("start", "separator") and not prefix else prefix + os.path.expanduser(path)

@@ -1,1 +1,1 @@
-"""Data: text -> tokens on disk (prepare.py) -> batches (dataset.py), and Llama models in and out (huggingface/)."""
+"""Data: text -> tokens on disk (prepare.py) -> batches (dataset.py)."""

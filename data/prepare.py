@@ -22,7 +22,7 @@ import numpy as np
 from config.runtime.errors import UserError, file_errors
 from config.runtime.files import atomic_write, file_lock
 from config.runtime.processes import command, print0
-from data.tokenizer import END, CharTokenizer, gpt2_tokenizer, hf_tokenizer, tokenizer_from_state, train_bpe
+from data.tokenizer import END, CharTokenizer, gpt2_tokenizer, tokenizer_from_state, train_bpe
 
 VERSION = 2  # of the layout of a data folder
 SPLITS = ("train", "val")
@@ -74,8 +74,8 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
     """Write train.bin, val.bin and meta.json to `folder`. The last `val_fraction` of the characters is for validation.
 
     With `train_documents`, that many documents are for training instead, and all others for validation.
-    `tokenizer` is "char", "bpe" (`vocab_size` tokens, 1024 unless given, learned from the training part), "gpt2",
-    "hf:NAME" or "run:FOLDER". `source` says where the text comes from; show it with any loss.
+    `tokenizer` is "char", "bpe" (`vocab_size` tokens, 1024 unless given, learned from the training part), "gpt2" or
+    "run:FOLDER". `source` says where the text comes from; show it with any loss.
     Bad input is a UserError, and leaves the folder as it was.
     """
     if not 0 < val_fraction < 1:
@@ -101,13 +101,11 @@ def prepare(folder, text, source, tokenizer="char", vocab_size=0, val_fraction=0
 def find_tokenizer(name):
     if name == "gpt2":
         return gpt2_tokenizer()
-    if name.startswith("hf:"):
-        return hf_tokenizer(name.removeprefix("hf:"))
     if name.startswith("run:"):
         from config.runtime import checkpoints  # with PyTorch, which takes seconds
 
         return tokenizer_from_state(checkpoints.load(checkpoints.find_source(name))["tokenizer"])
-    raise UserError(f"unknown tokenizer {name!r}; choose from 'char', 'bpe', 'gpt2', 'hf:NAME', 'run:FOLDER'")
+    raise UserError(f"unknown tokenizer {name!r}; choose from 'char', 'bpe', 'gpt2', 'run:FOLDER'")
 
 
 def in_parts(text, separator, cut):

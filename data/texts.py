@@ -9,8 +9,7 @@ from pathlib import Path
 
 from config.runtime.errors import UserError, file_errors, import_optional
 from config.runtime.files import read_text
-from config.runtime.processes import print0
-from data.tokenizer import reason
+from config.runtime.processes import one_line, print0
 
 REVISIONS = {"Skylion007/openwebtext": "79d93d786212f7344586290adb811d4ae6a1762c"}  # the same text for everyone
 TEXTS = (".txt", ".md", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow")  # that a folder stands for
@@ -110,7 +109,7 @@ def read_dataset(name, field="text", limit=0.0, builder="", **options):
         raise
     except Exception as error:  # the hub and the file formats raise many types
         cure = "; HF_HOME=FOLDER moves the cache" if isinstance(error, OSError) and error.filename else ""
-        raise UserError(f"{name}: cannot be loaded: {reason(error.__cause__ or error)}{cure}") from None
+        raise UserError(f"{name}: cannot be loaded: {one_line(error.__cause__ or error):.200}{cure}") from None
 
 
 def check_field(where, field, row):

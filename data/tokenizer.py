@@ -1,4 +1,4 @@
-"""Tokenizers: text -> token ids and back. Characters, byte pairs learned from a text or GPT-2's, and Hugging Face's.
+"""Tokenizers: text -> token ids and back. Characters, and byte pairs: learned from a text, or GPT-2's.
 
 A tokenizer's `state` is plain data, so that a checkpoint can carry it.
 """
@@ -7,12 +7,11 @@ import base64
 import heapq
 import re
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import numpy as np
 import tiktoken
 
-from config.runtime.errors import UserError, import_optional
+from config.runtime.errors import UserError
 
 END = "<|endoftext|>"  # by the name that GPT-2 gave it
 
@@ -88,45 +87,6 @@ class BPETokenizer(Tokenizer):
         return {"kind": "bpe", "pattern": self.pattern, "special_tokens": self.special_tokens, "ranks": ranks}
 
 
-class HFTokenizer(Tokenizer):
-    """A Hugging Face tokenizer, given its tokenizer.json."""
-
-    def __init__(self, json_text):
-        self.tokenizer = import_optional("tokenizers").Tokenizer.from_str(json_text)
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        self.tokenizer.encode_special_tokens = True  # as the text that they are
-        vocabulary = self.tokenizer.get_vocab()
-        self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        plain, marked = self.run("a", add_special_tokens=False), self.run("a", add_special_tokens=True)
-        # the tokens before every text, and those that separate documents; in GPT-2 and its kin they differ
-        self.prompt_start = marked[: marked.index(plain[0])] if plain and plain[0] in marked else []
-        self.document_start = self.prompt_start or ([vocabulary[END]] if END in vocabulary else [])
-
-    def run(self, text, add_special_tokens) -> list[int]:
-        try:  # a batch of one, since threads encode texts, and `encode` does not release the GIL
-            return self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except Exception as error:  # `tokenizers` has no type for its errors
-            raise UserError(f"the tokenizer cannot encode this text: {error}") from None
-
-    def encode(self, text) -> list[int]:
-        """Return the tokens of a prompt, after those that the model expects first."""
-        self.tokenizer.encode_special_tokens = False
-        try:
-            return self.prompt_start + self.run(text, add_special_tokens=False)
-        finally:
-            self.tokenizer.encode_special_tokens = True
-
-    def encode_array(self, text) -> np.ndarray:
-        return np.array(self.run(text, add_special_tokens=False), np.uint32)
-
-    def decode(self, ids) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
-
-    def state(self) -> dict:
-        return {"kind": "hf", "json": self.tokenizer.to_str()}
-
-
 def gpt2_tokenizer() -> BPETokenizer:
     """Return the tokenizer of GPT-2's 50,257 tokens, which tiktoken downloads at first use and keeps."""
     try:
@@ -137,31 +97,9 @@ def gpt2_tokenizer() -> BPETokenizer:
     return BPETokenizer(encoding._mergeable_ranks, encoding._pat_str, encoding._special_tokens)
 
 
-def hf_tokenizer(name) -> HFTokenizer:
-    """Return the tokenizer of a Hugging Face model, given its folder or its name on the hub."""
-    if (name[:1] in "/." or name.count("/") > 1) and not Path(name).is_dir():  # the hub's have one slash at most
-        raise UserError(f"hf:{name}: no such folder")
-    transformers = import_transformers()
-    try:
-        return HFTokenizer(transformers.AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str())
-    except Exception as error:  # transformers and the hub raise many types
-        raise UserError(f"{name} has no readable tokenizer: {reason(error)}") from None
-
-
-def import_transformers():
-    return import_optional("transformers", ">=5.17")
-
-
-def reason(error):
-    """Return what an error of another package says, in one short line."""
-    return " ".join(str(error).split())[:200]
-
-
 def tokenizer_from_state(state) -> Tokenizer:
     if state["kind"] == "char":
         return CharTokenizer(state["characters"])
-    if state["kind"] == "hf":
-        return HFTokenizer(state["json"])
     lines = map(str.split, state["ranks"].splitlines())
     ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
     return BPETokenizer(ranks, state["pattern"], state["special_tokens"])

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests are parallel enough
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a network for a model; before transformers is imported
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a network for a dataset; before datasets is imported
 
 import hypothesis
 import pytest

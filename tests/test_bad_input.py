@@ -48,7 +48,7 @@ TRAIN_ARGUMENTS = {
     "--block_size=100000": "block_size=100000 is too long .*the maximum is 287",
     "--beta2=1": "beta2 = 1.0 .* at least 0 and below 1",
     # choices
-    "--init_from=gpt2": "init_from = 'gpt2' .*hf:NAME, run:FOLDER",
+    "--init_from=gpt2": "init_from = 'gpt2' .*auto, run:FOLDER",
     "--device=cuda:99": "device = 'cuda:99' .*this machine has .*cpu",
     # folders and files
     "--init_from=resume": "out/shakespeare_char/ckpt.pt: No such file",
@@ -225,8 +225,6 @@ def test_a_slip_shows_its_line(repo, slip):
 # -- what other programs would take --------------------------------------------------------------------------
 
 NAMED_OTHERWISE = {
-    "data/text/prepare.py data/shakespeare_char/input.txt --tokenizer=hf:/no/folder": "hf:/no/folder: no such folder",
-    "train.py --init_from=hf:exported/by/me": "hf:exported/by/me: no such folder",
     "train.py --init_from=run:out/nowhere/best.pt": "out/nowhere/best.pt: No such file",
 }
 

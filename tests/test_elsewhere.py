@@ -5,7 +5,6 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from huggingface_hub import PyTorchModelHubMixin
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -14,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 
 from conftest import ROOT
 from cover import GRID
-from model import GPT, GPTConfig
 from test_parallel import two_processes
 from verify import build, close, tokens
 
@@ -101,17 +99,6 @@ def test_the_block_of_the_readme(capsys):
     scope = {}
     exec(snippet, scope)
     assert scope["out"].shape == scope["x"].shape == (2, 64, 512)
-
-
-@pytest.mark.parametrize("tie_weights", [False, True])
-def test_a_model_of_a_hub(tie_weights, tmp_path):
-    class Published(GPT, PyTorchModelHubMixin):
-        pass
-
-    model = Published(GPTConfig(block_size=8, vocab_size=32, n_layer=2, n_head=2, n_embd=16, tie_weights=tie_weights))
-    model.save_pretrained(tmp_path)
-    idx = torch.arange(8)[None]
-    assert torch.equal(Published.from_pretrained(tmp_path)(idx)[0], model(idx)[0])
 
 
 def half_of_the_heads(rank, folder, rows):

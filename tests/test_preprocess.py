@@ -196,7 +196,6 @@ def test_in_a_read_only_installation_the_cure_is_told(repo, capsys, monkeypatch)
     ("text good.txt --val=missing.txt", "missing.txt: No such file"),
     ("shakespeare_char good.txt", "good.txt"),
     ("text good.txt --tokenizer=run:out/nowhere", "out/nowhere/best.pt: No such file"),
-    ("shakespeare_bpe --tokenizer=hf:nowhere", "nowhere has no readable tokenizer"),
 ])  # fmt: skip
 def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, named):
     Path("good.txt").write_text(TEXT, encoding="utf-8")
@@ -235,7 +234,7 @@ def test_data_may_be_anywhere(repo):
     assert Path("out/plays/ckpt.pt").exists()
 
 
-@pytest.mark.parametrize("name", ["", "huggingface", "tokenizer.py", "./data", "elsewhere/plays"])
+@pytest.mark.parametrize("name", ["", "shakespeare", "tokenizer.py", "./data", "elsewhere/plays"])
 def test_what_is_no_dataset_is_refused(repo, name):
     with pytest.raises(UserError, match=f"dataset = '{name}' is invalid: it must be one of openwebtext, .*, or your"):
         ensure_prepared(name)

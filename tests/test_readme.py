@@ -16,7 +16,7 @@ from conftest import TINY, log_of
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = ROOT / "tests" / "bench"
-PAGES = [ROOT / "README.md", *(ROOT / folder / "README.md" for folder in ("config", "data", "data/huggingface"))]
+PAGES = [ROOT / "README.md", *(ROOT / folder / "README.md" for folder in ("config", "data"))]
 PAGES += (ROOT / "tests").glob("**/*.md")
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PAGES}
 OF_RUNS = TEXTS["config/README.md"]
@@ -25,7 +25,7 @@ OUR_PROGRAM = re.compile(
     r"^ {4}(?:\w+=\S+ |pip .*&& )?(?:python|torchrun --\S+ --\S+) ((?:\w+/)*\w+\.py.*)", re.MULTILINE
 )
 COMMANDS = [(page, found) for page, text in TEXTS.items() for found in OUR_PROGRAM.findall(text) if "..." not in found]
-RUN_SNIPPET = re.search(r"```python\n(.*?)```", TEXTS["data/huggingface/README.md"], re.DOTALL).group(1)
+RUN_SNIPPET = re.search(r"```python\n(.*?)```", OF_RUNS, re.DOTALL).group(1)
 
 
 def test_pages_are_short():

@@ -64,7 +64,6 @@ def test_files_in_order_then_options(program, tmp_path, monkeypatch):
     (False, "auto", "false"),
     ("~/x", "", "/home/me/x"),
     ("run:~/x", "", "run:/home/me/x"),
-    ("hf:~/x", "", "hf:/home/me/x"),
     ("FILE:~/x", "", "FILE:/home/me/x"),
     ("x ~/x", "", "x ~/x"),
     (5.1, "5.1", "5.1"),

@@ -6,7 +6,6 @@ import re
 
 import pytest
 import tiktoken
-import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -16,7 +15,6 @@ from data.tokenizer import (
     SPLIT,
     BPETokenizer,
     CharTokenizer,
-    HFTokenizer,
     first_tokens,
     tokenizer_from_state,
     train_bpe,
@@ -24,7 +22,7 @@ from data.tokenizer import (
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 BPE = train_bpe(TEXT, 400)
-BYTES = BPETokenizer({bytes([i]): i for i in range(256)}, SPLIT, {"<|endoftext|>": 256})
+BYTES = BPETokenizer({bytes([i]): i for i in range(256)}, SPLIT, {END: 256})
 
 
 def test_the_examples():
@@ -57,28 +55,11 @@ def test_without_special_tokens_there_are_none_in_a_prompt():
     assert BPE.encode(f"a{END}") == BPE.encode_array(f"a{END}").tolist()
 
 
-def hf_bytes():
-    """Return the JSON of a Hugging Face tokenizer of bytes, with a special token."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({}, []))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_tokens(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.add_special_tokens([END])
-    return tokenizer.to_str()
-
-
-@pytest.mark.parametrize("make", [
-    lambda: BPETokenizer({bytes([i]): i for i in range(256)}, SPLIT, {END: 256}),
-    lambda: HFTokenizer(hf_bytes()),
-], ids=["bpe", "hf"])  # fmt: skip
-def test_a_special_token_is_text_in_a_text_and_itself_in_a_prompt(make):
-    """... also in a tokenizer that has encoded no prompt yet, as in prepare.py."""
-    tokenizer = make()
-    special, text = tokenizer.document_start[0], f"a{END}b"
-    before = tokenizer.encode_array(text).tolist()
-    assert special not in before and tokenizer.decode(before) == text
-    assert tokenizer.encode(text).count(special) == 1
-    assert tokenizer.encode_array(text).tolist() == before
+def test_a_special_token_is_text_in_a_text_and_itself_in_a_prompt():
+    text = f"a{END}b"
+    ids = BYTES.encode_array(text).tolist()
+    assert 256 not in ids and BYTES.decode(ids) == text
+    assert BYTES.encode(text) == [*b"a", 256, *b"b"] and BYTES.document_start == [256]
 
 
 @given(st.text())

@@ -71,7 +71,7 @@ def test_wandb_without_a_key(repo, wandb, monkeypatch, capsys):
 def test_wandb_is_not_installed(repo, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb", None)
     error = refused(repo, f"train.py {TINY} --out_dir=run --wandb", capsys)
-    assert "this needs a package that is not installed: pip install 'wandb'" in error
+    assert "this needs a package that is not installed: pip install wandb" in error
 
 
 PLOT = str(ROOT / "tests" / "bench" / "plot.py")

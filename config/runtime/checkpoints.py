@@ -12,7 +12,7 @@ from config.runtime.files import ROOT, sha256
 from config.runtime.processes import command
 
 VERSION = 12  # of the layout of a checkpoint
-CODE = ("model.py", "train.py", "config/__init__.py", "config/runtime/*.py", "data/*.py", "data/huggingface/*.py")
+CODE = ("model.py", "train.py", "config/__init__.py", "config/runtime/*.py", "data/*.py")
 
 
 def folder_of(path) -> Path:

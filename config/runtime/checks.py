@@ -6,7 +6,7 @@ from config.runtime.errors import UserError, import_optional
 from config.runtime.models import SHAPE, make_config
 
 CHOICES = {  # of settings that are not the model's
-    "init_from": ("scratch", "resume", "auto", "hf:NAME", "run:FOLDER"),
+    "init_from": ("scratch", "resume", "auto", "run:FOLDER"),
     "lr_decay": ("cosine", "linear", "none"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "compile": ("auto", "true", "false"),
@@ -23,7 +23,7 @@ NO_EFFECT = {
 
 def check_settings(settings, world_size):
     """Raise a UserError for a setting that cannot work, before anything is read, written or downloaded."""
-    of_another = settings["init_from"].startswith(("hf:", "run:"))
+    of_another = settings["init_from"].startswith("run:")
     settings["compile"] = settings["compile"].lower()  # True and False are typed as for a switch
     for name, choices in CHOICES.items():
         if settings[name] not in choices and not (name == "init_from" and of_another):

@@ -21,9 +21,9 @@ def file_errors(path=None):
         raise UserError(f"{name}: {error.strerror}" if name and error.strerror else error) from error
 
 
-def import_optional(package, version=""):
+def import_optional(package):
     """Return a package that is not in requirements.txt."""
     try:
         return importlib.import_module(package)
     except ImportError:
-        raise UserError(f"this needs a package that is not installed: pip install '{package}{version}'") from None
+        raise UserError(f"this needs a package that is not installed: pip install {package}") from None

@@ -50,7 +50,7 @@ def load_weights(model, weights, owner):
 
 
 def begin_from(source, settings, given):
-    """Return a model with the weights of `source`, another run's checkpoint or a Llama, and a note that lists new ones.
+    """Return a model with the weights of `source`, another run's checkpoint, and a note that lists new ones.
 
     What is inherited from its config goes into `settings`: the shape in any case, the rest unless it is given.
     A weight is kept if both models have it, in the same shape and meaning.

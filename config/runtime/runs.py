@@ -145,7 +145,7 @@ def resumed_settings(checkpoint, given, defaults):
     """Return the run's settings (the default where it has none), updated by given ones that may change."""
     settings = {name: checkpoint["settings"].get(name, default) for name, default in defaults.items()}
     settings |= {name: defaults[name] for name in ("out_dir", "eval_only")}
-    ignored = {"init_from"} | (SHAPE if settings["init_from"].startswith(("hf:", "run:")) else set())
+    ignored = {"init_from"} | (SHAPE if settings["init_from"].startswith("run:") else set())
     ignored |= {name for name in ("dtype", "compile") if given.get(name) == "auto"}  # the run keeps what that was
     may_change = MAY_CHANGE | ({"dataset", "batch_size", "dtype"} if given.get("eval_only") else set())
     changes = {name: value for name, value in given.items() if name not in ignored and value != settings[name]}

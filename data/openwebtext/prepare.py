@@ -22,7 +22,7 @@ name = "openwebtext"  # for train.py's --dataset: a folder in data/ or, with a s
 dataset = "Skylion007/openwebtext"  # name on the hub, or folder
 limit = 0.0  # gigabytes of text; 0: all of it
 field = "text"  # column with the text
-tokenizer = "gpt2"  # char, bpe, gpt2, hf:NAME or run:FOLDER
+tokenizer = "gpt2"  # char, bpe, gpt2 or run:FOLDER
 vocab_size = 0  # number of bpe tokens to learn; 0: 1024
 val_fraction = 0.0005  # share of the text kept for validation
 # -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from data.prepare import new_folder, prepare
 from data.shakespeare import tiny_shakespeare
 
 # -----------------------------------------------------------------------------
-tokenizer = "bpe"  # bpe, gpt2, hf:NAME or run:FOLDER
+tokenizer = "bpe"  # bpe, gpt2 or run:FOLDER
 vocab_size = 0  # number of bpe tokens to learn; 0: 1024
 # -----------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from data.texts import read_documents, text_files
 name = "text"  # for train.py's --dataset: a folder in data/ or, with a slash, the path of any folder
 field = "text"  # field of a .jsonl file, or column of a table, with the text
 separator = ""  # text that separates the documents of a plain file, such as <|endoftext|>
-tokenizer = "char"  # char, bpe, gpt2, hf:NAME or run:FOLDER
+tokenizer = "char"  # char, bpe, gpt2 or run:FOLDER
 vocab_size = 0  # number of bpe tokens to learn; 0: 1024
 val_fraction = 0.1  # share of the text kept for validation: its end
 val = ""  # file or folder to validate on, instead of that share
