@@ -1,9 +1,7 @@
 """Texts of any form, cut once, and their documents encoded in threads: data/prepare.py."""
 
-import bz2
-import gzip
 import json
-import lzma
+import re
 import signal
 import subprocess
 import sys
@@ -13,17 +11,17 @@ from pathlib import Path
 
 import datasets
 import numpy as np
-import pandas
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import data.text.prepare as text_script
 from config.runtime.errors import UserError
-from conftest import ROOT, contents, hear_signals
+from conftest import contents, hear_signals, refused
 from data import prepare as preparing
 from data.dataset import load_dataset
 from data.prepare import in_parts, prepare
-from data.texts import read_dataset, read_documents
+from data.text.prepare import read_documents
 from data.tokenizer import END, SPLIT, BPETokenizer
 
 DOCUMENTS = ["One line.", "Two\nlines of text, a little longer\n", "Ünglück und 瓶子", "  spaces  ", "the end"] * 5
@@ -88,39 +86,35 @@ def jsonl(path, documents, field="text"):
     return path
 
 
-def test_documents_begin_with_their_token_or_after_a_lines_end(tmp_path):
-    documents = read_documents(jsonl(tmp_path / "a.jsonl", [None, *DOCUMENTS, None], "body"), "body")  # null is none
+def test_documents_begin_with_their_token_or_after_a_lines_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_script, "field", "body")
+    documents = read_documents(jsonl(tmp_path / "a.jsonl", [None, *DOCUMENTS, None], "body"))  # null is none
     ids, loaded = prepared(tmp_path / "data", documents, "char")
     assert loaded.tokenizer.decode(ids) == "\n".join(DOCUMENTS)
     ids, _ = prepared(tmp_path / "data", documents, "gpt2")
     assert ids == [id for document in DOCUMENTS for id in GPT2.encode(END + document)]
 
 
-def test_a_separator_ends_documents_and_its_line(tmp_path, capsys):
-    (tmp_path / "a.txt").write_bytes(b"<|endoftext|>\none\n<|endoftext|>\r\ntwo<|endoftext|>\n three\n<|endoftext|>")
-    assert read_documents(tmp_path / "a.txt", separator=END) == ["one\n", "two", "\n three\n"]
-    (text,) = read_documents(tmp_path / "a.txt")
+def test_a_separator_ends_documents_and_its_line(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"<|endoftext|>\none\n<|endoftext|>\r\ntwo<|endoftext|>\n three\n<|endoftext|>")
     for separator, documents in (("", 1), (END, 3)):
-        ids, _ = prepared(tmp_path / "data", read_documents(tmp_path / "a.txt", separator=separator) * 5, "gpt2")
+        monkeypatch.setattr(text_script, "separator", separator)
+        ids, _ = prepared(tmp_path / "data", read_documents(path) * 5, "gpt2")
         assert ids.count(GPT2.document_start[0]) == 5 * documents
         note = f"NOTE    {END} in the text is encoded as plain text; --separator='{END}' of data/text/prepare.py"
         assert (note in capsys.readouterr().out) == (not separator)
-        prepared(tmp_path / "data", [*read_documents(tmp_path / "a.txt", separator=separator), "the last"], "char")
-        assert (note in capsys.readouterr().out) == (not separator)  # it depends on the text alone
+    assert read_documents(path) == ["one\n", "two", "\n three\n"]
 
 
 @pytest.mark.parametrize("name, content, named", [
-    ("a.jsonl", b'{"text": "good"}\n{"text": 3}', "a.jsonl: line 2: no text in field 'text'; --field may be: none"),
-    ("a.jsonl", b'{"title": "good"}\n', "line 1: no text in field 'text'; --field may be: title"),
+    ("a.jsonl", b'{"text": "good"}\n{"text": 3}', "a.jsonl: line 2 is not JSON with a text in field 'text'"),
+    ("a.jsonl", b'{"title": "good"}\n', "line 1 is not JSON with a text in field 'text'"),
     ("a.jsonl", b'{"text": "good"}\n\n{"text": "cut', "line 3 is not JSON"),
     ("a.jsonl", b"[" * 10**5, "line 1 is not JSON"),
-    ("a.txt.gz", b"not compressed", "a.txt.gz: cannot be loaded: Not a gzipped file"),
-    ("a.csv", b"id,story\n1,good\n", "a.csv: no text in field 'text'; --field may be: story"),
-    ("a.parquet", b"PAR1", "a.parquet: cannot be loaded: "),
     ("a.txt", b"good text and then " + b"more of it " * 20 + b"\xff bad", "a.txt: not UTF-8 text at byte 239"),
 ], ids=count())  # fmt: skip
-def test_bad_files(tmp_path, monkeypatch, name, content, named):
-    monkeypatch.chdir(ROOT)
+def test_bad_files(tmp_path, name, content, named):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as error:
         read_documents(tmp_path / name)
@@ -131,44 +125,23 @@ def parquet(path, documents):
     datasets.Dataset.from_dict({"id": range(len(documents)), "text": documents}).to_parquet(path)
 
 
-@pytest.mark.parametrize("name", ["a[1].CSV", "a.tsv", "a.json", "a.parquet", "a.csv.gz", "a.jsonl.xz"])
-def test_tables(tmp_path, name):
-    """What is in a table is read as it is, whatever its form."""
-    documents = [*DOCUMENTS, 'quoted: "a,\tb"\r\n', "1"]
-    table = pandas.DataFrame({"id": range(len(documents) + 1), "body": [*documents, None]})
-    write, options = {
-        "csv": (table.to_csv, {}),
-        "tsv": (table.to_csv, {"sep": "\t"}),
-        "json": (table.to_json, {"orient": "records"}),
-        "jsonl": (table.to_json, {"orient": "records", "lines": True}),
-        "parquet": (table.to_parquet, {}),
-    }[name.split(".")[1].lower()]
-    write(tmp_path / name, **options)
-    assert read_documents(tmp_path / name, "body") == documents
-
-
-@pytest.mark.parametrize("name, package", [("a.txt.gz", gzip), ("a.md.bz2", bz2), ("a.xz", lzma)])
-def test_compressed_texts(tmp_path, name, package):
-    (tmp_path / name).write_bytes(package.compress(b"one\n<|endoftext|>\ntwo\n"))
-    assert read_documents(tmp_path / name, "body", END) == ["one\n", "two\n"]
-
-
-def test_a_dataset_of_several_configurations(tmp_path):
+def test_a_dataset_of_several_configurations(repo):
+    Path("both").mkdir()
     names = "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in "ab")
-    (tmp_path / "README.md").write_text(f"---\nconfigs:\n{names}---\n")
+    Path("both/README.md").write_text(f"---\nconfigs:\n{names}---\n")
     for name in "ab":
-        jsonl(tmp_path / f"{name}.jsonl", [f"in {name}"] * 9)
-    texts = read_dataset(f"{tmp_path}:b")
-    assert list(texts) == list(texts) == ["in b"] * 9
-    with pytest.raises(UserError, match=r"cannot be loaded: .*config.* \['a', 'b'\]"):
-        read_dataset(str(tmp_path))
+        jsonl(Path(f"both/{name}.jsonl"), [f"in {name}"] * 9)
+    repo("data/openwebtext/prepare.py --dataset=./both:b --tokenizer=char --val_fraction=0.25")
+    assert load_dataset("data/openwebtext").tokenizer.chars == "\n bin"
 
 
-def test_a_limit_streams_that_much_and_no_more(tmp_path):
-    texts = [f"{i:04}" + "x" * 96 for i in range(100)]
-    parquet(tmp_path / "train-0.parquet", [None, *texts])
-    (tmp_path / "train-1.parquet").write_text("not read")
-    assert read_dataset(str(tmp_path), limit=3e-6) == texts[:30]
+def test_a_limit_streams_that_much_and_no_more(repo, tmp_path):
+    Path("dataset").mkdir()
+    parquet("dataset/train-0.parquet", [None, *(f"{i:04}" + "x" * 96 for i in range(100))])
+    Path("dataset/train-1.parquet").write_text("not read")
+    repo("data/openwebtext/prepare.py --dataset=dataset --limit=3e-6 --tokenizer=char --val_fraction=0.25")
+    meta = load_dataset("data/openwebtext").meta
+    assert meta["source"] == "3e-06 GB of dataset" and sum(meta["bytes"].values()) == 30 * 100 + 30  # and line ends
     assert not list(tmp_path.rglob("*.arrow"))
 
 
@@ -180,25 +153,25 @@ def test_openwebtext_script(repo):
     loaded = load_dataset("data/openwebtext")
     text = "".join(loaded.tokenizer.decode(loaded.splits[split]) for split in ("train", "val"))
     assert text == "\n".join(DOCUMENTS * 40)
-    repo(f"{command} --limit=1e-6")
-    assert load_dataset("data/openwebtext").meta["source"] == "1e-06 GB of dataset"
     before = contents(Path("data/openwebtext"))
     repo(f"{command} --name=mine")
     assert load_dataset("data/mine").meta["source"] == "dataset" and contents(Path("data/openwebtext")) == before
 
 
-def test_bad_datasets(tmp_path, monkeypatch):
-    parquet(tmp_path / "train.parquet", DOCUMENTS)
-    with pytest.raises(UserError, match="no text in field 'body'; --field may be: text"):
-        read_dataset(str(tmp_path), field="body")
-    with pytest.raises(UserError, match="missing: cannot be loaded"):
-        read_dataset("missing")
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", "/dev/null/cache")  # as where there is no home folder
-    with pytest.raises(UserError, match="Not a directory: .*; HF_HOME=FOLDER moves the cache"):
-        read_dataset(str(tmp_path))
+def test_bad_datasets(repo, monkeypatch, capsys):
+    Path("dataset").mkdir()
+    parquet("dataset/train.parquet", DOCUMENTS)
+    script = "data/openwebtext/prepare.py --tokenizer=char"
+    for arguments, named in {
+        "--dataset=dataset --field=body": "dataset: field 'body' cannot be read: .*body.*",
+        "--dataset=missing": "missing: field 'text' cannot be read: .*",
+    }.items():
+        with pytest.raises(SystemExit):
+            repo(f"{script} {arguments}")
+        last = capsys.readouterr().err.splitlines()[-1]  # `datasets` has shown its progress
+        assert re.fullmatch(f"prepare.py: error: {named}", last), last
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match="a package that is not installed: pip install datasets"):
-        read_dataset("some/where")
+    assert "not installed: pip install datasets" in refused(repo, script, capsys)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")

@@ -18,7 +18,7 @@ from conftest import TINY, contents, refused
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared, prepare
 from data.shakespeare import tiny_shakespeare
-from data.texts import text_files
+from data.text.prepare import text_files
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 
@@ -121,20 +121,12 @@ def test_text_script_takes_files_and_folders(repo):
     assert text == f"sub/a.txt: {TEXT}\nb.md: {TEXT}"  # each file once
 
 
-def test_folders_are_read_without_hidden_files_and_behind_links_once(tmp_path):
-    for name in ("a.txt", "._a.txt", ".ipynb_checkpoints/a-checkpoint.txt", ".venv/lib/top_level.txt", "sub/.b.txt"):
+def test_folders_are_read_without_hidden_files(tmp_path):
+    for name in ("a.TXT", "._a.txt", ".ipynb_checkpoints/a-checkpoint.txt", "sub/c.md", "sub/.b.txt", "d.csv"):
         (tmp_path / ".texts" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / ".texts" / name).write_text(name)
-    (tmp_path / "disk" / "deep").mkdir(parents=True)
-    (tmp_path / "disk" / "deep" / "c.txt").write_text("c")
-    links = {"sub/disk": tmp_path / "disk", "sub/again": tmp_path / "disk" / "deep", "sub/up": tmp_path / ".texts"}
-    links |= {"z.txt": tmp_path / ".texts" / "a.txt", "gone.txt": tmp_path / "gone", "sub/loop": Path("loop")}
-    for name, target in links.items():
-        (tmp_path / ".texts" / name).symlink_to(target)
-    assert [str(file.relative_to(tmp_path)) for file in text_files(tmp_path / ".texts")] == [
-        ".texts/a.txt",
-        ".texts/sub/again/c.txt",
-    ]
+    (tmp_path / ".texts" / "gone.txt").symlink_to(tmp_path / "gone")
+    assert [file.name for file in text_files(tmp_path / ".texts")] == ["a.TXT", "c.md"]
 
 
 def test_a_text_of_its_own_to_validate_on(repo):
@@ -185,7 +177,7 @@ def test_in_a_read_only_installation_the_cure_is_told(repo, capsys, monkeypatch)
     ("text", "nothing to train on: give files or folders"),
     ("text good.txt missing.txt", "missing.txt: No such file"),
     ("text latin.txt", "latin.txt: not UTF-8 text at byte 3"),
-    ("text config/runtime", "config/runtime: no .txt, .md, .jsonl, .*, .json or compressed files below"),
+    ("text config/runtime", "config/runtime: no .txt, .md or .jsonl files below"),
     ("text good.txt --name=..", "name = '..' is invalid: use up to 100 letters"),
     ("text good.txt --tokeniser=char", "--tokeniser: unknown setting .did you mean tokenizer"),
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),

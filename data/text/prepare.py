@@ -1,31 +1,67 @@
 """Your own texts: python data/text/prepare.py my.txt [more.jsonl | folder ...] [--name=plays] [--tokenizer=bpe]
 
-Takes plain text in UTF-8 (- is standard input), .jsonl (a document on each line, in --field), tables (.csv, .tsv,
-.json, .parquet, .arrow), texts in .gz, .bz2 or .xz, and folders of these. Then train with --dataset=plays; without a
-name, with --dataset=text. For the hub, or texts too large for memory: data/openwebtext/prepare.py --help.
+Takes plain text in UTF-8 (- is standard input), .jsonl (a document on each line, in --field), and folders of .txt, .md
+and .jsonl files. Then train with --dataset=plays; without a name, with --dataset=text. For tables, compressed files,
+the hub, or texts too large for memory: data/openwebtext/prepare.py --help.
 
 Byte-pair tokenizers encode any text. A character tokenizer fails at the first character it does not know.
 """
 
+import json
+import re
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
 from config import start_program
 from config.runtime.errors import UserError
+from config.runtime.files import read_text
 from config.runtime.processes import command, print0
 from data.prepare import new_folder, prepare
-from data.texts import read_documents, text_files
 
 # -----------------------------------------------------------------------------
 name = "text"  # for train.py's --dataset: a folder in data/ or, with a slash, the path of any folder
-field = "text"  # field of a .jsonl file, or column of a table, with the text
+field = "text"  # field of a .jsonl file with the text
 separator = ""  # text that separates the documents of a plain file, such as <|endoftext|>
 tokenizer = "char"  # char, bpe, gpt2 or run:FOLDER
 vocab_size = 0  # number of bpe tokens to learn; 0: 1024
 val_fraction = 0.1  # share of the text kept for validation: its end
 val = ""  # file or folder to validate on, instead of that share
 # -----------------------------------------------------------------------------
+
+
+def text_files(path):
+    """Return `path` itself ("-" is standard input) or the texts below a folder, by name, but not the hidden ones."""
+    path = Path("/dev/stdin" if path == "-" else path).expanduser()
+    if not path.is_dir():
+        return [path]
+    below = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in (".txt", ".md", ".jsonl")]
+    files = [file for file in below if file.is_file() and "/." not in f"/{file.relative_to(path).as_posix()}"]
+    if not files:
+        raise UserError(f"{path}: no .txt, .md or .jsonl files below this folder")
+    return files
+
+
+def read_documents(path):
+    """Return the documents of a file: those of a .jsonl's lines, else its text, cut at each separator."""
+    text = read_text(path)
+    if path.suffix.lower() == ".jsonl":
+        documents = [read_line(path, *line) for line in enumerate(text.split("\n"), 1)]
+    elif separator:  # alone on its line, it takes the line's end with it
+        mark = re.escape(separator)
+        documents = re.split(rf"(?m:^{mark}\r?\n)|{mark}", text)
+    else:
+        documents = [text]
+    return [document for document in documents if document]
+
+
+def read_line(path, number, line):
+    try:
+        document = json.loads(line)[field] if line.strip() else None
+        return (document or "").encode(errors="replace").decode()  # JSON can hold a lone surrogate
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        raise UserError(f"{path}: line {number} is not JSON with a text in field {field!r}") from None
+
 
 if __name__ == "__main__":
     options = [argument for argument in sys.argv[1:] if argument.startswith("-") and argument != "-"]
@@ -41,8 +77,8 @@ if __name__ == "__main__":
         raise UserError("nothing to train on: give files or folders, as in python data/text/prepare.py my.txt")
     source = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     source += f", validated on {val}" if val else ""
-    documents = [document for file in files for document in read_documents(file, field, separator)]
+    documents = [document for file in files for document in read_documents(file)]
     train_documents = len(documents) if val else None
-    documents += [document for file in val_files for document in read_documents(file, field, separator)]
+    documents += [document for file in val_files for document in read_documents(file)]
     prepare(folder, documents, source, tokenizer, vocab_size, val_fraction, train_documents)
     print0(f"to train on it: {command('train.py', f'--dataset={name}')}")
