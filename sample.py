@@ -4,23 +4,19 @@ Write text with a trained model: `python sample.py` uses the newest run.
 Every setting below can be given as --name=value, and --help lists them. Only the checkpoint is needed, not the data.
 """
 
-from config import start_program
-from config.runtime.waiting import choose_waiting
+from config import check_range, start_program
 
 defaults, given = start_program(__file__)  # of the settings below; --help ends here, before PyTorch is imported
-choose_waiting()  # how its threads wait for each other
 
 from itertools import takewhile
+from pathlib import Path
 
 import torch
 
 from config.runtime import checkpoints
-from config.runtime.checks import check_range
 from config.runtime.devices import pick_device
-from config.runtime.errors import UserError
-from config.runtime.files import read_text
-from config.runtime.models import build_model
-from config.runtime.processes import one_line, quiet_pipe
+from config.runtime.checkpoints import build_model
+from config.runtime.program import UserError, one_line, quiet_pipe, read_text
 from data.tokenizer import first_tokens, tokenizer_from_state
 
 # -----------------------------------------------------------------------------
@@ -44,12 +40,12 @@ if checkpoint not in ("best", "latest"):
 ptdevice = pick_device(device)
 
 # the model and its tokenizer
-folder = checkpoints.folder_of(out_dir) if out_dir else checkpoints.newest_run()
+folder = Path(out_dir) if out_dir else checkpoints.newest_run()
 saved = checkpoints.load(checkpoints.find(folder, prefer=checkpoint))
 model = build_model(saved).to(ptdevice).eval()
 tokenizer = tokenizer_from_state(saved["tokenizer"])
 quiet_pipe()
-for note in checkpoints.code_notes(saved, checkpoints.code_version(), training=False):
+for note in checkpoints.code_notes(saved, checkpoints.code_version(), ["model.py"]):
     print(one_line(f"NOTE    {note}"))
 
 # the prompt

@@ -7,10 +7,8 @@ torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --gra
 """
 
 from config import start_program
-from config.runtime.waiting import choose_waiting
 
 defaults, given = start_program(__file__)  # of the settings below; --help ends here, before PyTorch is imported
-choose_waiting()  # how its threads wait for each other
 
 import math
 import sys
@@ -22,9 +20,8 @@ from datetime import timedelta
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from config.runtime import checkpoints, checks, devices, models, processes, runs
-from config.runtime.errors import UserError
-from config.runtime.processes import command, print0
+from config.runtime import checkpoints, devices, program, runs
+from config.runtime.program import UserError, command, print0
 from data.dataset import derive_seed, load_dataset
 from data.prepare import ensure_prepared
 from model import GPT
@@ -84,15 +81,15 @@ compile = "auto"  # auto: on CUDA, for long runs; true (on a CPU, pays off after
 # everything between these two rules can be set by config files and --name=value (config/__init__.py)
 
 # settings: defaults <- checkpoint, if resuming <- config files <- --name=value (the last two are `given`)
-world_size = processes.world_size()  # 1 without torchrun
+world_size = program.world_size()  # 1 without torchrun
 out = runs.run_folder(defaults | given, defaults, sys.argv[1:])
 settings, ckpt = runs.begin(out, defaults, given)  # ckpt: the checkpoint to resume from, or None
 resuming = ckpt is not None
 globals().update(settings)  # the names above now hold this run's values
 
 # device and data; ptdevice and ptdtype are PyTorch's, of the settings device and dtype
-ptdevice, rank = devices.pick_device(device), processes.rank()
-processes.join(ptdevice)
+ptdevice, rank = devices.pick_device(device), program.rank()
+program.join(ptdevice)
 machine = devices.machine_name(ptdevice)
 ptdtype = devices.pick_dtype(dtype, ptdevice)
 settings["dtype"] = str(ptdtype).removeprefix("torch.")  # instead of auto: a resumed run must keep it
@@ -115,14 +112,14 @@ if resuming:
     iter_num, val_loss = ckpt["iter_num"], ckpt["val_loss"]
     notes = runs.resume_notes(ckpt, settings, machine, code)
 elif init_from.startswith("run:"):
-    raw_model, notes = models.begin_from(checkpoints.load_source(init_from, data), settings, given)
+    raw_model, notes = checkpoints.begin_from(checkpoints.load_source(init_from, data), settings, given)
 else:
     vocab_size = data.meta["vocab_size"]
     if vocab_size > 10_000:  # GPT-2's 50,257 would misalign a GPU's products: 50,304 is a multiple of 64
         vocab_size += -vocab_size % 64
-    raw_model = GPT(models.make_config(settings, vocab_size=vocab_size))
+    raw_model = GPT(checkpoints.make_config(settings, vocab_size=vocab_size))
 globals().update(settings)  # again: what the model has inherited from another one is in them now
-notes = checks.ineffective_settings(settings, given) + notes
+notes = runs.ineffective_settings(settings, given) + notes
 raw_model.to(ptdevice)
 devices.pick_attention_kernel(raw_model, ptdevice, ptdtype)
 model = DistributedDataParallel(raw_model, gradient_as_bucket_view=True) if world_size > 1 else raw_model
@@ -167,7 +164,7 @@ def estimate_loss(split, max_tokens):
         if count:  # a batch may have none, to keep the processes in step
             sums += torch.tensor([loss.item() * count, count])
     model.train()
-    total, count = processes.all_reduce(sums).tolist()
+    total, count = program.all_reduce(sums).tolist()
     return total / count
 
 
@@ -198,12 +195,12 @@ if eval_only:
         f"validation loss {val_loss:.4f}   perplexity {perplexity:.2f}   bits per byte {bits_per_byte:.3f}   "
         f"over all {tokens['val']:,} tokens"
     )
-    processes.exit_together()
+    program.exit_together()
 
 operations = flops_per_token * tokens_per_iter * (max_iters - iter_num)
 settings["compile"] = devices.compile_model(raw_model, compile, ptdevice, operations)
 loss_of, graphed = devices.capture(model, *get_batch(iter_num, rank), ctx)
-processes.barrier()  # all processes have read the folder's old state, so the first may now write to it
+program.barrier()  # all processes have read the folder's old state, so the first may now write to it
 run = runs.Run(out, iter_num, settings)
 about = {"settings": settings, "config": asdict(raw_model.config), "data": data.meta, "machine": machine, "code": code}
 counted = {"parameters": parameters, "flops_per_token": flops_per_token}
@@ -214,7 +211,7 @@ run.log("resume" if resuming else "start", iter_num, **about, **counted, notes=n
 
 steps_per_eval = eval_interval or max(50, math.ceil(max_iters / 4))
 micro_steps = range(rank, grad_accum_steps, world_size)  # this process's share of each step
-stop = processes.StopSignal()  # Ctrl-C, SIGTERM, SIGUSR1 and the like: finish the step, save and exit
+stop = program.StopSignal()  # Ctrl-C, SIGTERM, SIGUSR1 and the like: finish the step, save and exit
 stopped_by = 0  # the signal's number
 logged_iter = iter_num  # step of the latest log line
 local_iter_num = 0  # steps of this process
@@ -273,14 +270,14 @@ while iter_num < max_iters and not stopped_by:
     iter_num += 1
     local_iter_num += 1
 
-    stopped_by = processes.all_reduce(torch.tensor(stop.number), "MAX").item()  # on the CPU: no wait for the GPU
+    stopped_by = program.all_reduce(torch.tensor(stop.number), "MAX").item()  # on the CPU: no wait for the GPU
     evaluating = iter_num % steps_per_eval == 0 or iter_num == max_iters
     saving = iter_num % checkpoint_interval == 0 or iter_num == max_iters or stopped_by
     if not (evaluating or saving or iter_num % log_interval == 0):
         continue  # most steps end here
 
     # log, evaluate, save
-    lossf = (processes.all_reduce(loss) / world_size).item()  # only here, because it waits for the GPU
+    lossf = (program.all_reduce(loss) / world_size).item()  # only here, because it waits for the GPU
     norm = grad_norm.item()
     rescaling = scaler.is_enabled() and scaler.get_scale() > 1  # an overflow only lowers the scale of the next step
     if not math.isfinite(lossf) or not math.isfinite(norm) and not rescaling:
@@ -312,11 +309,11 @@ while iter_num < max_iters and not stopped_by:
 
 if iter_num < max_iters:
     print0(f"stopped after step {iter_num:,}, saved in {out / 'ckpt.pt'}; to resume: {run.resume_command(max_iters)}")
-    processes.exit_together(128 + stopped_by)
+    program.exit_together(128 + stopped_by)
 seconds, speed = time.perf_counter() - began, local_iter_num * tokens_per_iter / train_seconds
 run.log("end", iter_num, seconds=seconds, tokens_per_second=speed, best_loss=best_val_loss)
 print0(f"{timedelta(seconds=round(seconds))} for {local_iter_num:,} steps, {speed:,.0f} tokens/s while training")
 print0(f"lowest validation loss {best_val_loss:.4f}: {out / 'best.pt'}; latest: {out / 'ckpt.pt'}")
 print0(f"to train longer: {run.resume_command(2 * max_iters)}")
 print0(f"to sample from it: {command('sample.py', f'--out_dir={out}')}")
-processes.exit_together()
+program.exit_together()

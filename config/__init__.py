@@ -17,8 +17,7 @@ from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 
-from config.runtime.errors import UserError, file_errors
-from config.runtime.processes import install_excepthook, quiet_pipe
+from config.runtime.program import UserError, choose_waiting, file_errors, install_excepthook, quiet_pipe
 
 BOOLS = {"true": True, "false": False}
 RULE = "# " + "-" * 77 + "\n"
@@ -27,6 +26,7 @@ RULE = "# " + "-" * 77 + "\n"
 def start_program(program, argv=None) -> tuple[dict, dict]:
     """Begin a program: return what read_settings does. Call it before PyTorch is imported, which takes seconds."""
     install_excepthook()  # from here on, users' mistakes end in one line and exit code 2
+    choose_waiting()
     return read_settings(program, sys.argv[1:] if argv is None else argv)
 
 
@@ -114,3 +114,11 @@ def expand_home(name, text):
     """Return text with ~ as the home folder in paths: ~/x, run:~/x, FILE:~/x. Prompts and separators stay."""
     prefix, path = re.fullmatch("(FILE:|run:|)(.*)", text, re.DOTALL).groups()
     return text if name in ("start", "separator") and not prefix else prefix + os.path.expanduser(path)
+
+
+def check_range(settings, names, low, high=math.inf):
+    """Raise a UserError for the first of the settings `names` (separated by spaces) that is not in [low, high)."""
+    for name in names.split():
+        if not low <= settings[name] < high:
+            below = f" and below {high}" if high < math.inf else ""
+            raise UserError(f"{name} = {settings[name]} is invalid: it must be at least {low}{below}")

@@ -9,9 +9,7 @@ import numpy as np
 import torch
 
 from config import read_settings
-from config.runtime.errors import UserError, file_errors
-from config.runtime.files import read_text, sha256
-from config.runtime.processes import command
+from config.runtime.program import UserError, command, file_errors, read_text, sha256
 from data.prepare import SPLITS, VERSION
 from data.tokenizer import Tokenizer, tokenizer_from_state
 

@@ -19,9 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from config.runtime.errors import UserError, file_errors
-from config.runtime.files import atomic_write, file_lock
-from config.runtime.processes import command, print0
+from config.runtime.program import UserError, atomic_write, command, file_errors, file_lock, print0
 from data.tokenizer import END, CharTokenizer, gpt2_tokenizer, tokenizer_from_state, train_bpe
 
 VERSION = 2  # of the layout of a data folder

@@ -4,9 +4,7 @@ import urllib.request
 from http.client import HTTPException
 from pathlib import Path
 
-from config.runtime.errors import file_errors
-from config.runtime.files import atomic_write, read_text, sha256
-from config.runtime.processes import print0
+from config.runtime.program import atomic_write, file_errors, print0, read_text, sha256
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import tiktoken
 
-from config.runtime.errors import UserError
+from config.runtime.program import UserError
 
 END = "<|endoftext|>"  # by the name that GPT-2 gave it
 

@@ -25,7 +25,7 @@ from data.prepare import prepare
 
 TINY = "--n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=2"
 TINY += " --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
-HANDLED = ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGPIPE"]
+HANDLED = ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGPIPE"]
 HANDLED = {getattr(signal, name, None) for name in HANDLED} & signal.valid_signals()
 TEXT = "the quick brown fox jumps over the lazy dog.\nand again, the dog sleeps!\n" * 40
 
@@ -96,7 +96,7 @@ def repo(original, tmp_path, monkeypatch, capsys):
     shutil.copytree(original, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setattr("data.prepare.DATA", folder / "data")
-    monkeypatch.setattr("config.runtime.processes.ROOT", folder)
+    monkeypatch.setattr("config.runtime.program.ROOT", folder)
 
     def run(command):
         run_program(*(command.split(" ") if isinstance(command, str) else command))

@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.runtime import checkpoints
-from config.runtime.models import build_model
+from config.runtime.checkpoints import build_model
 from conftest import TINY, copy_repository, differences, progress
 
 STEPS = 150

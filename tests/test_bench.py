@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from config.runtime.devices import compile_blocks
-from config.runtime.errors import UserError
+from config.runtime.program import UserError
 from conftest import ROOT
 from cover import perturb, settings
 from model import GPT, GPTConfig

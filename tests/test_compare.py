@@ -16,7 +16,7 @@ from conftest import ROOT, copy_repository, hear_signals, load, log_of
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 import compare
-from config.runtime.errors import UserError
+from config.runtime.program import UserError
 
 OPTIONS = {"seeds": 3, "first_seed": 101, "workers": 1, "tune": True}
 SETTINGS = {"learning_rate": 0.003, "max_iters": 800, "warmup_iters": 100}

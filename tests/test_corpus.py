@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import data.text.prepare as text_script
-from config.runtime.errors import UserError
+from config.runtime.program import UserError
 from conftest import contents, hear_signals, refused
 from data import prepare as preparing
 from data.dataset import load_dataset

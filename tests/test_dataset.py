@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.runtime.errors import UserError
+from config.runtime.program import UserError
 from data.dataset import Dataset, derive_seed, load_dataset, shuffled
 from data.prepare import prepare
 

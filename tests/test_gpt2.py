@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiktoken
 
-from config.runtime.files import sha256
+from config.runtime.program import sha256
 from conftest import ROOT
 from data.shakespeare import SHAKESPEARE_SHA256
 from data.tokenizer import gpt2_tokenizer

@@ -12,8 +12,7 @@ import pytest
 
 import data.prepare
 import data.shakespeare
-from config.runtime.errors import UserError
-from config.runtime.files import atomic_write, sha256
+from config.runtime.program import UserError, atomic_write, sha256
 from conftest import TINY, contents, refused
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared, prepare

@@ -11,8 +11,7 @@ import torch
 
 import config
 from config import convert, read_settings
-from config.runtime.errors import UserError
-from config.runtime.processes import report_error
+from config.runtime.program import UserError, report_error
 from config.runtime.runs import METHOD
 
 CONFIGS = Path(config.__file__).parent

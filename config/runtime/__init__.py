@@ -1,1 +1,1 @@
-"""The layer between a run and its machine: errors, files, devices, processes, models, checkpoints, runs."""
+"""Between a run and its machine: programs (without PyTorch), devices, checkpoints, runs."""

@@ -6,8 +6,7 @@ from functools import partial
 
 import torch
 
-from config.runtime.errors import UserError
-from config.runtime.processes import print0, rank, world_size
+from config.runtime.program import UserError, print0, rank, world_size
 
 
 def pick_device(device) -> torch.device:

@@ -1,4 +1,4 @@
-"""A run: how it starts or resumes, and its folder, with a lock, a log and checkpoints."""
+"""A run: its settings, how it starts or resumes, and its folder, with a lock, a log and checkpoints."""
 
 import json
 import math
@@ -6,12 +6,21 @@ from pathlib import Path
 
 import torch
 
+from config import check_range
 from config.runtime import checkpoints
-from config.runtime.checks import check_settings
-from config.runtime.errors import UserError, file_errors, import_optional
-from config.runtime.files import atomic_write, file_lock
-from config.runtime.models import SHAPE, build_model
-from config.runtime.processes import command, held, print0, rank, world_size
+from config.runtime.checkpoints import SHAPE, build_model, make_config
+from config.runtime.program import (
+    UserError,
+    atomic_write,
+    command,
+    file_errors,
+    file_lock,
+    held,
+    import_optional,
+    print0,
+    rank,
+    world_size,
+)
 from model import GPT
 
 # settings that a run's folder is named after
@@ -19,6 +28,21 @@ METHOD = ("attention", "qk_scale", "w2_score", "sigma", "residual", "keep_input"
 # settings that a resumed run may change; with any other it would be a different run
 MAY_CHANGE = {"out_dir", "init_from", "eval_only", "max_iters", "device", "compile"}
 MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval", "wandb"}
+
+CHOICES = {  # of settings that are not the model's
+    "init_from": ("scratch", "resume", "auto", "run:FOLDER"),
+    "lr_decay": ("cosine", "linear", "none"),
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "compile": ("auto", "true", "false"),
+}
+
+# options that have no effect with certain values of other settings
+NO_EFFECT = {
+    "qk_scale": {"attention=standard", "attention=w2"},
+    "w2_score": {"attention=standard", "attention=summed_qk"},
+    "sigma": {"attention=standard", "attention=summed_qk", "w2_score=overlap"},
+    "keep_input": {"residual=standard"},
+}
 
 
 # -- the folder: one process writes to it, and ends if it cannot
@@ -34,7 +58,6 @@ class Run:
         self.folder, self.log_path = folder, folder / "log.jsonl"
         if rank() != 0:
             return
-        held.close()  # by a run that has failed in a notebook
         with file_errors():
             folder.resolve().mkdir(parents=True, exist_ok=True)  # also what a link names
             self.log_file = held.enter_context(open(self.log_path, "ab", buffering=0))
@@ -94,6 +117,40 @@ def start_tracker(folder, iter_num, settings):
     return run.log
 
 
+# -- its settings
+
+
+def check_settings(settings, world_size):
+    """Raise a UserError for a setting that cannot work, before anything is read, written or downloaded."""
+    of_another = settings["init_from"].startswith("run:")
+    settings["compile"] = settings["compile"].lower()  # True and False are typed as for a switch
+    for name, choices in CHOICES.items():
+        if settings[name] not in choices and not (name == "init_from" and of_another):
+            raise UserError(f"{name} = {settings[name]!r} is invalid: it must be one of {', '.join(choices)}")
+    check_range(settings, "batch_size grad_accum_steps max_iters checkpoint_interval eval_tokens log_interval", 1)
+    check_range(settings, "seed eval_interval warmup_iters learning_rate min_lr_frac weight_decay grad_clip", 0)
+    check_range(settings, "beta1 beta2", 0, 1)
+    if settings["grad_accum_steps"] % world_size and not settings["eval_only"]:
+        shared = f"it must be a multiple of {world_size}, the number of processes"
+        raise UserError(f"grad_accum_steps = {settings['grad_accum_steps']} is invalid: {shared}")
+    if settings["wandb"]:
+        import_optional("wandb")
+    from_there = SHAPE if of_another else set()
+    make_config({name: value for name, value in settings.items() if name not in from_there})
+
+
+def ineffective_settings(settings, given):
+    """Return a line for each given setting that has no effect."""
+    lines = []
+    values = {f"{name}={value}" for name, value in settings.items()}
+    for name, value in given.items():
+        for other in values & NO_EFFECT.get(name, set()):
+            lines.append(f"{name} = {value!r} has no effect with {other}")
+        if name in SHAPE and value != settings[name]:
+            lines.append(f"{name} = {value!r} has no effect: {settings['init_from']} has {settings[name]!r}")
+    return lines
+
+
 # -- how a run starts, or resumes
 
 
@@ -102,7 +159,7 @@ def run_folder(settings, defaults, argv) -> Path:
     method = [name for name in METHOD if settings[name] != defaults[name]]
     options = [name if settings[name] is True else settings[name] for name in method]
     name = settings["out_dir"] or "out/" + "-".join(config_files or [Path(settings["dataset"]).name, *options])
-    return checkpoints.folder_of(name)
+    return Path(name)
 
 
 def begin(folder, defaults, given):
@@ -168,7 +225,7 @@ def resumed_model(checkpoint, settings, data) -> GPT:
 
 def resume_notes(checkpoint, settings, machine, code):
     if settings["eval_only"]:
-        return checkpoints.code_notes(checkpoint, code, training=False)
+        return checkpoints.code_notes(checkpoint, code, ["model.py"])
     lines = checkpoints.code_notes(checkpoint, code)
     steps, steps_were = settings["max_iters"], checkpoint["settings"]["max_iters"]
     if steps_were != steps and settings["lr_decay"] != "none":

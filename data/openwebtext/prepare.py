@@ -15,8 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
 from config import start_program
-from config.runtime.errors import UserError, import_optional
-from config.runtime.processes import one_line
+from config.runtime.program import UserError, import_optional, one_line
 from data.prepare import new_folder, prepare
 
 # -----------------------------------------------------------------------------

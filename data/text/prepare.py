@@ -14,9 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
 from config import start_program
-from config.runtime.errors import UserError
-from config.runtime.files import read_text
-from config.runtime.processes import command, print0
+from config.runtime.program import UserError, command, print0, read_text
 from data.prepare import new_folder, prepare
 
 # -----------------------------------------------------------------------------

@@ -26,8 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from config import read_settings, start_program
-from config.runtime.errors import UserError, import_optional
-from config.runtime.files import file_lock, sha256
+from config.runtime.program import UserError, file_lock, import_optional, sha256
 from data.prepare import ensure_prepared
 
 # -----------------------------------------------------------------------------

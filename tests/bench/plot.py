@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from matplotlib.figure import Figure
 
 from config import start_program
-from config.runtime.errors import UserError, file_errors
+from config.runtime.program import UserError, file_errors
 
 # -----------------------------------------------------------------------------
 out = "runs.png"  # output file; its suffix sets the format

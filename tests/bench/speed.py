@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from config.runtime.waiting import choose_waiting
+from config.runtime.program import choose_waiting
 
 choose_waiting()  # before PyTorch is imported
 
@@ -20,8 +20,8 @@ import torch
 
 from compare import ROOT, as_table, read_variant
 from config import read_settings, start_program
+from config.runtime.checkpoints import of_model
 from config.runtime.devices import compile_blocks, machine_name, pick_attention_kernel, pick_device, pick_dtype
-from config.runtime.models import of_model
 from model import GPT, GPTConfig
 
 # -----------------------------------------------------------------------------

@@ -26,8 +26,7 @@ import torch
 from compare import as_table, search
 from config import start_program
 from config.runtime.devices import machine_name, pick_device
-from config.runtime.errors import UserError
-from config.runtime.files import atomic_write
+from config.runtime.program import UserError, atomic_write
 from model import GPT, GPTConfig
 from speed import alternate, stepper
 

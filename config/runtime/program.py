@@ -1,28 +1,89 @@
-"""The processes of a program: torchrun's, what they print, signals, and how they end.
-
-PyTorch is imported where it is used, since these functions are needed before that.
-"""
+"""What every program here needs before PyTorch is imported: errors in one line, files, how it ends, other processes."""
 
 import errno
+import hashlib
+import importlib
 import os
 import re
 import shlex
 import signal
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from config.runtime.errors import UserError
-from config.runtime.files import ROOT
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def rank(name="RANK") -> int:
-    """Return torchrun's number of this process, or its LOCAL_RANK. For a single process they mean nothing."""
-    return variable(name, 0) if variable("WORLD_SIZE", 1) > 1 else 0
+class UserError(ValueError):
+    """A mistake in settings, files or data that the project itself has found. All other errors keep their traceback."""
 
 
-def variable(name, default) -> int:
-    return int(os.environ.get(name) or default)
+@contextmanager
+def file_errors(path=None):
+    """Raise a UserError that names the file, or else `path`, for an OSError inside."""
+    try:
+        yield
+    except (OSError, RuntimeError) as raised:
+        error = raised if isinstance(raised, OSError) else raised.__context__  # PyTorch hides those of torch.save
+        if not isinstance(error, OSError):
+            raise
+        name = error.filename2 or error.filename or path  # filename2: what it was to be renamed to
+        raise UserError(f"{name}: {error.strerror}" if name and error.strerror else error) from error
+
+
+def import_optional(package):
+    """Return a package that is not in requirements.txt."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise UserError(f"this needs a package that is not installed: pip install {package}") from None
+
+
+# -- files
+
+
+@contextmanager
+def atomic_write(path):
+    """Yield a binary file to write, NAME.tmp until it is whole. If anything fails, `path` stays as it was."""
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # rather than the temporary one
+        raise
+
+
+def file_lock(file, wait=False) -> bool:
+    """Return whether this process now holds the lock of an open file. Where there are no locks, every process does."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # Windows; a file system without locks
+        pass
+    return True
+
+
+@file_errors()
+def read_text(path) -> str:
+    """Return the text of a UTF-8 file, with its own line ends: the same text on every system."""
+    try:
+        return Path(path).read_bytes().decode("utf-8").removeprefix("\ufeff")  # the byte-order mark of some editors
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text at byte {error.start}") from None
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 # -- what a program prints
@@ -49,7 +110,7 @@ def one_line(text):
 
 # -- the end of a program
 
-held = ExitStack()  # what ends with a run: its lock, its trackers. In a notebook, the process goes on
+held = ExitStack()  # what ends with a run: its lock, its trackers
 
 
 def install_excepthook():
@@ -113,22 +174,35 @@ class StopSignal:
         self.listen(signal.SIG_IGN if "TORCHELASTIC_RUN_ID" in os.environ else signal.SIG_DFL)
 
     def listen(self, handler):
-        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"):  # the last three before a limit
-            number = getattr(signal, name, None)  # Windows has only two of them
+        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):  # Windows has only two of them
+            number = getattr(signal, name, None)
             if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it on purpose
                 signal.signal(number, handler)
 
 
-# -- several processes
+# -- threads and processes
+
+
+def choose_waiting():
+    """Let OpenMP's threads, of which there is one a core, sleep when they wait, if other programs are computing now.
+
+    Usually they wait in a loop, which on a quiet machine is faster by a third. But where another program needs the
+    same cores, a looping thread takes the core from the one it waits for: ten times slower. Results are the same.
+    """
+    with suppress(OSError):  # /proc is Linux's
+        runnable = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
+        if int(runnable) > 1:  # one is this process
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def world_size() -> int:
     """Return the number of processes that torchrun has started, 1 without it."""
-    number = variable("WORLD_SIZE", 1)
-    if number > 1 and not all(map(os.environ.get, ("RANK", "MASTER_ADDR", "MASTER_PORT"))):
-        cure = "start the processes with torchrun, or unset WORLD_SIZE"
-        raise UserError(f"WORLD_SIZE={number} needs RANK, MASTER_ADDR and MASTER_PORT in the environment: {cure}")
-    return number
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def rank(name="RANK") -> int:
+    """Return torchrun's number of this process, or its LOCAL_RANK. For a single process they mean nothing."""
+    return int(os.environ[name]) if world_size() > 1 else 0
 
 
 def join(device):
