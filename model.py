@@ -96,14 +96,12 @@ class GPTConfig:
         for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_inner"):
             value, least = getattr(self, field) or 0, 0 if field in ("n_kv_head", "n_inner") else 1
             self.check(field, isinstance(value, int) and value >= least, f"a whole number, at least {least}")
-        self.n_kv_head = self.n_kv_head or self.n_head
-        self.n_inner = self.n_inner or 64 * math.ceil(8 * self.n_embd / (3 * 64))
         self.check("rope_theta", self.rope_theta >= 1, "at least 1")
         self.check("norm_eps", self.norm_eps >= 0, "at least 0")
         self.check("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
         self.check("n_head", self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
         self.check("n_head", self.head_dim % 2 == 0, f"such that n_embd / n_head is even; n_embd = {self.n_embd}")
-        self.check("n_kv_head", self.n_head % self.n_kv_head == 0, f"a divisor of n_head = {self.n_head}")
+        self.check("n_kv_head", self.n_head % self.kv_heads == 0, f"a divisor of n_head = {self.n_head}")
 
     def check(self, field, good, needed):
         if not good:
@@ -112,6 +110,14 @@ class GPTConfig:
     @property
     def head_dim(self):
         return self.n_embd // self.n_head
+
+    @property
+    def kv_heads(self):
+        return self.n_kv_head or self.n_head
+
+    @property
+    def mlp_width(self):
+        return self.n_inner or 64 * math.ceil(8 * self.n_embd / (3 * 64))
 
     def summed_branch(self, layer):
         """Return the branch whose outputs this layer sums: "attention", "mlp" or None."""
@@ -137,7 +143,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        self.H, self.G, self.D = config.n_head, config.n_kv_head, config.head_dim
+        self.H, self.G, self.D = config.n_head, config.kv_heads, config.head_dim
         self.q_proj = linear(config.n_embd, self.H * self.D, config.bias)
         self.k_proj = linear(config.n_embd, self.G * self.D, config.bias)
         self.v_proj = linear(config.n_embd, self.G * self.D, config.bias)
@@ -318,9 +324,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.gate_proj = linear(config.n_embd, config.n_inner, config.bias)
-        self.up_proj = linear(config.n_embd, config.n_inner, config.bias)
-        self.down_proj = linear(config.n_inner, config.n_embd, config.bias, terms=2 * config.n_layer)
+        self.gate_proj = linear(config.n_embd, config.mlp_width, config.bias)
+        self.up_proj = linear(config.n_embd, config.mlp_width, config.bias)
+        self.down_proj = linear(config.mlp_width, config.n_embd, config.bias, terms=2 * config.n_layer)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):

@@ -34,7 +34,7 @@ def test_logits_are_those_of_a_llama(shape):
         intermediate_size=48,
         num_hidden_layers=3,
         num_attention_heads=4,
-        num_key_value_heads=config.n_kv_head,
+        num_key_value_heads=config.kv_heads,
         rope_parameters=dict(rope_type="default", rope_theta=config.rope_theta),
         rms_norm_eps=config.norm_eps,
         attention_bias=config.bias,

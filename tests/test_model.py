@@ -4,6 +4,7 @@ import copy
 import re
 import shutil
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -355,6 +356,11 @@ def test_bad_settings_are_named(field, value):
     with pytest.raises(ConfigError) as error:
         GPTConfig(**settings("standard", "standard", **{field: value}))
     assert all(str(word) in str(error.value) for word in (field, value, *CHOICES.get(field, ())))
+
+
+def test_widths_that_follow_from_others_follow_them():
+    config = replace(GPTConfig(n_embd=768, n_head=12), n_embd=384, n_head=6)
+    assert (config.mlp_width, config.kv_heads) == (1024, 6) and config == GPTConfig(n_embd=384, n_head=6)
 
 
 def test_a_context_that_is_too_long_is_an_error():

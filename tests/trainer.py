@@ -53,7 +53,6 @@ def make_model(s, vocab_size):
     """Return the model as it starts, drawn from the seed."""
     torch.manual_seed(s.seed)
     config = {field.name: getattr(s, field.name) for field in fields(GPTConfig) if hasattr(s, field.name)}
-    config |= {"n_kv_head": s.n_kv_head or s.n_head, "n_inner": s.n_inner or None}
     return GPT(GPTConfig(**config, vocab_size=vocab_size))
 
 

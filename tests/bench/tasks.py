@@ -248,7 +248,7 @@ def fair_cells(task, model):
         with torch.device("meta"):  # only counted
             surplus = GPT(GPTConfig(**settings)).get_num_params() - GPT(standard).get_num_params()
         if surplus:  # it comes out of the columns of gate, up and down in all layers
-            settings["n_inner"] = standard.n_inner - round(surplus / (3 * standard.n_embd * standard.n_layer))
+            settings["n_inner"] = standard.mlp_width - round(surplus / (3 * standard.n_embd * standard.n_layer))
         cells[name] = TASKS[task] | {"task": task, "recipe": "fair", "model": settings}
     return cells
 
