@@ -5,7 +5,6 @@ A text is a str or, for several documents, anything that yields a str for each, 
 
 import hashlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from config.runtime.program import UserError, atomic_write, command, file_errors, file_lock, print0
+from config.runtime.program import UserError, atomic_write, file_errors, file_lock, print0
 from data.tokenizer import END, CharTokenizer, gpt2_tokenizer, tokenizer_from_state, train_bpe
 
 VERSION = 2  # of the layout of a data folder
@@ -41,9 +40,6 @@ def new_folder(name, script) -> Path:
     own = folder / "prepare.py"
     if own.exists() and not own.samefile(script):
         raise UserError(f"name = {name!r} is invalid: {folder} has its own prepare.py; choose another name")
-    if folder.parent == DATA and not os.access(folder if folder.exists() else DATA, os.W_OK):
-        elsewhere = command("data/text/prepare.py", "TEXT", "--name=./FOLDER")
-        raise UserError(f"{folder} is read-only: run {elsewhere}, and train with --dataset=./FOLDER")
     return folder
 
 

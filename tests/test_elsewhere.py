@@ -4,16 +4,12 @@ import re
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.export import Dim
 from torch.overrides import TorchFunctionMode
 
 from conftest import ROOT
 from cover import GRID
-from test_parallel import two_processes
 from verify import build, close, tokens
 
 METHODS = [
@@ -99,28 +95,3 @@ def test_the_block_of_the_readme(capsys):
     scope = {}
     exec(snippet, scope)
     assert scope["out"].shape == scope["x"].shape == (2, 64, 512)
-
-
-def half_of_the_heads(rank, folder, rows):
-    """Be one of two processes that share the heads of each layer, and the width of its MLP."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
-    columns = ["q_proj", "k_proj", "v_proj", "sigma_q", "sigma_k", "gate_proj", "up_proj"]
-    for row in rows:
-        model = build(**row)
-        idx = tokens(model, 2, 8)
-        expected = model(idx)[0]
-        for block in model.blocks:
-            plan = {name: ColwiseParallel() for name, _ in block.named_modules() if name.split(".")[-1] in columns}
-            parallelize_module(
-                block, mesh, plan | {"attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
-            )
-            if "tau_shift" in block.attn._parameters:
-                block.attn.tau_shift = torch.nn.Parameter(block.attn.tau_shift.chunk(2)[rank])
-        close(model(idx)[0], expected, what=str(row))
-
-
-def test_tensor_parallelism(tmp_path):
-    rows = [dict(kind="w2-scalar", method="m1", n_kv_head=2), dict(kind="w2-diagonal", method="m4.2")]
-    two_processes(half_of_the_heads, (tmp_path, [*rows, dict(kind="summed-5.1")]))

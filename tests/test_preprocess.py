@@ -163,15 +163,6 @@ def test_a_text_is_prepared_without_pytorch(repo):
     subprocess.run([sys.executable, "data/shakespeare_bpe/prepare.py"], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_in_a_read_only_installation_the_cure_is_told(repo, capsys, monkeypatch):
-    Path("my.txt").write_text(TEXT, encoding="utf-8")
-    monkeypatch.setattr(os, "access", lambda path, mode: repo.folder / "data" not in (path, path.parent))
-    for command in ("shakespeare_char/prepare.py", "text/prepare.py my.txt", "openwebtext/prepare.py --name=new"):
-        cure = "is read-only: run python .*text/prepare.py TEXT --name=./FOLDER, .* --dataset=./FOLDER"
-        assert re.search(cure, refused(repo, f"data/{command}", capsys))
-    repo("data/text/prepare.py my.txt --name=./plays")
-
-
 @pytest.mark.parametrize("command, named", [
     ("text", "nothing to train on: give files or folders"),
     ("text good.txt missing.txt", "missing.txt: No such file"),

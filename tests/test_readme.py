@@ -1,7 +1,6 @@
 """What the documents show must work."""
 
 import importlib
-import math
 import re
 import shlex
 import shutil
@@ -20,18 +19,11 @@ PAGES = [ROOT / "README.md", *(ROOT / folder / "README.md" for folder in ("confi
 PAGES += (ROOT / "tests").glob("**/*.md")
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PAGES}
 OF_RUNS = TEXTS["config/README.md"]
-WORDS = {"README.md": 1000, "tests/bench/RESULTS.md": 1500, "tests/README.md": 600, "tests/EXTENDING.md": 460}
 OUR_PROGRAM = re.compile(
     r"^ {4}(?:\w+=\S+ |pip .*&& )?(?:python|torchrun --\S+ --\S+) ((?:\w+/)*\w+\.py.*)", re.MULTILINE
 )
 COMMANDS = [(page, found) for page, text in TEXTS.items() for found in OUR_PROGRAM.findall(text) if "..." not in found]
 RUN_SNIPPET = re.search(r"```python\n(.*?)```", OF_RUNS, re.DOTALL).group(1)
-
-
-def test_pages_are_short():
-    words = {page: len(re.sub(r"<!--.*?-->", "", text).split()) for page, text in TEXTS.items()}
-    assert {page: count for page, count in words.items() if count > WORDS.get(page, math.inf)} == {}
-    assert sum(words.values()) <= 5600
 
 
 def test_the_columns_of_the_log_are_all_there(repo):
