@@ -103,9 +103,7 @@ def command(program, *arguments):
 
 
 def one_line(text):
-    """Return text as one line, its control characters escaped: a terminal would obey them."""
-    line = " ".join(str(text).splitlines())
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], line)
+    return " ".join(str(text).splitlines())
 
 
 # -- the end of a program
@@ -143,7 +141,7 @@ def report_error(kind, error, traceback):
 
 def exit_program(code=0):
     held.close()
-    for stream in filter(None, (sys.stdout, sys.stderr)):
+    for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:  # a full disk or a closed terminal, reported before
