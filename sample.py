@@ -51,7 +51,6 @@ for note in checkpoints.code_notes(saved, checkpoints.code_version(), ["model.py
 # the prompt
 if start.startswith("FILE:"):
     start = read_text(start.removeprefix("FILE:"))
-start = start.encode(errors="replace").decode()  # an argument may hold bytes that are not UTF-8
 tokens = tokenizer.encode(start) or first_tokens(tokenizer)
 
 about = f"step {saved['iter_num']}, last validation loss {saved['val_loss']:.4f}, {saved['data']['source']}"

@@ -86,7 +86,6 @@ SAMPLE_ARGUMENTS = {
     "--out_dir=out/nowhere": "out/nowhere/best.pt: No such file",
     "--checkpoint=worst": "checkpoint = 'worst' .*best or latest",
     "--start=é☃": "of its own text, not 'é', '☃'",
-    "--start=\udcff": r"of its own text, not '\?'",  # as Python reads a byte that is not UTF-8
     "--start=FILE:out/run/ckpt.pt": "out/run/ckpt.pt: not UTF-8 text at byte",
     "--top_k=-3": "top_k = -3 .* at least 0",
     "config/m1_shakespeare.py": "config/m1_shakespeare.py: residual: unknown setting",

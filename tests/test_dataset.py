@@ -55,15 +55,6 @@ def test_damaged_data_is_refused_with_file_and_cure(whole, tmp_path, name, harm,
     assert message.endswith("; prepare the text again") or not harm
 
 
-def test_token_ids_outside_the_vocabulary_are_named_also_in_a_file_too_large_to_hash(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr("data.dataset.HASHED", 0)
-    folder = shutil.copytree(whole, tmp_path / "words")
-    size = (folder / "train.bin").stat().st_size
-    (folder / "train.bin").write_bytes(b"\x2c\x01" * (size // 2))
-    with pytest.raises(UserError, match="train.bin: token 300 is outside the vocabulary; prepare the text again"):
-        load_dataset(folder).batch(0, 0, 0, 2, 16)
-
-
 def test_batch_is_a_pure_function_of_its_arguments():
     words = dataset(range(1000), range(100))
     before = torch.get_rng_state()

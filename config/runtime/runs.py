@@ -59,7 +59,7 @@ class Run:
         if rank() != 0:
             return
         with file_errors():
-            folder.resolve().mkdir(parents=True, exist_ok=True)  # also what a link names
+            folder.mkdir(parents=True, exist_ok=True)
             self.log_file = held.enter_context(open(self.log_path, "ab", buffering=0))
             if not file_lock(self.log_file):
                 cure = "wait for it, or choose another --out_dir"
