@@ -11,7 +11,7 @@ import tiktoken
 
 from config.runtime.program import sha256
 from conftest import ROOT
-from data.shakespeare import SHAKESPEARE_SHA256
+from data.shakespeare_char.prepare import SHAKESPEARE_SHA256
 from data.tokenizer import gpt2_tokenizer
 
 CACHE = Path(os.environ.get("TIKTOKEN_CACHE_DIR") or Path(tempfile.gettempdir(), "data-gym-cache"))

@@ -1,4 +1,4 @@
-"""From texts to data folders: data/prepare.py, data/shakespeare.py and the scripts."""
+"""From texts to data folders: data/prepare.py and the scripts."""
 
 import os
 import re
@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import data.prepare
-import data.shakespeare
+import data.shakespeare_char.prepare as shakespeare
 from config.runtime.program import UserError, atomic_write, sha256
 from conftest import TINY, contents, refused
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared, prepare
-from data.shakespeare import tiny_shakespeare
+from data.shakespeare_char.prepare import tiny_shakespeare
 from data.text.prepare import text_files
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
@@ -79,10 +79,10 @@ def test_half_replaced_folder_is_not_taken_for_whole(folder, monkeypatch):
 
 
 def test_shakespeare_is_downloaded_once_and_checked(tmp_path, monkeypatch):
-    monkeypatch.setattr(data.shakespeare, "download", lambda url: TEXT.encode())
-    monkeypatch.setattr(data.shakespeare, "SHAKESPEARE_SHA256", sha256(TEXT.encode()))
+    monkeypatch.setattr(shakespeare, "download", lambda url: TEXT.encode())
+    monkeypatch.setattr(shakespeare, "SHAKESPEARE_SHA256", sha256(TEXT.encode()))
     assert tiny_shakespeare(tmp_path) == (TEXT, "Tiny Shakespeare")
-    monkeypatch.setattr(data.shakespeare, "download", None)
+    monkeypatch.setattr(shakespeare, "download", None)
     assert tiny_shakespeare(tmp_path) == (TEXT, "Tiny Shakespeare")
 
 
@@ -96,7 +96,7 @@ def test_shakespeare_offline_is_loudly_something_else(tmp_path, monkeypatch, cap
             raise answer
         return answer
 
-    monkeypatch.setattr(data.shakespeare, "download", download)
+    monkeypatch.setattr(shakespeare, "download", download)
     text, source = tiny_shakespeare(tmp_path)
     assert len(text) > 100_000 and source.startswith("NOT Tiny Shakespeare but ")
     assert source in capsys.readouterr().out

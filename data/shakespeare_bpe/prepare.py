@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
 from config import start_program
 from data.prepare import new_folder, prepare
-from data.shakespeare import tiny_shakespeare
+from data.shakespeare_char.prepare import tiny_shakespeare
 
 # -----------------------------------------------------------------------------
 tokenizer = "bpe"  # bpe, gpt2 or run:FOLDER
