@@ -199,12 +199,12 @@ if eval_only:
 
 operations = flops_per_token * tokens_per_iter * (max_iters - iter_num)
 settings["compile"] = devices.compile_model(raw_model, compile, ptdevice, operations)
-loss_of, graphed = devices.capture(model, *get_batch(iter_num, rank), ctx)
 program.barrier()  # all processes have read the folder's old state, so the first may now write to it
 run = runs.Run(out, iter_num, settings)
 about = {"settings": settings, "config": asdict(raw_model.config), "data": data.meta, "machine": machine, "code": code}
 counted = {"parameters": parameters, "flops_per_token": flops_per_token}
 run.log("resume" if resuming else "start", iter_num, **about, **counted, notes=notes)
+loss_of, graphed = devices.capture(model, *get_batch(iter_num, rank), ctx)
 
 # -----------------------------------------------------------------------------
 # training
