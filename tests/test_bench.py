@@ -78,6 +78,16 @@ def test_published_models_have_the_published_size():
     assert sizes == {"standard": 492_000, "W2, distance": 278_856, "W2, overlap": 278_848}
 
 
+@pytest.mark.parametrize("kind", ["W2, distance", "W2, overlap"])
+def test_mean_and_sigma_start_as_one_orthogonal_matrix(kind):
+    model = GPT(GPTConfig(**tasks.published_cells("recall")[kind]["model"]))
+    tasks.initialize(model, "orthogonal")
+    for attn in [block.attn for block in model.blocks]:
+        for mean, sigma in (attn.q_proj, attn.sigma_q), (attn.k_proj, attn.sigma_k):
+            both = torch.cat((mean.weight, sigma.weight))
+            assert both.shape == (128, 64) and torch.allclose(both.T @ both, torch.eye(64), atol=1e-5)
+
+
 def test_a_rate_at_which_a_run_diverges_is_not_chosen(monkeypatch, tmp_path):
     losses = {0.4: math.nan, 0.2: 2.0, 0.1: 3.0}
     monkeypatch.setattr(tasks, "trial", lambda run, device: {"loss": losses[run["learning_rate"]] + run["seed"]})
