@@ -3,16 +3,16 @@ A GPT decoder in one file: Llama's block, with alternative attention kinds and r
 
 A query and a key of standard attention are vectors q and k. In w2 they are Gaussians with means μ and standard
 deviations σ, compared by their distance over a learned temperature τ. In layer l, summed_qk adds the scores of all
-earlier layers i to its own, each with a scale s_i (Method 5). All of them are exactly softmax(q̂ k̂ᵀ) v for some score
-vectors q̂ and k̂:
+earlier layers i to its own, each with a scale s_i (Method 5). These three kinds are exactly softmax(q̂ k̂ᵀ) v for some
+score vectors q̂ and k̂:
 
     kind         score of a query and a key          q̂                        k̂
     standard     q·k/√D                              q/√D                      k
     w2           -(‖μ_q - μ_k‖² + ‖σ_q - σ_k‖²)/τ    (2/τ)·[μ_q, σ_q, 1]       [μ_k, σ_k, -(‖μ_k‖² + ‖σ_k‖²)/2]
     summed_qk    Σ_i s_i q_i·k_i                     [s_0·q_0, ..., s_l·q_l]   [k_0, ..., k_l]
 
-So PyTorch's causal attention serves them all. No mask is passed anywhere, so none can be forgotten. The one exception
-is w2 with w2_score = "overlap", whose scores do not factor: it computes T x T weights, and masks them, in mix_values.
+So PyTorch's causal attention serves them, and no mask is passed around. w2 has a second score, w2_score = "overlap",
+which does not factor into vectors. It computes T x T weights, and masks them, in mix_values.
 
 Under Methods 1 to 4 (residual m1 to m4.2), layer l >= 1 reruns every earlier layer i on layer l's input x, with the
 attention weights that layer i computed before. The layers keep them as (q̂_i, k̂_i), never as a T x T matrix. So the
@@ -24,7 +24,6 @@ rerun draws its own dropout.
 
 The sums run over i = 0..l. w_i is 1 (m1, m2), 1/(l + 1) (m3.1, m4.1) or learned, with sum 1 (m3.2, m4.2). keep_input
 adds x to the first sum, h to the second. Layer 0 is always standard: h = x + attn_0(x), x' = h + mlp_0(h).
-What was chosen where the methods' documents are silent: tests/bench/RESULTS.md.
 
 References
     Llama                      Touvron et al. 2023, https://arxiv.org/abs/2302.13971
@@ -41,8 +40,10 @@ V vocabulary. Layers count from 0; m = l + 1 is the number of layers in a sum.
 """
 
 import math
+import operator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -93,12 +94,16 @@ class GPTConfig:
     def __post_init__(self):
         for field, choices in CHOICES.items():
             self.check(field, getattr(self, field) in choices, "one of " + ", ".join(choices))
+        for field in ("bias", "keep_input", "tie_weights"):
+            self.check(field, isinstance(getattr(self, field), bool), "True or False")
         for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_inner"):
-            value, least = getattr(self, field) or 0, 0 if field in ("n_kv_head", "n_inner") else 1
-            self.check(field, isinstance(value, int) and value >= least, f"a whole number, at least {least}")
-        self.check("rope_theta", self.rope_theta >= 1, "at least 1")
-        self.check("norm_eps", self.norm_eps >= 0, "at least 0")
-        self.check("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
+            least = 0 if field in ("n_kv_head", "n_inner") else 1
+            number = whole_number(getattr(self, field))
+            self.check(field, number is not None and number >= least, f"a whole number, at least {least}")
+            setattr(self, field, number)
+        for field, low, high in (("rope_theta", 1, math.inf), ("norm_eps", 0, math.inf), ("dropout", 0, 1)):
+            value, below = getattr(self, field), f" and below {high}" if high < math.inf else ""
+            self.check(field, isinstance(value, Real) and low <= value < high, f"a number, at least {low}{below}")
         self.check("n_head", self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
         self.check("n_head", self.head_dim % 2 == 0, f"such that n_embd / n_head is even; n_embd = {self.n_embd}")
         self.check("n_kv_head", self.n_head % self.kv_heads == 0, f"a divisor of n_head = {self.n_head}")
@@ -126,6 +131,14 @@ class GPTConfig:
 
 class ConfigError(ValueError):
     """The message names the field, the value, and what would work."""
+
+
+def whole_number(value):
+    """Return an int, or an integer of NumPy or PyTorch, as an int; None for anything else, a bool too."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 # -----------------------------------------------------------------------------
@@ -214,19 +227,21 @@ class W2Attention(Attention):
         queries, keys = [q], [k]  # q and k are the means
         if self.K:
             for parts, sigma_proj in ((queries, self.sigma_q), (keys, self.sigma_k)):
+                weight = sigma_proj.weight  # of a quantized layer, it may hold integers, or be a method
+                same_type = torch.is_tensor(weight) and weight.is_floating_point()
                 with no_autocast(normed) if self.K == 1 else nullcontext():  # an error of a scalar σ counts D times
-                    sigma = sigma_proj(normed.to(sigma_proj.weight.dtype))
+                    sigma = sigma_proj(normed.to(weight.dtype) if same_type else normed)
                 sigma = F.softplus(rearrange(sigma, "B T (H K) -> B H T K", K=self.K))
                 # √D σ for D equal numbers σ. Distances are those of σ - log 2, which is near 0 at first, where numbers
                 # round less.
                 parts.append(((sigma - math.log(2)) * (self.D / self.K) ** 0.5).type_as(q))
 
-        # k̂ = [μ, σ, coarse, rest]. The last two sum to the bias -(‖μ‖² + ‖σ‖²)/2, and q̂ has a 1 for each of them:
-        # in a single column, bfloat16 would round away the differences between the keys' biases.
+        # The bias -(‖μ‖² + ‖σ‖²)/2 is a column of k̂, and q̂ has a 1 there. 16 bits would round away the differences
+        # between the keys' biases, so it takes two columns there, which sum to it.
         bias = -sum(squared_norm(part) for part in keys) / 2
-        columns = torch.cat(split_bfloat16(bias), dim=-1)
-        if normed.device.type != "cpu":  # zeros add nothing, but a GPU's fused kernels need multiples of 8
-            columns = F.pad(columns, (0, (-(self.D + self.K + 2)) % 8))
+        columns = torch.cat(split_bfloat16(bias), dim=-1) if is_half(q) else bias
+        if q.is_cuda:  # zeros add nothing, but fused kernels need multiples of 8
+            columns = F.pad(columns, (0, -(self.D + self.K + columns.size(-1)) % 8))
 
         ones = q.new_ones(*q.shape[:-1], columns.size(-1))
         scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1).type_as(q)  # 1e-6 as in W2Attn
@@ -334,21 +349,13 @@ class MLP(nn.Module):
 
 
 class Kept(NamedTuple):
-    """What layer i keeps of its own run, so that later layers can rerun it on another x."""
+    """What a layer keeps of its own run, so that later layers can rerun it on another x."""
 
     block: nn.Module
     q: torch.Tensor  # rotated, of the new tokens, for summed_qk
     k: torch.Tensor
     q_hat: torch.Tensor  # its attention weights are those of q̂ and k̂
     k_hat: torch.Tensor  # of all tokens, cached ones included
-
-    def attn(self, x, with_past):
-        """Return attn_i(x)."""
-        return self.block.attn_branch(x, self.q_hat, self.k_hat, with_past)
-
-    def mlp(self, x, with_past):
-        """Return mlp_i(x + attn_i(x))."""
-        return self.block.both_branches(x, self.q_hat, self.k_hat, with_past)
 
 
 class Block(nn.Module):
@@ -361,47 +368,49 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-        self.m, self.keep_input = layer + 1, config.keep_input
-        branch, self.weighting = RESIDUALS[config.residual]
+        self.layer, self.keep_input = layer, config.keep_input
+        self.branch, self.weighting = RESIDUALS[config.residual]
         self.summed = config.summed_branch(layer)
         if self.summed and self.weighting == "learned":
-            self.mix = nn.Parameter(torch.zeros(self.m))
-        self.keeps = branch is not None or self.attn.reads_earlier  # whether later layers read this one's Kept
+            self.mix = nn.Parameter(torch.zeros(layer + 1))
+        self.keeps = self.branch is not None or self.attn.reads_earlier  # whether later layers read this one's Kept
 
     def forward(self, x, rope, earlier=(), cache=None):
-        """Return x' (B, T, C) for x (B, T, C), and this layer's Kept. `earlier` has those of the layers before it.
+        """Return x' (B, T, C) for x (B, T, C), and this layer's Kept. `earlier` has those of the layers before it."""
+        assert not self.keeps or len(earlier) == self.layer, "this layer needs what every earlier layer has kept"
+        own, attn = self.first_run(x, rope, earlier if self.attn.reads_earlier else (), cache)  # attn_l(x)
 
-        In generation, the KVCache appends new keys or values to those of the tokens before, and returns all. It tells
-        layers and reruns apart by the order of its calls, which is the same in every pass.
-        """
-        with_past = cache or same
-        assert not self.keeps or len(earlier) == self.m - 1, "this layer needs what every earlier layer has kept"
+        reruns = [kept.block.rerun(x, kept.q_hat, kept.k_hat, cache, self.layer) for kept in earlier if self.summed]
+        # h = Σ_i w_i attn_i(x), or x + attn_l(x)
+        h = self.sum_layers([*reruns, attn], residual=x) if self.summed == "attention" else x + attn
+        # x' = Σ_i w_i mlp_i(x + attn_i(x)), or h + mlp_l(h)
+        mlp = self.mlp_branch(h)
+        out = self.sum_layers([*reruns, mlp], residual=h) if self.summed == "mlp" else h + mlp
+        return out, own if self.keeps else None
+
+    # The next four are compiled one by one where layers are rerun, so none calls another.
+
+    def first_run(self, x, rope, earlier, cache):
+        """Return this layer's Kept and attn_l(x)."""
         normed = self.attn_norm(x)
         q, k, v = self.attn.project(normed, rope)
         q_hat, k_hat = self.attn.score_vectors(q, k, normed, earlier)
-        own = Kept(self, q, k, q_hat, with_past(k_hat))
-        attn = self.attn(q_hat, own.k_hat, with_past(v))  # attn_l(x)
+        if cache is not None:
+            k_hat = cache.append((self.layer, "keys"), k_hat)
+            v = cache.append((self.layer, self.layer), v)
+        return Kept(self, q, k, q_hat, k_hat), self.attn(q_hat, k_hat, v)
 
-        if self.summed == "attention":  # h = Σ_i w_i attn_i(x)
-            h = self.sum_layers([*(kept.attn(x, with_past) for kept in earlier), attn], residual=x)
-        else:
-            h = x + attn
-
-        mlp = self.mlp_branch(h)
-        if self.summed == "mlp":  # x' = Σ_i w_i mlp_i(x + attn_i(x))
-            out = self.sum_layers([*(kept.mlp(x, with_past) for kept in earlier), mlp], residual=h)
-        else:
-            out = h + mlp
-        return out, own if self.keeps else None
-
-    def attn_branch(self, x, q_hat, k_hat, with_past):
-        return self.attn(q_hat, k_hat, with_past(self.attn.values(self.attn_norm(x))))
+    def rerun(self, x, q_hat, k_hat, cache, layer):
+        """Return what a later `layer` with this x sums: attn_i(x) or mlp_i(x + attn_i(x)), i being this layer."""
+        v = self.attn.values(self.attn_norm(x))
+        if cache is not None:
+            v = cache.append((layer, self.layer), v)
+        attn = self.attn(q_hat, k_hat, v)
+        return attn if self.branch == "attention" else self.mlp(self.mlp_norm(x + attn))
 
     def mlp_branch(self, h):
+        """Return mlp_l(h)."""
         return self.mlp(self.mlp_norm(h))
-
-    def both_branches(self, x, q_hat, k_hat, with_past):
-        return self.mlp_branch(x + self.attn_branch(x, q_hat, k_hat, with_past))
 
     def sum_layers(self, outputs, residual):
         """Return Σ_i w_i outputs_i, which replaces the residual or, with keep_input, is added to it."""
@@ -412,9 +421,10 @@ class Block(nn.Module):
 
     def weights(self):
         """Return w_i of the layers 0..l."""
+        m = self.layer + 1
         if self.weighting == "learned":
             return self.mix.softmax(dim=0).unbind()
-        return [{"one": 1.0, "mean": 1 / self.m}[self.weighting]] * self.m
+        return [{"one": 1.0, "mean": 1 / m}[self.weighting]] * m
 
 
 # -----------------------------------------------------------------------------
@@ -432,7 +442,12 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         self.head = linear(config.n_embd, config.vocab_size)
-        if config.tie_weights:
+        self.tie_weights()
+        self.register_load_state_dict_post_hook(lambda model, incompatible_keys: model.tie_weights())
+
+    def tie_weights(self):
+        """Make the embedding and the head one matrix, if the config says so. Some ways of loading give each its own."""
+        if self.config.tie_weights:
             self.embed.weight = self.head.weight
 
     def features(self, idx, cache=None):
@@ -449,11 +464,13 @@ class GPT(nn.Module):
             x, kept = block(x, rope, earlier, cache)
             earlier += (kept,)
         if cache is not None:
-            cache.length, cache.calls = stop, 0  # the next pass begins
+            cache.length = stop
         return self.norm(x)
 
     def forward(self, idx, targets=None):
         """Return logits (B, T, V) and, with targets (B, T), their mean loss in nats; negative targets are ignored."""
+        if targets is not None and targets.shape != idx.shape:
+            raise ValueError(f"targets are {tuple(targets.shape)}; they must be {tuple(idx.shape)}, as idx is")
         logits = self.head(self.features(idx))
         return logits, None if targets is None else self.loss(logits, targets)
 
@@ -469,6 +486,8 @@ class GPT(nn.Module):
         drawn: give the tokenizer's if the model's was rounded up. Whenever the context is full, its older half is
         dropped and the newer half read again.
         """
+        if temperature < 0:
+            raise ValueError(f"temperature = {temperature} is invalid: it must be at least 0")
         block_size = self.config.block_size
         room = min(block_size, idx.size(1) + max_new_tokens)
         unread, cache = idx[:, -block_size:], KVCache(room)  # the context is what the cache holds, then `unread`
@@ -510,7 +529,7 @@ class GPT(nn.Module):
         if self.flops is None:
             counter, T = FlopCounterMode(display=False), self.config.block_size
             with FakeTensorMode(), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-                GPT(self.config)(torch.zeros(1, T, dtype=torch.long))
+                type(self)(self.config)(torch.zeros(1, T, dtype=torch.long))
             self.flops = 3 * counter.get_total_flops() / T
         return self.flops
 
@@ -519,6 +538,8 @@ class GPT(nn.Module):
         return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / 312e12
 
     def crop_block_size(self, block_size):
+        if block_size > self.config.block_size:
+            raise ValueError(f"block_size = {block_size} is more than the model's {self.config.block_size}")
         self.config.block_size, self.flops = block_size, None
 
 
@@ -529,23 +550,25 @@ class GPT(nn.Module):
 def causal_attention(q_hat, k_hat, v, dropout=0.0):
     """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), causal by position; a single query is the last position.
 
-    PyTorch has a fused kernel for this, which makes no T x T tensor, and a plain one, which holds the weights until the
-    backward pass. On a CPU, train.py selects the plain one for short contexts in bfloat16: it is faster.
+    PyTorch's fused kernels make no T x T tensor. Its plain kernel holds the weights until the backward pass, as `weigh`
+    does. Which one is faster was measured on an H100 and on CPUs.
     """
     q_hat, k_hat = q_hat.to(v.dtype), k_hat.to(v.dtype)
     T, S, D, device = q_hat.size(2), q_hat.size(3), v.size(3), v.device.type
     assert T in (1, k_hat.size(2)), "after the first pass, one query at a time"
 
-    # a CPU's fused kernel, too, is switched by what PyTorch calls flash (pick_attention_kernel in config/runtime)
-    fused = T > 1 and (device != "cpu" or torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled())
-    half = v.dtype in (torch.bfloat16, torch.float16)
-    if device == "cuda" and fused and (S > 256 or not half):
-        # the fused kernel for these takes any widths, but no grouped heads
+    # On a GPU, wide vectors and float32 have a fused kernel that takes any widths, but no grouped heads. In 16 bits,
+    # plain products are three times as fast, and up to this context their weights are not much larger than q̂ and k̂.
+    any_width = device == "cuda" and T > 1 and (S > 256 or not is_half(v))
+    if any_width:
         k_hat, v = (heads.repeat_interleave(q_hat.size(1) // heads.size(1), dim=1) for heads in (k_hat, v))
-        if half:  # it is three times slower than plain products, whose T x T weights are about as large as q̂ and k̂
+        if is_half(v) and T <= 2048:
             return weigh(q_hat @ k_hat.mT, v, dropout)
-    elif S > D and (fused or device == "mps"):  # mps for a single query, too: PyTorch 2.11
-        v = F.pad(v, (0, S - D))  # all other fused kernels need v as wide as q̂ and k̂
+    # All other fused kernels need v as wide as q̂ and k̂. A CPU's is switched off by enable_flash_sdp(False). mps needs
+    # wide values for a single query, too (PyTorch 2.11).
+    plain = device == "cpu" and not (torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled())
+    if S > D and not any_width and (device == "mps" or T > 1 and not plain):
+        v = F.pad(v, (0, S - D))
     # where lengths vary (torch.export), T > 1 is a symbol, but PyTorch's function takes only bools
     options = {"is_causal": True if T > 1 else False, "enable_gqa": True if q_hat.size(1) > k_hat.size(1) else False}
     y = F.scaled_dot_product_attention(q_hat, k_hat, v, dropout_p=dropout, scale=1.0, **options)
@@ -553,7 +576,7 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
 
 
 def weigh(scores, v, dropout, scale=1.0):
-    """Return softmax(scale * scores) v, (B, H, T, D), causal by position; the scores (B, H, T, T) may have a past."""
+    """Return softmax(scale * scores) v, (B, H, T, D), causal by position, for scores (B, H, T, tokens so far)."""
     T, past = scores.size(-2), scores.size(-1) - scores.size(-2)
     scores = scores.to(at_least_float32(scores))
     mask = scores.new_full((T, past + T), -math.inf).triu(past + 1)
@@ -581,6 +604,10 @@ def no_autocast(x):
 
 def at_least_float32(x):
     return torch.promote_types(x.dtype, torch.float32)  # or a model's float64
+
+
+def is_half(x):
+    return x.dtype in (torch.bfloat16, torch.float16)
 
 
 def rope_table(start, stop, head_dim, theta, like):
@@ -612,26 +639,20 @@ def split_bfloat16(x):
     return coarse, x - coarse
 
 
-def same(new):
-    """Stand in for a KVCache that is empty: all tokens are new."""
-    return new
-
-
 class KVCache:
-    """The keys k̂ of each layer and the values of each of its runs, for up to `size` tokens.
+    """The keys k̂ of each layer, and the values of each run of a layer, for up to `size` tokens.
 
-    Every pass makes the same calls in the same order, so the n-th call of a pass gets the n-th tensor.
+    Keys are named (layer, "keys"). Values are named (layer, run), where `layer` runs the layer `run` on its own input.
     """
 
     def __init__(self, size):
         self.size, self.length = size, 0  # length: tokens that all layers have read
-        self.tensors, self.calls = [], 0
+        self.tensors = {}
 
-    def __call__(self, new):
+    def append(self, name, new):
         """Append the new tokens' keys (B, G, T, S) or values (B, G, T, D), and return those of all tokens."""
-        if self.calls == len(self.tensors):
-            self.tensors.append(new.new_empty(*new.shape[:2], self.size, new.size(3)))
-        tensor, end = self.tensors[self.calls], self.length + new.size(2)
-        tensor[:, :, self.length : end] = new
-        self.calls += 1
-        return tensor[:, :, :end]
+        if name not in self.tensors:
+            self.tensors[name] = new.new_empty(*new.shape[:2], self.size, new.size(3))
+        end = self.length + new.size(2)
+        self.tensors[name][:, :, self.length : end] = new
+        return self.tensors[name][:, :, :end]

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo
@@ -165,7 +166,7 @@ def test_operations_are_those_of_the_formulas(kind, residual):
         if kind.startswith("summed"):
             width = (l + 1) * D
         elif kind.startswith("w2"):
-            width = D + 2 + (0 if kind == "w2-overlap" else spread)
+            width = D + (2 if kind == "w2-overlap" else 1 + spread)
         scoring = C * C + C * G * D + C * (H + G) * spread
         attn = C * G * D + C * C + T * H * (width + D)
         mlp = 3 * C * inner
@@ -349,7 +350,8 @@ def test_every_parameter_is_updated_once():
 
 @pytest.mark.parametrize("field, value", [
     *(("n_head", 5), ("n_head", 32), ("n_kv_head", 3), ("n_embd", 30), ("n_layer", -1), ("block_size", 0)),
-    *(("n_layer", 1.5), ("n_head", None), ("n_embd", None), ("n_inner", 2.5)),
+    *(("n_layer", 1.5), ("n_head", None), ("n_embd", None), ("n_inner", 2.5), ("n_layer", True)),
+    *(("keep_input", "False"), ("bias", "no"), ("tie_weights", 1), ("dropout", "0.1"), ("rope_theta", None)),
     *(("rope_theta", -3), ("norm_eps", -1), ("dropout", 5), ("qk_scale", 5.1), *((name, "other") for name in CHOICES)),
 ])  # fmt: skip
 def test_bad_settings_are_named(field, value):
@@ -358,14 +360,81 @@ def test_bad_settings_are_named(field, value):
     assert all(str(word) in str(error.value) for word in (field, value, *CHOICES.get(field, ())))
 
 
+@pytest.mark.parametrize("number", [np.int64(65), torch.tensor(65)])
+def test_integers_of_numpy_and_pytorch_are_whole_numbers(number):
+    config = GPTConfig(vocab_size=number)
+    assert config == GPTConfig(vocab_size=65) and type(config.vocab_size) is int
+
+
 def test_widths_that_follow_from_others_follow_them():
     config = replace(GPTConfig(n_embd=768, n_head=12), n_embd=384, n_head=6)
     assert (config.mlp_width, config.kv_heads) == (1024, 6) and config == GPTConfig(n_embd=384, n_head=6)
 
 
-def test_a_context_that_is_too_long_is_an_error():
-    with pytest.raises(ValueError, match="the context has 17 tokens; it must be 1 to block_size = 16"):
-        build()(torch.zeros(1, 17, dtype=torch.long))
+@pytest.mark.parametrize("call, message", [
+    (lambda model, idx: model(idx), "the context has 17 tokens; it must be 1 to block_size = 16"),
+    (lambda model, idx: model(idx[:, :8], idx[:, :9]), r"targets are \(1, 9\); they must be \(1, 8\), as idx is"),
+    (lambda model, idx: model.generate(idx, 1, temperature=-1), "temperature = -1 is invalid: it must be at least 0"),
+    (lambda model, idx: model.crop_block_size(32), "block_size = 32 is more than the model's 16"),
+])  # fmt: skip
+def test_what_a_model_cannot_do_is_an_error(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(build(), torch.zeros(1, 17, dtype=torch.long))
+
+
+def test_tied_weights_stay_one_matrix():
+    """After what gives each name a tensor of its own: a model made on meta, and loading with assign=True."""
+    model = build(tie_weights=True, dtype=torch.float32)
+    with torch.device("meta"):
+        twin = GPT(model.config)
+    twin.to_empty(device="cpu")
+    twin.load_state_dict(model.state_dict())
+    assigned = GPT(model.config)
+    assigned.load_state_dict(copy.deepcopy(model).state_dict(), assign=True)
+    for loaded in (twin, assigned):
+        assert loaded.embed.weight is loaded.head.weight and torch.equal(loaded.head.weight, model.head.weight)
+
+
+def test_operations_are_those_of_the_model_itself():
+    """Of a subclass, and of a model on meta."""
+
+    class Wider(GPT):
+        def __init__(self, config):
+            super().__init__(config)
+            self.head = torch.nn.Linear(config.n_embd, 2 * config.vocab_size, bias=False)
+
+    config = GPTConfig(**settings("w2-scalar", "standard"))
+    counted = GPT(config).flops_per_token()
+    assert Wider(config).flops_per_token() == counted + 6 * 32 * 19
+    with torch.device("meta"):
+        assert GPT(config).flops_per_token() == counted
+
+
+class Int8Linear(torch.nn.Module):
+    """A quantized Linear, whose weight is a tensor of integers."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.scale = linear.weight.abs().max() / 127
+        self.weight = (linear.weight / self.scale).round().to(torch.int8)
+
+    def forward(self, x):
+        return F.linear(x, self.weight.to(x.dtype) * self.scale)
+
+
+@torch.no_grad()
+def test_w2_in_8_bits_errs_as_standard_attention_does():
+    def error(kind):
+        model = build(kind, dtype=torch.float32)
+        idx = tokens(model, 2, 16)
+        exact = model(idx)[0]
+        for block in model.blocks:
+            for name, part in [*block.attn.named_children()]:
+                if isinstance(part, torch.nn.Linear):
+                    setattr(block.attn, name, Int8Linear(part))
+        return ((model(idx)[0] - exact).norm() / exact.norm()).item()
+
+    assert 0 < error("w2-scalar") < 3 * error("standard") and 0 < error("w2-diagonal") < 3 * error("standard")
 
 
 @pytest.mark.parametrize("kind", ["standard", "w2-scalar", "summed-5.5"])

@@ -72,15 +72,18 @@ def compile_blocks(model):
     """Compile in place. Layers share the compiled code, so compiling does not take longer for deeper models."""
     parts = [(model, "loss")]
     for block in model.blocks:
-        if block.keeps:  # a whole block would be recompiled for each number of earlier layers
-            parts += [(block.attn_norm, "forward"), (block.attn, "project"), (block.attn, "forward")]
-            parts += [(block, "mlp_branch"), (block, "attn_branch"), (block, "both_branches")]
-            if not block.attn.reads_earlier:  # summed_qk's vectors are wider in each layer
-                parts.append((block.attn, "score_vectors"))
-            if block.attn_norm.weight.is_cuda:  # compiled for each number of layers, which takes a CPU long
-                parts.append((block, "sum_layers"))
-        else:
+        if not block.keeps:
             parts.append((block, "forward"))
+            continue
+        # a whole block would be compiled again for each number of earlier layers
+        parts += [(block, "mlp_branch"), (block, "rerun")]
+        if block.attn.reads_earlier:  # score vectors are wider in each layer
+            parts.append((block.attn, "project"))
+            block.attn.compile()
+        else:
+            parts.append((block, "first_run"))
+        if block.attn_norm.weight.is_cuda:  # it is, which on a CPU takes longer than it saves
+            parts.append((block, "sum_layers"))
     for part, name in parts:  # functions of the part itself, so that a deep copy has its own
         setattr(part, name, partial(torch.compile(getattr(type(part), name)), part))
 
