@@ -224,28 +224,25 @@ class W2Attention(Attention):
         return math.log(2 * self.D**0.5) + 0.1 * self.tau_shift
 
     def score_vectors(self, q, k, normed, earlier):
-        queries, keys = [q], [k]  # q and k are the means
-        if self.K:
-            for parts, sigma_proj in ((queries, self.sigma_q), (keys, self.sigma_k)):
-                weight = sigma_proj.weight  # of a quantized layer, it may hold integers, or be a method
-                same_type = torch.is_tensor(weight) and weight.is_floating_point()
-                with no_autocast(normed) if self.K == 1 else nullcontext():  # an error of a scalar σ counts D times
-                    sigma = sigma_proj(normed.to(weight.dtype) if same_type else normed)
-                sigma = F.softplus(rearrange(sigma, "B T (H K) -> B H T K", K=self.K))
-                # √D σ for D equal numbers σ. Distances are those of σ - log 2, which is near 0 at first, where numbers
-                # round less.
-                parts.append(((sigma - math.log(2)) * (self.D / self.K) ** 0.5).type_as(q))
-
+        if self.K:  # q and k are the means
+            with no_autocast(normed) if self.K == 1 else nullcontext():  # an error of a scalar σ counts D times
+                sigma_q, sigma_k = self.sigma(self.sigma_q, normed), self.sigma(self.sigma_k, normed)
+            q, k = torch.cat((q, sigma_q.type_as(q)), dim=-1), torch.cat((k, sigma_k.type_as(k)), dim=-1)
         # The bias -(‖μ‖² + ‖σ‖²)/2 is a column of k̂, and q̂ has a 1 there. 16 bits would round away the differences
         # between the keys' biases, so it takes two columns there, which sum to it.
-        bias = -sum(squared_norm(part) for part in keys) / 2
-        columns = torch.cat(split_bfloat16(bias), dim=-1) if is_half(q) else bias
-        if q.is_cuda:  # zeros add nothing, but fused kernels need multiples of 8
-            columns = F.pad(columns, (0, -(self.D + self.K + columns.size(-1)) % 8))
-
-        ones = q.new_ones(*q.shape[:-1], columns.size(-1))
+        bias = squared_norm(k) / -2
+        columns = torch.cat(split_bfloat16(bias), dim=-1) if is_half(k) else bias
+        if k.is_cuda:  # zeros add nothing, but fused kernels need multiples of 8
+            columns = F.pad(columns, (0, -(k.size(-1) + columns.size(-1)) % 8))
         scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1).type_as(q)  # 1e-6 as in W2Attn
-        return torch.cat((*queries, ones), dim=-1) * scale, torch.cat((*keys, columns.type_as(k)), dim=-1)
+        return F.pad(q, (0, columns.size(-1)), value=1.0) * scale, torch.cat((k, columns.type_as(k)), dim=-1)
+
+    def sigma(self, proj, normed):
+        """Return √(D/K) (σ - log 2), (B, H, T, K): distances are those of σ, but numbers near 0 round less."""
+        weight = proj.weight  # of a quantized layer, it may hold integers, or be a method
+        same_type = torch.is_tensor(weight) and weight.is_floating_point()
+        sigma = F.softplus(proj(normed.to(weight.dtype) if same_type else normed))
+        return rearrange((sigma - math.log(2)) * (self.D / self.K) ** 0.5, "B T (H K) -> B H T K", K=self.K)
 
 
 class W2OverlapAttention(Attention):
@@ -564,9 +561,9 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
         k_hat, v = (heads.repeat_interleave(q_hat.size(1) // heads.size(1), dim=1) for heads in (k_hat, v))
         if is_half(v) and T <= 2048:
             return weigh(q_hat @ k_hat.mT, v, dropout)
-    # All other fused kernels need v as wide as q̂ and k̂. A CPU's is switched off by enable_flash_sdp(False). mps needs
-    # wide values for a single query, too (PyTorch 2.11).
-    plain = device == "cpu" and not (torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled())
+    # All other fused kernels need v as wide as q̂ and k̂. enable_flash_sdp(False) switches them off, on a CPU too. mps
+    # needs wide values for a single query as well (PyTorch 2.11).
+    plain = not (torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled())
     if S > D and not any_width and (device == "mps" or T > 1 and not plain):
         v = F.pad(v, (0, S - D))
     # where lengths vary (torch.export), T > 1 is a symbol, but PyTorch's function takes only bools
