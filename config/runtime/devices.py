@@ -99,6 +99,10 @@ class Loss(torch.nn.Module):
         return self.model(x, y)[1]
 
 
+def uses_graphs(device):
+    return device.type == "cuda" and world_size() == 1
+
+
 def capture(model, x, y, ctx):
     """Return a function of a batch (x, y), (B, T), that returns its loss, and whether it runs as CUDA graphs.
 
@@ -107,7 +111,7 @@ def capture(model, x, y, ctx):
     never set them to None. Otherwise a parameter takes that memory as its gradient, and accumulates in it.
     """
     loss_of = Loss(model)
-    if x.device.type != "cuda" or world_size() > 1:
+    if not uses_graphs(x.device):
         return loss_of, False
     try:
         with ctx:

@@ -1,0 +1,53 @@
+"""CUDA graphs, on a CPU: a stand-in leaves gradients where a graph does, in memory that its next replay overwrites."""
+
+import pytest
+import torch
+
+from config.runtime import devices
+from conftest import TINY, load, log_of
+
+
+class Replay(torch.autograd.Function):
+    """The loss of a batch, whose backward pass returns the static gradients themselves."""
+
+    @staticmethod
+    def forward(ctx, loss_of, static, x, y, *parameters):
+        with torch.enable_grad():
+            loss = loss_of(x, y)
+            ctx.gradients, ctx.static = torch.autograd.grad(loss, parameters), static
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx, upstream):
+        for memory, gradient in zip(ctx.static, ctx.gradients):
+            memory.copy_(gradient * upstream)
+        return None, None, None, None, *(memory.detach() for memory in ctx.static)  # as make_graphed_callables does
+
+
+def stand_in(loss_of, sample, allow_unused_input):
+    parameters = list(loss_of.parameters())
+    static = [torch.zeros_like(p) for p in parameters]
+    return lambda x, y: Replay.apply(loss_of, static, x, y, *parameters)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2, 4])
+def test_a_run_with_graphs_equals_one_without(repo, monkeypatch, accumulated):
+    options = f"{TINY} --dropout=0.1 --dtype=float32 --grad_accum_steps={accumulated}"
+    repo(f"train.py config/m1_shakespeare.py {options} --out_dir=out/eager")
+    monkeypatch.setattr(devices, "uses_graphs", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", stand_in)
+    repo(f"train.py config/m1_shakespeare.py {options} --out_dir=out/graphs")
+    eager, graphs = (load(f"out/{name}/ckpt.pt")["model"] for name in ("eager", "graphs"))
+    for name, weight in eager.items():
+        torch.testing.assert_close(graphs[name], weight, msg=name)
+
+
+def test_a_model_that_cannot_be_captured_trains_without_graphs(repo, monkeypatch, capsys):
+    def fail(loss_of, sample, allow_unused_input):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(devices, "uses_graphs", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
+    repo(f"train.py {TINY} --out_dir=out/run")
+    assert "NOTE    no CUDA graphs, which do not hold this model: operation not" in capsys.readouterr().out
+    assert log_of("out/run", "end")
