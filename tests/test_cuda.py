@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import test_model
+from config.runtime import devices
 from config.runtime.devices import compile_blocks
+from conftest import load
 from cover import COVER, FEW, perturb
 from cover import TINY as SHAPE
 from model import GPT, GPTConfig
@@ -71,3 +73,17 @@ def test_logits_and_gradients_are_near_the_cpu_s(row, compiled, precision):
     found = logits_and_gradients(on_gpu, idx.cuda(), precision)
     for one, other, tolerance in zip(found, expected, (1e-3, 1e-3) if precision == single else (0.1, 0.2)):
         assert (one - other).norm() < tolerance * other.norm()
+
+
+@pytest.mark.parametrize("options", ["--residual=m1", "--attention=w2 --residual=m2 --dropout=0.2", "--dtype=float16"])
+@pytest.mark.parametrize("accumulated", [1, 2, 4])
+def test_a_run_with_graphs_equals_one_without(repo, monkeypatch, accumulated, options):
+    """... and evaluates between steps."""
+    options += f" --max_iters=20 --eval_interval=5 --log_interval=1 --compile=false --grad_accum_steps={accumulated}"
+    printed = repo(f"train.py {options} --out_dir=out/graphs")
+    monkeypatch.setattr(devices, "uses_graphs", lambda device: False)
+    repo(f"train.py {options} --out_dir=out/eager")
+    eager, graphs = (load(f"out/{name}/ckpt.pt")["model"] for name in ("eager", "graphs"))
+    assert "no CUDA graphs" not in printed
+    for name, weight in eager.items():
+        torch.testing.assert_close(graphs[name], weight, rtol=1e-2, atol=1e-3, msg=name)
