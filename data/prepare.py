@@ -1,6 +1,7 @@
 """A text -> train.bin and val.bin (token ids, one after another) and meta.json (the tokenizer, the source, the counts).
 
-A text is a str or, for several documents, anything that yields a str for each, every time it is iterated over.
+A text is a str or, for several documents, anything that yields a str for each, every time it is iterated over. Empty
+documents, and rows of a table without one (None), are left out.
 """
 
 import hashlib
@@ -109,7 +110,7 @@ def in_parts(text, separator, cut):
     documents.
     """
     several = not isinstance(text, str)
-    documents = (document for document in text if document is not None) if several else [text]
+    documents = (document for document in text if document) if several else [text]
     left = cut
     for i, document in enumerate(documents):
         part = separator + document if i else document

@@ -1,17 +1,24 @@
 """Texts of any form, cut once, and their documents encoded in threads: data/prepare.py."""
 
+import bz2
+import gzip
 import json
+import lzma
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from itertools import count
 from pathlib import Path
+from zipfile import ZipFile
 
 import datasets
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -34,6 +41,8 @@ GPT2 = BPETokenizer({bytes([i]): i for i in range(256)}, SPLIT, {END: 256})
 def small_tokenizer(monkeypatch, tmp_path):
     monkeypatch.setattr(preparing, "gpt2_tokenizer", lambda: GPT2)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
 
 
 def prepared(folder, text, *how, **options):
@@ -44,10 +53,10 @@ def prepared(folder, text, *how, **options):
     return np.concatenate([loaded.splits["train"], loaded.splits["val"]]).tolist(), loaded
 
 
-@given(st.lists(st.text(alphabet="ab \n\r\x01", max_size=300)), st.integers(-1, 400))
+@given(st.lists(st.text(alphabet="ab \n\r\x01", min_size=1, max_size=300)), st.integers(-1, 400))
 @example(["ab", "abab"], 4)  # cut inside a document
 def test_no_character_is_lost_and_every_document_begins_once(documents, cut):
-    parts = list(in_parts([None, *documents], "|", cut))
+    parts = list(in_parts([None, *documents, ""], "|", cut))
     whole = "|".join(documents)
     trained_on = [text for split, _, text in parts if split == "train"]
     assert "".join(text for _, _, text in parts) == whole
@@ -121,8 +130,90 @@ def test_bad_files(tmp_path, name, content, named):
     assert named in str(error.value) and "\n" not in str(error.value)
 
 
-def parquet(path, documents):
-    datasets.Dataset.from_dict({"id": range(len(documents)), "text": documents}).to_parquet(path)
+# -- what the package `datasets` reads -----------------------------------------------------------------------
+
+ROWS = datasets.Dataset.from_dict({"id": range(len(DOCUMENTS)), "text": DOCUMENTS})
+SPLITS = datasets.DatasetDict(train=ROWS, test=ROWS.select([0]))
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+def compressed(compress, content=LINES):
+    return lambda path: Path(path).write_bytes(compress(content))
+
+
+def zip_file(path):
+    with ZipFile(path, "w") as file:
+        file.writestr("a.jsonl", LINES)
+
+
+def arrow_file(path):
+    ROWS.save_to_disk("saved")
+    Path("saved/data-00000-of-00001.arrow").rename(path)
+
+
+def folder_of_splits(path):
+    for name, rows in SPLITS.items():
+        rows.to_parquet(f"{path}/{name}.parquet")
+
+
+FORMS = {  # a file or folder, and how to write DOCUMENTS as such
+    "a.csv": ROWS.to_csv,
+    "a.tsv": partial(ROWS.to_csv, sep="\t"),
+    "a.json": partial(ROWS.to_json, lines=False),
+    "a[1].jsonl": ROWS.to_json,
+    "a.parquet": ROWS.to_parquet,
+    "a.arrow": arrow_file,
+    "a.jsonl.gz": compressed(gzip.compress),
+    "a.jsonl.bz2": compressed(bz2.compress),
+    "a.jsonl.xz": compressed(lzma.compress),
+    "a.jsonl.zst": compressed(zstandard.compress),
+    "a.zip": zip_file,
+    "saved": ROWS.save_to_disk,
+    "saved_splits": SPLITS.save_to_disk,
+    "splits": folder_of_splits,
+}
+READ = "data/openwebtext/prepare.py --name=rows --val_fraction=0.25"
+
+
+def tokens_of(name):
+    loaded = load_dataset(f"data/{name}")
+    return np.concatenate([loaded.splits["train"], loaded.splits["val"]]).tolist()
+
+
+@pytest.mark.parametrize("limit", ["", " --limit=1"])
+@pytest.mark.parametrize("name", FORMS)
+def test_files_and_folders_of_many_forms(repo, name, limit):
+    FORMS[name](name)
+    repo(f"{READ} --dataset={name}{limit}")
+    assert tokens_of("rows") == [id for document in DOCUMENTS for id in GPT2.encode(END + document)]
+
+
+@pytest.mark.parametrize("limit", ["", " --limit=1"])
+def test_a_file_of_plain_text_is_one_document(repo, limit):
+    text = "".join(DOCUMENTS)
+    Path("texts").mkdir()
+    for name in ("texts/a.txt.zst", "texts/b.txt.zst"):
+        compressed(zstandard.compress, text.encode())(name)
+    for dataset, documents in (("texts/a.txt.zst", 1), ("texts", 2)):
+        repo(f"{READ} --dataset={dataset}{limit}")
+        assert tokens_of("rows") == GPT2.encode(END + text) * documents
+
+
+def test_the_text_program_names_the_command_that_reads_a_table(repo, capsys):
+    """... a compressed file, or a folder of these."""
+    Path("good.txt").write_text("".join(DOCUMENTS), encoding="utf-8")
+    for name, arguments in {
+        "a.csv": "a.csv --name=rows",
+        "a.jsonl.gz": "good.txt a.jsonl.gz --name=rows --val_fraction=0.25",
+        "a.parquet": "good.txt --val=a.parquet --name=rows",
+        "saved": "saved --name=rows --tokenizer=bpe",
+    }.items():
+        FORMS[name](name)
+        error = refused(repo, f"data/text/prepare.py {arguments}", capsys)
+        command = error.partition("tables and compressed files are read by python ")[2]
+        repo(shlex.split(command))
+        meta = load_dataset("data/rows").meta
+        assert meta["source"] == name and meta["tokenizer"]["kind"] == ("bpe" if "bpe" in arguments else "char")
 
 
 def test_a_dataset_of_several_configurations(repo):
@@ -136,42 +227,42 @@ def test_a_dataset_of_several_configurations(repo):
 
 
 def test_a_limit_streams_that_much_and_no_more(repo, tmp_path):
-    Path("dataset").mkdir()
-    parquet("dataset/train-0.parquet", [None, *(f"{i:04}" + "x" * 96 for i in range(100))])
+    rows = datasets.Dataset.from_dict({"text": [None, *(f"{i:04}" + "x" * 96 for i in range(100))]})
+    rows.to_parquet("dataset/train-0.parquet")
     Path("dataset/train-1.parquet").write_text("not read")
     repo("data/openwebtext/prepare.py --dataset=dataset --limit=3e-6 --tokenizer=char --val_fraction=0.25")
     meta = load_dataset("data/openwebtext").meta
-    assert meta["source"] == "3e-06 GB of dataset" and sum(meta["bytes"].values()) == 30 * 100 + 30  # and line ends
+    assert meta["source"] == "3e-06 GB of dataset" and sum(meta["bytes"].values()) == 30 * 100 + 29  # and line ends
     assert not list(tmp_path.rglob("*.arrow"))
 
 
-def test_openwebtext_script(repo):
-    Path("dataset").mkdir()
-    parquet("dataset/train.parquet", DOCUMENTS * 40)
-    command = "data/openwebtext/prepare.py --dataset=dataset --tokenizer=char --val_fraction=0.25"
-    repo(command)
-    loaded = load_dataset("data/openwebtext")
-    text = "".join(loaded.tokenizer.decode(loaded.splits[split]) for split in ("train", "val"))
-    assert text == "\n".join(DOCUMENTS * 40)
+def test_another_name_keeps_a_dataset_apart(repo):
+    ROWS.to_csv("a.csv")
+    repo("data/openwebtext/prepare.py --dataset=a.csv --val_fraction=0.25")
     before = contents(Path("data/openwebtext"))
-    repo(f"{command} --name=mine")
-    assert load_dataset("data/mine").meta["source"] == "dataset" and contents(Path("data/openwebtext")) == before
+    repo(f"{READ} --dataset=a.csv")
+    assert load_dataset("data/rows").meta["source"] == "a.csv" and contents(Path("data/openwebtext")) == before
 
 
-def test_bad_datasets(repo, monkeypatch, capsys):
-    Path("dataset").mkdir()
-    parquet("dataset/train.parquet", DOCUMENTS)
-    script = "data/openwebtext/prepare.py --tokenizer=char"
-    for arguments, named in {
-        "--dataset=dataset --field=body": "dataset: field 'body' cannot be read: .*body.*",
-        "--dataset=missing": "missing: field 'text' cannot be read: .*",
-    }.items():
-        with pytest.raises(SystemExit):
-            repo(f"{script} {arguments}")
-        last = capsys.readouterr().err.splitlines()[-1]  # `datasets` has shown its progress
-        assert re.fullmatch(f"prepare.py: error: {named}", last), last
+@pytest.mark.parametrize("arguments, named", [
+    ("a.csv --field=body", "a.csv: no text in field 'body'; fields with text: text"),
+    ("a.csv --field=id", "a.csv: no text in field 'id'; fields with text: text"),
+    ("broken.csv", "broken.csv: cannot be read: ParserError: .*Expected 2 fields in line 3, saw 4"),
+    ("val_only", "val_only: cannot be read: .*validation"),
+    ("missing", "missing: cannot be read: ConnectionError: .*missing"),
+])  # fmt: skip
+@pytest.mark.parametrize("limit", ["", " --limit=1"])
+def test_bad_datasets(repo, capsys, arguments, named, limit):
+    ROWS.to_csv("a.csv")
+    Path("broken.csv").write_text('id,text\n1,"one"\n2,"two",three,four\n')
+    ROWS.to_parquet("val_only/validation.parquet")
+    error = refused(repo, f"{READ} --dataset={arguments}{limit}", capsys)
+    assert re.match(f"prepare.py: error: {named}", error), error
+
+
+def test_without_the_package_datasets(repo, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "not installed: pip install datasets" in refused(repo, script, capsys)
+    assert "not installed: pip install datasets" in refused(repo, READ, capsys)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")

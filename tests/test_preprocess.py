@@ -17,7 +17,7 @@ from conftest import TINY, contents, refused
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared, prepare
 from data.shakespeare_char.prepare import tiny_shakespeare
-from data.text.prepare import text_files
+from data.text.prepare import OTHERS, text_files
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 
@@ -121,11 +121,36 @@ def test_text_script_takes_files_and_folders(repo):
 
 
 def test_folders_are_read_without_hidden_files(tmp_path):
-    for name in ("a.TXT", "._a.txt", ".ipynb_checkpoints/a-checkpoint.txt", "sub/c.md", "sub/.b.txt", "d.csv"):
+    for name in ("a.TXT", "._a.txt", ".ipynb_checkpoints/a-checkpoint.txt", "sub/c.md", "sub/.b.txt", "d.png"):
         (tmp_path / ".texts" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / ".texts" / name).write_text(name)
     (tmp_path / ".texts" / "gone.txt").symlink_to(tmp_path / "gone")
     assert [file.name for file in text_files(tmp_path / ".texts")] == ["a.TXT", "c.md"]
+
+
+def test_folders_are_read_through_links(tmp_path):
+    for name in ("texts/b.txt", "elsewhere/c.txt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(name)
+    (tmp_path / "texts" / "a").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "link").symlink_to(tmp_path / "texts")
+    assert text_files(tmp_path / "link") == [tmp_path / "link" / name for name in ("a/c.txt", "b.txt")]
+
+
+@pytest.mark.parametrize("suffix", [*OTHERS, ".CSV"])
+def test_tables_and_compressed_files_are_refused(tmp_path, capsys, suffix):
+    """... also as all that a folder holds. In a folder of texts they are left out, and that is said."""
+    folder, table = tmp_path / "my rows", tmp_path / "my rows" / f"a{suffix}"
+    folder.mkdir()
+    table.touch()
+    for path, name in ((table, "a"), (folder, "my_rows")):
+        with pytest.raises(UserError) as error:
+            text_files(path)
+        command = f"data/openwebtext/prepare.py '--dataset={path}' --name={name} --tokenizer=char --val_fraction=0.1"
+        assert str(error.value).startswith(f"{path}: ") and str(error.value).endswith(command)
+    (folder / "b.txt").touch()
+    assert text_files(folder) == [folder / "b.txt"]
+    assert capsys.readouterr().out == f"NOTE    {folder}: left out a{suffix}: not plain text or .jsonl\n"
 
 
 def test_a_text_of_its_own_to_validate_on(repo):

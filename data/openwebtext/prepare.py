@@ -4,11 +4,13 @@ Eight million web pages, read by the package `datasets` (pip install datasets). 
 and 40 GB of text, which together take about 54 GB in ~/.cache/huggingface. --limit=1 streams the first gigabyte of
 text and nothing more. It is then held in memory.
 
---dataset takes any other dataset that has a train split with a column of texts: NAME or NAME:CONFIGURATION on the
-Hugging Face hub, such as Salesforce/wikitext:wikitext-103-raw-v1, or a folder of .parquet, .csv, .jsonl.gz ... files.
+--dataset takes any other dataset with a column of texts. It is NAME or NAME:CONFIGURATION on the Hugging Face hub, such
+as Salesforce/wikitext:wikitext-103-raw-v1; a table or a compressed file, such as a .csv, .parquet, .jsonl.gz or
+.txt.zst; or a folder of such files, or one made by save_to_disk. If there are several splits, it reads "train".
 --name=wikitext keeps it apart from OpenWebText.
 """
 
+import glob
 import sys
 from itertools import chain
 from pathlib import Path
@@ -20,7 +22,7 @@ from data.prepare import new_folder, prepare
 
 # -----------------------------------------------------------------------------
 name = "openwebtext"  # for train.py's --dataset: a folder in data/ or, with a slash, the path of any folder
-dataset = "Skylion007/openwebtext"  # name on the hub, or folder
+dataset = "Skylion007/openwebtext"  # name on the hub, file or folder
 limit = 0.0  # gigabytes of text; 0: all of it
 field = "text"  # column with the text
 tokenizer = "gpt2"  # char, bpe, gpt2 or run:FOLDER
@@ -31,25 +33,48 @@ val_fraction = 0.0005  # share of the text kept for validation
 REVISIONS = {"Skylion007/openwebtext": "79d93d786212f7344586290adb811d4ae6a1762c"}  # the same text for everyone
 
 
+def open_dataset(datasets):
+    """Return the rows of the train split. In a dataset made from text files, each file is a row."""
+    if any(Path(dataset, name).exists() for name in ("state.json", "dataset_dict.json")):  # made by save_to_disk
+        saved = datasets.load_from_disk(dataset)
+        return saved["train"] if isinstance(saved, dict) else saved
+    file = Path(dataset).absolute()
+    if file.is_file():
+        where = {"path": str(file.parent), "data_files": glob.escape(file.name)}
+    elif file.exists():
+        where = {"path": dataset}
+    else:
+        path, _, configuration = dataset.partition(":")
+        where = {"path": path, "name": configuration or None, "revision": REVISIONS.get(path)}
+    if datasets.load_dataset_builder(**where).name == "text":
+        where["sample_by"] = "document"  # by default, each line is a row
+    return datasets.load_dataset(**where, split="train", streaming=bool(limit))
+
+
 def read_texts():
     """Return the texts of the dataset. They stay on disk, in the cache of `datasets`; with a limit, in memory."""
     datasets = import_optional("datasets")
-    path, _, configuration = (dataset, "", "") if Path(dataset).exists() else dataset.partition(":")
     try:
-        rows = datasets.load_dataset(
-            path, configuration or None, split="train", revision=REVISIONS.get(path), streaming=bool(limit)
-        )
+        rows = open_dataset(datasets)
+        first = next(iter(rows), {})
+        if not isinstance(first.get(field, 0), (str, type(None))):
+            choices = [column for column, value in first.items() if isinstance(value, str)]
+            raise UserError(f"{dataset}: no text in field {field!r}; fields with text: {', '.join(choices) or 'none'}")
         if not limit:
             return rows[field]
         texts, size = [], 0
-        for text in chain.from_iterable(part[field] for part in rows.iter(64)):  # row by row it takes ten times as long
-            texts.append(text or "")
-            size += len(texts[-1].encode())
+        parts = (part[field] for part in rows.iter(64))  # row by row it takes ten times as long
+        for text in filter(None, chain.from_iterable(parts)):
+            texts.append(text)
+            size += len(text.encode())
             if size >= limit * 10**9:
                 break
         return texts
+    except UserError:
+        raise
     except Exception as error:  # the hub and the file formats raise many types
-        raise UserError(f"{dataset}: field {field!r} cannot be read: {one_line(error):.200}") from None
+        reason = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else error
+        raise UserError(f"{dataset}: cannot be read: {type(reason).__name__}: {one_line(reason):.200}") from None
 
 
 if __name__ == "__main__":

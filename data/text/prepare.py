@@ -1,8 +1,8 @@
 """Your own texts: python data/text/prepare.py my.txt [more.jsonl | folder ...] [--name=plays] [--tokenizer=bpe]
 
 Takes plain text in UTF-8 (- is standard input), .jsonl (a document on each line, in --field), and folders of .txt, .md
-and .jsonl files. Then train with --dataset=plays; without a name, with --dataset=text. For tables, compressed files,
-the hub, or texts too large for memory: data/openwebtext/prepare.py --help.
+and .jsonl files. Then train with --dataset=plays; without a name, with --dataset=text. Tables, compressed files, the
+Hugging Face hub and texts too large for memory: data/openwebtext/prepare.py --help.
 
 Byte-pair tokenizers encode any text. A character tokenizer fails at the first character it does not know.
 """
@@ -10,6 +10,7 @@ Byte-pair tokenizers encode any text. A character tokenizer fails at the first c
 import json
 import re
 import sys
+from glob import glob
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
@@ -28,16 +29,38 @@ val = ""  # file or folder to validate on, instead of that share
 # -----------------------------------------------------------------------------
 
 
+TEXTS = (".txt", ".md", ".jsonl")  # what is read from a folder
+OTHERS = (".csv", ".tsv", ".json", ".parquet", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".zip")  # not plain text
+
+
 def text_files(path):
     """Return `path` itself ("-" is standard input) or the texts below a folder, by name, but not the hidden ones."""
     path = Path("/dev/stdin" if path == "-" else path).expanduser()
     if not path.is_dir():
+        if path.suffix.lower() in OTHERS:
+            raise UserError(f"{path}: {other_program(path)}")
         return [path]
-    below = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in (".txt", ".md", ".jsonl")]
-    files = [file for file in below if file.is_file() and "/." not in f"/{file.relative_to(path).as_posix()}"]
-    if not files:
-        raise UserError(f"{path}: no .txt, .md or .jsonl files below this folder")
-    return files
+    below = sorted(path / name for name in glob("**", root_dir=path, recursive=True))  # also behind links
+    texts = [file for file in below if file.suffix.lower() in TEXTS and file.is_file()]
+    others = [file for file in below if file.suffix.lower() in OTHERS]
+    if not texts:
+        cure = f"; {other_program(path)}" if others else ""
+        raise UserError(f"{path}: no .txt, .md or .jsonl files below this folder{cure}")
+    if others:
+        print0(f"NOTE    {path}: left out {first_of(others)}: not plain text or .jsonl")
+    return texts
+
+
+def first_of(files):
+    return files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+
+
+def other_program(path):
+    """Return a sentence with the command that prepares a table, a compressed file or a folder of them."""
+    new = name if name != "text" else re.sub(r"\W", "_", path.absolute().name.partition(".")[0])
+    options = {"dataset": path, "name": new, "tokenizer": tokenizer, "val_fraction": val_fraction}
+    program = command("data/openwebtext/prepare.py", *(f"--{option}={value}" for option, value in options.items()))
+    return f"tables and compressed files are read by {program}"
 
 
 def read_documents(path):
@@ -73,8 +96,7 @@ if __name__ == "__main__":
     files = [file for real, file in found.items() if real not in held_out]
     if not files:
         raise UserError("nothing to train on: give files or folders, as in python data/text/prepare.py my.txt")
-    source = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
-    source += f", validated on {val}" if val else ""
+    source = first_of(files) + (f", validated on {val}" if val else "")
     documents = [document for file in files for document in read_documents(file)]
     train_documents = len(documents) if val else None
     documents += [document for file in val_files for document in read_documents(file)]
