@@ -53,8 +53,7 @@ def read_meta(folder) -> dict:
 def check_input(folder, meta):
     """Raise a UserError if the input.txt from which a prepare.py makes `folder` has changed since."""
     text, script = folder / "input.txt", folder / "prepare.py"
-    told = folder.name == "text"  # data/text/prepare.py is told what to read
-    if told or not (text.exists() and script.exists()):
+    if folder.name == "text" or not (text.exists() and script.exists()):  # data/text is made from other files
         return
     if sha256(read_text(text).encode()) != meta["text_sha256"]:
         defaults, _ = read_settings(script, [])
@@ -135,8 +134,8 @@ class Dataset:
             rows = slice(first, first + batch_size)
             places = starts[rows, None] + np.arange(block_size + 1)
             ids = self.read(split, np.minimum(places, targets))
-            wanted = places[:, :-1] < ends[rows, None]
-            y = np.where(wanted, ids[:, 1:], -1)
+            counted = places[:, :-1] < ends[rows, None]
+            y = np.where(counted, ids[:, 1:], -1)
             yield torch.from_numpy(ids[:, :-1]), torch.from_numpy(y)
 
 

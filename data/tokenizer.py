@@ -57,8 +57,7 @@ class CharTokenizer(Tokenizer):
 
 
 def code_points(text):
-    # Lone surrogates get through here so that `encode` can name them like any other unknown character.
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
 
 
 class BPETokenizer(Tokenizer):
@@ -106,9 +105,9 @@ def tokenizer_from_state(state) -> Tokenizer:
 
 
 def first_tokens(tokenizer) -> list[int]:
-    """Return the prompt when none is given: what the model expects first, else a newline, else token 0."""
+    """Return the prompt when none is given: a newline, or token 0 if the tokenizer has no newline."""
     try:
-        return tokenizer.encode("") or tokenizer.encode("\n") or [0]
+        return tokenizer.encode("\n")
     except UserError:
         return [0]
 

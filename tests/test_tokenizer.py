@@ -101,7 +101,7 @@ def test_broken_utf8_decodes_to_replacement_characters():
     assert BYTES.decode([*"é".encode(), 0xFF]) == "é\ufffd"
 
 
-@pytest.mark.parametrize("text, named", [("é", "'é'"), ("ab☃é☃", "'☃', 'é'"), ("\n", r"'\n'"), ("\ud800", r"'\ud800'")])
+@pytest.mark.parametrize("text, named", [("é", "'é'"), ("ab☃é☃", "'☃', 'é'"), ("\n", r"'\n'")])
 def test_unknown_characters_are_named(text, named):
     with pytest.raises(ValueError, match=re.escape(named)):
         CharTokenizer("ab").encode(text)
