@@ -1,7 +1,8 @@
-"""model.py's standard block is Llama's: with the same weights, Hugging Face's LlamaForCausalLM has the same logits."""
+"""model.py's standard block is Llama's: with the weights of a LlamaForCausalLM, it has its logits and gradients."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from cover import perturb
 from model import GPT, GPTConfig
@@ -19,14 +20,19 @@ NAMES = {  # Llama's names of modules -> ours
 }
 
 
+def our_name(name):
+    for theirs, ours in NAMES.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
 @pytest.mark.parametrize("shape", [
     {},
     dict(n_kv_head=1),
     dict(tie_weights=True),
     dict(n_kv_head=2, bias=True, rope_theta=123.0, norm_eps=1e-3),
 ], ids=str)  # fmt: skip
-@torch.no_grad()
-def test_logits_are_those_of_a_llama(shape):
+def test_logits_and_gradients_are_those_of_a_llama(shape):
     config = GPTConfig(block_size=24, vocab_size=37, n_layer=3, n_head=4, n_embd=32, n_inner=48, **shape)
     llama = perturb(transformers.LlamaForCausalLM(transformers.LlamaConfig(
         vocab_size=37,
@@ -40,13 +46,16 @@ def test_logits_are_those_of_a_llama(shape):
         attention_bias=config.bias,
         mlp_bias=config.bias,
         tie_word_embeddings=config.tie_weights,
-    ))).eval()  # fmt: skip
-    weights = {}
-    for name, tensor in llama.state_dict().items():
-        for theirs, ours in NAMES.items():
-            name = name.replace(theirs, ours)
-        weights[name] = tensor
-    model = GPT(config).eval()
-    model.load_state_dict(weights)  # which have the same names and shapes
-    idx = torch.randint(37, (2, 24), generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(model(idx)[0], llama(idx).logits, rtol=1e-4, atol=1e-4)
+    )))  # fmt: skip
+    model = GPT(config)
+    model.load_state_dict({our_name(name): tensor for name, tensor in llama.state_dict().items()})
+
+    idx = torch.randint(37, (2, 25), generator=torch.Generator().manual_seed(0))
+    logits, loss = model(idx[:, :-1], idx[:, 1:])
+    expected = llama(idx[:, :-1]).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    loss.backward()
+    F.cross_entropy(expected.flatten(0, 1), idx[:, 1:].flatten()).backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    theirs = {our_name(name): parameter.grad for name, parameter in llama.named_parameters()}
+    torch.testing.assert_close(gradients, theirs, rtol=1e-3, atol=1e-5)
