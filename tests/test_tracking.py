@@ -1,10 +1,16 @@
-"""Weights & Biases gets the numbers in log.jsonl."""
+"""Weights & Biases gets the numbers in log.jsonl, and a picture is drawn of them."""
 
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from conftest import TINY, error_of, log_of, refused
+from conftest import ROOT, TINY, error_of, log_of, refused
+
+sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there
+
+from plot import read_run
+
+PLOT = str(ROOT / "tests" / "bench" / "plot.py")
 
 
 class Pretended:
@@ -57,3 +63,18 @@ def test_wandb_is_not_installed(repo, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb", None)
     error = refused(repo, f"train.py {TINY} --out_dir=run --wandb", capsys)
     assert "this needs a package that is not installed: pip install wandb" in error
+
+
+def test_runs_in_one_picture(repo, capsys):
+    """The FLOPs of training until each evaluation, also where a run has resumed, and the loss."""
+    run = f"train.py {TINY} --lr_decay=none"
+    repo(f"{run} --out_dir=out/a")
+    repo(f"{run} --out_dir=out/a --init_from=resume --max_iters=8")
+    (*_, operations), (*_, loss) = read_run(Path("out/a"))
+    assert loss == log_of("out/a", "eval")[-1]["val_loss"]
+    assert operations == 8 * 2 * 16 * log_of("out/a", "start")[0]["flops_per_token"]
+
+    repo(f"{run} --out_dir=out/deeper/b$_{{x$")
+    assert "no evaluated run in: nowhere" in error_of(repo, [PLOT, "nowhere"], capsys)
+    assert repo([PLOT, "out", "--out=both.svg"]).endswith("figure: both.svg\n")
+    assert Path("both.svg").read_bytes().startswith(b"<?xml")
