@@ -3,11 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 
 from cover import perturb
 from model import GPT, GPTConfig
-
-transformers = pytest.importorskip("transformers")
 
 NAMES = {  # Llama's names of modules -> ours
     "model.embed_tokens": "embed",

@@ -75,9 +75,10 @@ def file_lock(file, wait=False) -> bool:
 
 @file_errors()
 def read_text(path) -> str:
-    """Return the text of a UTF-8 file, with its own line ends: the same text on every system."""
+    """Return the text of a UTF-8 file, or of standard input ("-"), with its own line ends, which no system changes."""
+    content = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
     try:
-        return Path(path).read_bytes().decode("utf-8").removeprefix("\ufeff")  # the byte-order mark of some editors
+        return content.decode("utf-8").removeprefix("\ufeff")  # the byte-order mark of some editors
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text at byte {error.start}") from None
 

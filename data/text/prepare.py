@@ -35,7 +35,7 @@ OTHERS = (".csv", ".tsv", ".json", ".parquet", ".arrow", ".gz", ".bz2", ".xz", "
 
 def text_files(path):
     """Return `path` itself ("-" is standard input) or the texts below a folder, by name, but not the hidden ones."""
-    path = Path("/dev/stdin" if path == "-" else path).expanduser()
+    path = Path(path).expanduser()
     if not path.is_dir():
         if path.suffix.lower() in OTHERS:
             raise UserError(f"{path}: {other_program(path)}")
