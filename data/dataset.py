@@ -43,7 +43,7 @@ def read_meta(folder) -> dict:
     try:
         meta = json.loads(path.read_bytes())
         version = meta["version"]
-    except (LookupError, TypeError, ValueError):
+    except (KeyError, ValueError):
         raise damaged(path, "not written by prepare.py") from None
     if version != VERSION:
         raise damaged(path, f"version {version}; this program reads version {VERSION}")

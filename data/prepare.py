@@ -36,8 +36,8 @@ def dataset_folder(name) -> Path:
 def new_folder(name, script) -> Path:
     """Return the folder of a dataset that `script` is to make. Raise a UserError if it cannot."""
     folder = dataset_folder(name)
-    if folder.parent == DATA and not re.fullmatch(r"\w[\w.-]{0,99}", name):
-        raise UserError(f"name = {name!r} is invalid: use up to 100 letters, digits, '_', '-' and '.'")
+    if folder.parent == DATA and not re.fullmatch(r"\w[\w.-]*", name):
+        raise UserError(f"name = {name!r} is invalid: use letters, digits, '_', '-' and '.'")
     own = folder / "prepare.py"
     if own.exists() and not own.samefile(script):
         raise UserError(f"name = {name!r} is invalid: {folder} has its own prepare.py; choose another name")

@@ -120,7 +120,6 @@ def test_a_separator_ends_documents_and_its_line(tmp_path, monkeypatch, capsys):
     ("a.jsonl", b'{"text": "good"}\n{"text": 3}', "a.jsonl: line 2 is not JSON with a text in field 'text'"),
     ("a.jsonl", b'{"title": "good"}\n', "line 1 is not JSON with a text in field 'text'"),
     ("a.jsonl", b'{"text": "good"}\n\n{"text": "cut', "line 3 is not JSON"),
-    ("a.jsonl", b"[" * 10**5, "line 1 is not JSON"),
     ("a.txt", b"good text and then " + b"more of it " * 20 + b"\xff bad", "a.txt: not UTF-8 text at byte 239"),
 ], ids=count())  # fmt: skip
 def test_bad_files(tmp_path, name, content, named):

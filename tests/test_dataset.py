@@ -25,7 +25,7 @@ def dataset(train, val):
 FORM = "meta.json: not written by prepare.py"
 SIZE, HASH = "its size differs from meta.json", "changed since prepare.py wrote it (SHA-256)"
 DAMAGE = [  # a file, what becomes of its bytes, and what is said
-    *(("meta.json", lambda old, new=new: new, FORM) for new in (b"", b"\xff", b"{}", b"[]", b"null", b"5")),
+    *(("meta.json", lambda old, new=new: new, FORM) for new in (b"", b"\xff", b"{}")),
     ("meta.json", lambda old: old.replace(b'"version": 2', b'"version": 1'), "meta.json: version 1; this program"),
     ("meta.json", lambda old: old.replace(b"uint16", b"uint32"), f"train.bin: {SIZE}"),
     ("val.bin", lambda old: old[:3], f"val.bin: {SIZE}"),

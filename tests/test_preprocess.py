@@ -193,7 +193,7 @@ def test_a_text_is_prepared_without_pytorch(repo):
     ("text good.txt missing.txt", "missing.txt: No such file"),
     ("text latin.txt", "latin.txt: not UTF-8 text at byte 3"),
     ("text config/runtime", "config/runtime: no .txt, .md or .jsonl files below"),
-    ("text good.txt --name=..", "name = '..' is invalid: use up to 100 letters"),
+    ("text good.txt --name=..", "name = '..' is invalid: use letters, digits"),
     ("text good.txt --tokeniser=char", "--tokeniser: unknown setting .did you mean tokenizer"),
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
     ("text good.txt --name=dataset.py", "data/dataset.py: File exists"),

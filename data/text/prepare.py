@@ -47,11 +47,11 @@ def text_files(path):
         cure = f"; {other_program(path)}" if others else ""
         raise UserError(f"{path}: no .txt, .md or .jsonl files below this folder{cure}")
     if others:
-        print0(f"NOTE    {path}: left out {first_of(others)}: not plain text or .jsonl")
+        print0(f"NOTE    {path}: left out {summary(others)}: not plain text or .jsonl")
     return texts
 
 
-def first_of(files):
+def summary(files):
     return files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
 
 
@@ -80,7 +80,7 @@ def read_line(path, number, line):
     try:
         document = json.loads(line)[field] if line.strip() else None
         return (document or "").encode(errors="replace").decode()  # JSON can hold a lone surrogate
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+    except (AttributeError, LookupError, TypeError, ValueError):
         raise UserError(f"{path}: line {number} is not JSON with a text in field {field!r}") from None
 
 
@@ -96,7 +96,7 @@ if __name__ == "__main__":
     files = [file for real, file in found.items() if real not in held_out]
     if not files:
         raise UserError("nothing to train on: give files or folders, as in python data/text/prepare.py my.txt")
-    source = first_of(files) + (f", validated on {val}" if val else "")
+    source = summary(files) + (f", validated on {val}" if val else "")
     documents = [document for file in files for document in read_documents(file)]
     train_documents = len(documents) if val else None
     documents += [document for file in val_files for document in read_documents(file)]
