@@ -385,7 +385,7 @@ class Block(nn.Module):
         out = self.sum_layers([*reruns, mlp], residual=h) if self.summed == "mlp" else h + mlp
         return out, own if self.keeps else None
 
-    # The next four are compiled one by one where layers are rerun, so none calls another.
+    # Where layers are rerun, the next four are compiled one by one, so none of them calls another.
 
     def first_run(self, x, rope, earlier, cache):
         """Return this layer's Kept and attn_l(x)."""
@@ -418,9 +418,9 @@ class Block(nn.Module):
 
     def weights(self):
         """Return w_i of the layers 0..l."""
-        m = self.layer + 1
         if self.weighting == "learned":
             return self.mix.softmax(dim=0).unbind()
+        m = self.layer + 1
         return [{"one": 1.0, "mean": 1 / m}[self.weighting]] * m
 
 
@@ -440,10 +440,10 @@ class GPT(nn.Module):
         self.norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         self.head = linear(config.n_embd, config.vocab_size)
         self.tie_weights()
-        self.register_load_state_dict_post_hook(lambda model, incompatible_keys: model.tie_weights())
+        self.register_load_state_dict_post_hook(GPT.tie_weights)  # with assign=True, loading gives each its own
 
-    def tie_weights(self):
-        """Make the embedding and the head one matrix, if the config says so. Some ways of loading give each its own."""
+    def tie_weights(self, incompatible_keys=None):
+        """Make the embedding and the head one matrix, if the config says so."""
         if self.config.tie_weights:
             self.embed.weight = self.head.weight
 
