@@ -56,7 +56,7 @@ def check_input(folder, meta):
     if folder.name == "text" or not (text.exists() and script.exists()):  # data/text is made from other files
         return
     if sha256(read_text(text).encode()) != meta["text_sha256"]:
-        defaults, _ = read_settings(script, [])
+        defaults = read_settings(script, []).defaults
         used = meta["settings"]
         options = [f"--{name}={used[name]}" for name in used if name in defaults and used[name] != defaults[name]]
         raise UserError(f"{text} has changed since it was prepared: run {command(script, *options)}")

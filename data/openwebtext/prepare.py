@@ -10,17 +10,6 @@ as Salesforce/wikitext:wikitext-103-raw-v1; a table or a compressed file, such a
 --name=wikitext keeps it apart from OpenWebText.
 """
 
-import glob
-import sys
-from itertools import chain
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
-from config import start_program
-from config.runtime.program import UserError, import_optional, one_line
-from data.prepare import new_folder, prepare
-
-# -----------------------------------------------------------------------------
 name = "openwebtext"  # for train.py's --dataset: a folder in data/ or, with a slash, the path of any folder
 dataset = "Skylion007/openwebtext"  # name on the hub, file or folder
 limit = 0.0  # gigabytes of text; 0: all of it
@@ -28,7 +17,16 @@ field = "text"  # column with the text
 tokenizer = "gpt2"  # char, bpe, gpt2 or run:FOLDER
 vocab_size = 0  # number of bpe tokens to learn; 0: 1024
 val_fraction = 0.0005  # share of the text kept for validation
-# -----------------------------------------------------------------------------
+
+import glob
+import sys
+from itertools import chain
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
+from config import configure
+from config.runtime.program import UserError, import_optional, one_line
+from data.prepare import new_folder, prepare
 
 REVISIONS = {"Skylion007/openwebtext": "79d93d786212f7344586290adb811d4ae6a1762c"}  # the same text for everyone
 
@@ -78,8 +76,7 @@ def read_texts():
 
 
 if __name__ == "__main__":
-    _, given = start_program(__file__)
-    globals().update(given)
+    configure(globals())
     folder = new_folder(name, __file__)
     source = f"{limit} GB of {dataset}" if limit else dataset
     prepare(folder, read_texts(), source, tokenizer, vocab_size, val_fraction)

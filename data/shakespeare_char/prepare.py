@@ -9,7 +9,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
-from config import start_program
+from config import configure
 from config.runtime.program import atomic_write, file_errors, print0, read_text, sha256
 from data.prepare import new_folder, prepare
 
@@ -53,7 +53,7 @@ def fallback_text(path, why) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    start_program(__file__)  # there are no settings: whatever is given is an error
+    configure(globals())  # there are no settings: whatever is given is an error
     folder = new_folder("shakespeare_char", __file__)
     text, source = tiny_shakespeare(folder)
     prepare(folder, text, source)

@@ -7,18 +7,6 @@ Hugging Face hub and texts too large for memory: data/openwebtext/prepare.py --h
 Byte-pair tokenizers encode any text. A character tokenizer fails at the first character it does not know.
 """
 
-import json
-import re
-import sys
-from glob import glob
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
-from config import start_program
-from config.runtime.program import UserError, command, print0, read_text
-from data.prepare import new_folder, prepare
-
-# -----------------------------------------------------------------------------
 name = "text"  # for train.py's --dataset: a folder in data/ or, with a slash, the path of any folder
 field = "text"  # field of a .jsonl file with the text
 separator = ""  # text that separates the documents of a plain file, such as <|endoftext|>
@@ -26,7 +14,17 @@ tokenizer = "char"  # char, bpe, gpt2 or run:FOLDER
 vocab_size = 0  # number of bpe tokens to learn; 0: 1024
 val_fraction = 0.1  # share of the text kept for validation: its end
 val = ""  # file or folder to validate on, instead of that share
-# -----------------------------------------------------------------------------
+
+import json
+import re
+import sys
+from glob import glob
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
+from config import configure
+from config.runtime.program import UserError, command, print0, read_text
+from data.prepare import new_folder, prepare
 
 
 TEXTS = (".txt", ".md", ".jsonl")  # what is read from a folder
@@ -87,8 +85,7 @@ def read_line(path, number, line):
 if __name__ == "__main__":
     options = [argument for argument in sys.argv[1:] if argument.startswith("-") and argument != "-"]
     paths = [argument for argument in sys.argv[1:] if argument not in options]
-    _, given = start_program(__file__, options)
-    globals().update(given)
+    configure(globals(), options)
     folder = new_folder(name, __file__)
     val_files = text_files(val) if val else []
     held_out = {file.resolve() for file in val_files}  # they may be in a folder that is trained on

@@ -8,6 +8,13 @@ Every argument is a variant, written as for train.py, quoted if it has several w
 is the baseline. Settings outside quotes apply to all. Rerun the command to continue: no run is done twice.
 """
 
+against = ""  # a commit, such as HEAD: the baseline is the first variant as that commit has it
+out = "out/compare"  # folder of the copies of the code and the runs
+tune = True  # search for each variant's best learning rate, starting at its own
+seeds = 5  # runs of each variant at its best rate
+first_seed = 1  # 101, for example, confirms a verdict on new seeds; the search uses the seed before
+workers = 0  # runs at a time, with a thread each; 0: as many as there are cores; on a GPU, use 1
+
 import io
 import json
 import math
@@ -29,15 +36,6 @@ from config import read_settings, start_program
 from config.runtime.program import UserError, file_lock, import_optional, sha256
 from data.prepare import ensure_prepared
 
-# -----------------------------------------------------------------------------
-against = ""  # a commit, such as HEAD: the baseline is the first variant as that commit has it
-out = "out/compare"  # folder of the copies of the code and the runs
-tune = True  # search for each variant's best learning rate, starting at its own
-seeds = 5  # runs of each variant at its best rate
-first_seed = 1  # 101, for example, confirms a verdict on new seeds; the search uses the seed before
-workers = 0  # runs at a time, with a thread each; 0: as many as there are cores; on a GPU, use 1
-# -----------------------------------------------------------------------------
-
 CODE = ("*.py", "config/**/*.py", "data/**/*.py", "tests/*.py")  # the files of a copy of the code
 VERDICTS = ("does not pay", "undecided", "tie", "pays")  # from the worst to the best
 Variant = namedtuple("Variant", "name home settings")  # home: the copy of its code; settings: all of its train.py's
@@ -47,10 +45,10 @@ def read_variant(words, common, home):
     """Return the Variant of an argument. Its config files are those of its code."""
     name, _, rest = f"{words} ".rpartition(": ")
     own = [str(home / word) if (home / word).is_file() else word for word in shlex.split(rest)]
-    defaults, given = read_settings(home / "train.py", [*common, *own])
-    if taken := given.keys() & {"seed", "out_dir", "init_from", "eval_only"}:
+    settings = read_settings(home / "train.py", [*common, *own])
+    if taken := settings.given.keys() & {"seed", "out_dir", "init_from", "eval_only"}:
         raise UserError(f"leave out {', '.join(sorted(taken))}, which a comparison sets itself")
-    return Variant(name or words, home, defaults | given)
+    return Variant(name or words, home, settings.values)
 
 
 def copy_code(commit, folder):
@@ -188,12 +186,11 @@ def as_table(header, rows):
 
 
 def main(argv):
-    names = ["-h", "--help", *(f"--{name}" for name in read_settings(__file__, [])[0])]
+    names = ["-h", "--help", *(f"--{name}" for name in read_settings(__file__, []).defaults)]
     own = [word for word in argv if word.partition("=")[0] in names]
     common = [word for word in argv if word.startswith("--") and word not in own]  # options for all variants
     words = [word for word in argv if word not in own + common]
-    defaults, given = start_program(__file__, own)
-    options = defaults | given
+    options = start_program(__file__, own).values
     out, against = Path(options["out"]).resolve(), options["against"]
     if options["seeds"] < 2 or options["first_seed"] < 1 or len(words) < 2 - bool(against):
         raise UserError("a comparison needs two seeds, the first from 1, and two variants or --against=HEAD and one")

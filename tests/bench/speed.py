@@ -5,6 +5,8 @@ Variants are written as for compare.py, as in "kept: --residual=m1 --keep_input"
 speed of a shared machine drifts, but the median ratio of such pairs hardly does.
 """
 
+device = "auto"  # auto, cpu, cuda, cuda:1
+
 import statistics
 import sys
 import time
@@ -23,10 +25,6 @@ from config import read_settings, start_program
 from config.runtime.checkpoints import of_model
 from config.runtime.devices import compile_blocks, machine_name, pick_attention_kernel, pick_device, pick_dtype
 from model import GPT, GPTConfig
-
-# -----------------------------------------------------------------------------
-device = "auto"  # auto, cpu, cuda, cuda:1
-# -----------------------------------------------------------------------------
 
 SHAPE = {"block_size": 256, "n_layer": 6, "n_head": 6, "n_embd": 384, "vocab_size": 65}  # of all models
 SECONDS = 5  # of alternating steps
@@ -71,11 +69,11 @@ def alternate(one, other, turns=5):
 
 def main(argv):
     words = [word for word in argv if not word.startswith("-")]
-    defaults, given = start_program(__file__, [word for word in argv if word.startswith("-")])
-    device = pick_device((defaults | given)["device"])
+    own = start_program(__file__, [word for word in argv if word.startswith("-")]).values
+    device = pick_device(own["device"])
     torch.manual_seed(0)
     dtypes = torch.float32, pick_dtype("auto", device)
-    standard, _ = read_settings(ROOT / "train.py", [])
+    standard = read_settings(ROOT / "train.py", []).defaults
     rows = []
     for name, _, settings in (read_variant(one, [], ROOT) for one in words or VARIANTS):
         configs = [GPTConfig(**of_model(one) | SHAPE) for one in (standard, settings)]

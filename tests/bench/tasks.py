@@ -10,6 +10,9 @@ the document's widths and rates, then at equal widths or parameters and tuned ra
 continue. --out=tests/bench/results prints the tables of the committed results.
 """
 
+device = "auto"  # auto, cpu, cuda, cuda:1
+out = "out/bench"  # folder of the results
+
 import json
 import math
 import statistics
@@ -29,11 +32,6 @@ from config.runtime.devices import machine_name, pick_device
 from config.runtime.program import UserError, atomic_write
 from model import GPT, GPTConfig
 from speed import alternate, stepper
-
-# -----------------------------------------------------------------------------
-device = "auto"  # auto, cpu, cuda, cuda:1
-out = "out/bench"  # folder of the results
-# -----------------------------------------------------------------------------
 
 KINDS = {
     "standard": {},
@@ -338,11 +336,11 @@ EXPERIMENTS = {"recall": recall, "entailment": entailment, "micro": micro}
 
 def main(argv):
     words = [word for word in argv if not word.startswith("-")]
-    defaults, given = start_program(__file__, [word for word in argv if word.startswith("-")])
+    own = start_program(__file__, [word for word in argv if word.startswith("-")]).values
     if len(words) != 1 or words[0] not in EXPERIMENTS:
         raise UserError(f"'{' '.join(words)}' is invalid: the experiment must be one of {', '.join(EXPERIMENTS)}")
     torch.set_num_threads(1)  # the models are so small that threads would mostly wait for each other
-    EXPERIMENTS[words[0]](Sweep(words[0], defaults | given))
+    EXPERIMENTS[words[0]](Sweep(words[0], own))
 
 
 if __name__ == "__main__":
