@@ -4,9 +4,19 @@ Write text with a trained model: `python sample.py` uses the newest run.
 Every setting below can be given as --name=value, and --help lists them. Only the checkpoint is needed, not the data.
 """
 
-from config import check_range, start_program
+out_dir = ""  # folder of the run; empty: the newest one in out/
+checkpoint = "best"  # best: the one with the lowest validation loss; latest: the last one saved
+start = ""  # prompt; FILE:path reads it from a file; empty: the start token, or else a newline
+num_samples = 3  # number of samples
+max_new_tokens = 500  # tokens per sample, which is cut where the next document would begin
+temperature = 0.8  # below 1 favors likely tokens; 0: always the likeliest
+top_k = 0  # sample from the k likeliest tokens only; 0: from all
+seed = 1337  # the same seed gives the same text
+device = "auto"  # auto, cpu, cuda, cuda:1, mps
 
-defaults, given = start_program(__file__)  # of the settings below; --help ends here, before PyTorch is imported
+from config import check_range, configure
+
+configure(globals())  # by config files and --name=value; --help ends here, before PyTorch is imported
 
 from itertools import takewhile
 from pathlib import Path
@@ -19,22 +29,8 @@ from config.runtime.checkpoints import build_model
 from config.runtime.program import UserError, one_line, quiet_pipe, read_text
 from data.tokenizer import first_tokens, tokenizer_from_state
 
-# -----------------------------------------------------------------------------
-out_dir = ""  # folder of the run; empty: the newest one in out/
-checkpoint = "best"  # best: the one with the lowest validation loss; latest: the last one saved
-start = ""  # prompt; FILE:path reads it from a file; empty: the start token, or else a newline
-num_samples = 3  # number of samples
-max_new_tokens = 500  # tokens per sample, which is cut where the next document would begin
-temperature = 0.8  # below 1 favors likely tokens; 0: always the likeliest
-top_k = 0  # sample from the k likeliest tokens only; 0: from all
-seed = 1337  # the same seed gives the same text
-device = "auto"  # auto, cpu, cuda, cuda:1, mps
-# -----------------------------------------------------------------------------
-settings = defaults | given
-globals().update(settings)
-
-check_range(settings, "num_samples max_new_tokens", 1)
-check_range(settings, "temperature top_k seed", 0)
+check_range(globals(), "num_samples max_new_tokens", 1)
+check_range(globals(), "temperature top_k seed", 0)
 if checkpoint not in ("best", "latest"):
     raise UserError(f"checkpoint = {checkpoint!r} is invalid: it must be best or latest")
 ptdevice = pick_device(device)

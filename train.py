@@ -6,33 +6,9 @@ A run that was stopped or killed resumes: --init_from=resume --out_dir=FOLDER. O
 torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --grad_accum_steps=8
 """
 
-from config import start_program
-
-defaults, given = start_program(__file__)  # of the settings below; --help ends here, before PyTorch is imported
-
-import math
-import sys
-import time
-from contextlib import nullcontext
-from dataclasses import asdict
-from datetime import timedelta
-
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
-from config.runtime import checkpoints, devices, program, runs
-from config.runtime.program import UserError, command, print0
-from data.dataset import derive_seed, load_dataset
-from data.prepare import ensure_prepared
-from model import GPT
-
-code = checkpoints.code_version()  # before anyone edits what has just been imported
-
-# -----------------------------------------------------------------------------
 # run
-out_dir = ""  # folder of the run; empty: out/ and the config files' names or, without any, the dataset and the method
-init_from = "scratch"  # scratch, run:FOLDER (another run), resume, auto (resume if possible)
-seed = 1337  # the same seed on the same machine gives the same run
+out_dir = ""  # folder of the run; empty: one in out/, named after the config files (or the dataset) and the options
+init_from = "scratch"  # scratch, run:FOLDER (another run), resume (alone: the newest run), auto (resume if possible)
 # data
 dataset = "shakespeare_char"  # folder in data/, prepared when first used; with a slash: any folder
 batch_size = 16  # sequences per forward pass
@@ -59,8 +35,8 @@ tie_weights = False  # share one matrix between the embedding and the head
 # optimizer: AdamW
 max_iters = 800  # total steps
 learning_rate = 3e-3  # peak rate
-warmup_iters = 100  # warm-up steps
-lr_decay = "cosine"  # cosine, linear or none; ends at max_iters
+warmup_iters = 0  # warm-up steps; 0: a tenth of max_iters, but at most 100; 1: none
+lr_decay = "cosine"  # cosine, linear, wsd (constant, then linear over the last fifth) or none; ends at max_iters
 min_lr_frac = 0.1  # final rate as a fraction of the peak rate
 weight_decay = 0.1  # for matrices
 beta1 = 0.9
@@ -74,22 +50,37 @@ eval_only = False  # print the loss over the whole validation split and exit
 log_interval = 10  # steps between log lines
 wandb = False  # log to Weights & Biases too
 # system
+seed = 1337  # the same seed on the same machine gives the same run
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 dtype = "auto"  # auto, float32, bfloat16, float16
 compile = "auto"  # auto: on CUDA, for long runs; true (on a CPU, pays off after ten minutes); false
-# -----------------------------------------------------------------------------
-# everything between these two rules can be set by config files and --name=value (config/__init__.py)
 
-# settings: defaults <- checkpoint, if resuming <- config files <- --name=value (the last two are `given`)
-world_size = program.world_size()  # 1 without torchrun
-out = runs.run_folder(defaults | given, defaults, sys.argv[1:])
-settings, ckpt = runs.begin(out, defaults, given)  # ckpt: the checkpoint to resume from, or None
-resuming = ckpt is not None
+from config import start_program
+
+requested = start_program(__file__)  # the settings above and what overrides them; --help ends here, before PyTorch
+
+import math
+import time
+from contextlib import nullcontext
+from dataclasses import asdict
+from datetime import timedelta
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from config.runtime import checkpoints, devices, processes, program, runs
+from config.runtime.program import UserError, command, print0
+from data.dataset import derive_seed, load_dataset
+from data.prepare import ensure_prepared
+from model import GPT
+
+code = checkpoints.code_version()  # before anyone edits what has just been imported
+settings, ckpt, resuming = runs.begin(requested)  # ckpt: the checkpoint that the run goes on from, if any
 globals().update(settings)  # the names above now hold this run's values
 
 # device and data; ptdevice and ptdtype are PyTorch's, of the settings device and dtype
-ptdevice, rank = devices.pick_device(device), program.rank()
-program.join(ptdevice)
+ptdevice, rank, world_size = devices.pick_device(device), processes.rank(), processes.world_size()
+processes.join(ptdevice)
 machine = devices.machine_name(ptdevice)
 ptdtype = devices.pick_dtype(dtype, ptdevice)
 settings["dtype"] = str(ptdtype).removeprefix("torch.")  # instead of auto: a resumed run must keep it
@@ -102,24 +93,26 @@ if ptdevice.type == "cuda":
 data = load_dataset(ensure_prepared(dataset))
 if not eval_only:
     data.check_block_size(block_size)
+if ckpt:
+    runs.check_data(data, ckpt, same_text=resuming and not eval_only)
 tokens, tokens_per_iter = data.meta["tokens"], batch_size * grad_accum_steps * block_size
 
 # model
 torch.manual_seed(seed)
-iter_num, val_loss, best_val_loss, notes = 0, math.inf, math.inf, []
+iter_num, val_loss, best_val_loss = 0, math.inf, math.inf
+notes = runs.ineffective_settings(settings, requested.given)
 if resuming:
-    raw_model = runs.resumed_model(ckpt, settings, data)
-    iter_num, val_loss = ckpt["iter_num"], ckpt["val_loss"]
-    notes = runs.resume_notes(ckpt, settings, machine, code)
-elif init_from.startswith("run:"):
-    raw_model, notes = checkpoints.begin_from(checkpoints.load_source(init_from, data), settings, given)
+    raw_model = checkpoints.build_model(ckpt)
+    notes += runs.resume_notes(ckpt, settings, machine, code)
+    iter_num, val_loss, best_val_loss = ckpt["iter_num"], ckpt["val_loss"], ckpt["best_val_loss"]
+elif ckpt:
+    raw_model, new_weights = checkpoints.begin_from(ckpt, settings)
+    notes += new_weights
 else:
     vocab_size = data.meta["vocab_size"]
     if vocab_size > 10_000:  # GPT-2's 50,257 would misalign a GPU's products: 50,304 is a multiple of 64
         vocab_size += -vocab_size % 64
     raw_model = GPT(checkpoints.make_config(settings, vocab_size=vocab_size))
-globals().update(settings)  # again: what the model has inherited from another one is in them now
-notes = runs.ineffective_settings(settings, given) + notes
 raw_model.to(ptdevice)
 devices.pick_attention_kernel(raw_model, ptdevice, ptdtype)
 model = DistributedDataParallel(raw_model, gradient_as_bucket_view=True) if world_size > 1 else raw_model
@@ -130,8 +123,6 @@ scaler = torch.amp.GradScaler(ptdevice.type, enabled=ptdtype == torch.float16)
 if resuming and not eval_only:
     optimizer.load_state_dict(ckpt["optimizer"])
     scaler.load_state_dict(ckpt["scaler"])
-    # of best.pt, which may be newer than ckpt.pt and must not be replaced by a worse one
-    best_val_loss = checkpoints.load(checkpoints.find(out, "best"))["best_val_loss"]
 ckpt = None  # frees its memory
 
 
@@ -148,7 +139,8 @@ def get_lr(iter_num):
     if iter_num < warmup_iters:
         return learning_rate * (iter_num + 1) / warmup_iters
     ratio = (iter_num - warmup_iters) / max(max_iters - warmup_iters, 1)
-    coeff = {"cosine": (1 + math.cos(math.pi * ratio)) / 2, "linear": 1 - ratio, "none": 1}[lr_decay]
+    cosine, linear = (1 + math.cos(math.pi * ratio)) / 2, 1 - ratio
+    coeff = {"cosine": cosine, "linear": linear, "wsd": min(1, 5 * linear), "none": 1}[lr_decay]
     return learning_rate * (min_lr_frac + (1 - min_lr_frac) * coeff)
 
 
@@ -164,7 +156,7 @@ def estimate_loss(split, max_tokens):
         if count:  # a batch may have none, to keep the processes in step
             sums += torch.tensor([loss.item() * count, count])
     model.train()
-    total, count = program.all_reduce(sums).tolist()
+    total, count = processes.all_reduce(sums).tolist()
     return total / count
 
 
@@ -179,12 +171,12 @@ parameters, flops_per_token = raw_model.get_num_params(), devices.count_flops(ra
 size = f"{n_layer} layers, width {n_embd}, {n_head} heads, {parameters:,} parameters"
 counts = f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens"
 epochs = max_iters * tokens_per_iter / tokens["train"]
-origin = f"step {iter_num:,} of {out}" if resuming else init_from
+origin = f"step {iter_num:,} of {out_dir}" if resuming else init_from
 kept = ", input kept" if keep_input else ""
 print0(f"model   {attention} attention, {residual} residual{kept}: {size}, from {origin}")
 print0(f"data    {data.meta['source']} ({dataset}): {counts}")
 print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs")
-print0(f"device  {machine}, {settings['dtype']}; run in {out}")
+print0(f"device  {machine}, {settings['dtype']}; run in {out_dir}")
 for note in notes:
     print0(f"NOTE    {note}")
 
@@ -199,8 +191,8 @@ if eval_only:
 
 operations = flops_per_token * tokens_per_iter * (max_iters - iter_num)
 settings["compile"] = devices.compile_model(raw_model, compile, ptdevice, operations)
-program.barrier()  # all processes have read the folder's old state, so the first may now write to it
-run = runs.Run(out, iter_num, settings)
+processes.barrier()  # all processes have read the folder's old state, so the first may now write to it
+run = runs.Run(settings, iter_num)
 about = {"settings": settings, "config": asdict(raw_model.config), "data": data.meta, "machine": machine, "code": code}
 counted = {"parameters": parameters, "flops_per_token": flops_per_token}
 run.log("resume" if resuming else "start", iter_num, **about, **counted, notes=notes)
@@ -270,14 +262,14 @@ while iter_num < max_iters and not stopped_by:
     iter_num += 1
     local_iter_num += 1
 
-    stopped_by = program.all_reduce(torch.tensor(stop.number), "MAX").item()  # on the CPU: no wait for the GPU
+    stopped_by = processes.all_reduce(torch.tensor(stop.number), "MAX").item()  # on the CPU: no wait for the GPU
     evaluating = iter_num % steps_per_eval == 0 or iter_num == max_iters
     saving = iter_num % checkpoint_interval == 0 or iter_num == max_iters or stopped_by
     if not (evaluating or saving or iter_num % log_interval == 0):
         continue  # most steps end here
 
     # log, evaluate, save
-    lossf = (program.all_reduce(loss) / world_size).item()  # only here, because it waits for the GPU
+    lossf = (processes.all_reduce(loss) / world_size).item()  # only here, because it waits for the GPU
     norm = grad_norm.item()
     rescaling = scaler.is_enabled() and scaler.get_scale() > 1  # an overflow only lowers the scale of the next step
     if not math.isfinite(lossf) or not math.isfinite(norm) and not rescaling:
@@ -308,12 +300,12 @@ while iter_num < max_iters and not stopped_by:
 # -----------------------------------------------------------------------------
 
 if iter_num < max_iters:
-    print0(f"stopped after step {iter_num:,}, saved in {out / 'ckpt.pt'}; to resume: {run.resume_command(max_iters)}")
+    print0(f"stopped after step {iter_num:,}, saved in {out_dir}/ckpt.pt; to resume: {run.resume_command(max_iters)}")
     program.exit_together(128 + stopped_by)
 seconds, speed = time.perf_counter() - began, local_iter_num * tokens_per_iter / train_seconds
 run.log("end", iter_num, seconds=seconds, tokens_per_second=speed, best_loss=best_val_loss)
 print0(f"{timedelta(seconds=round(seconds))} for {local_iter_num:,} steps, {speed:,.0f} tokens/s while training")
-print0(f"lowest validation loss {best_val_loss:.4f}: {out / 'best.pt'}; latest: {out / 'ckpt.pt'}")
+print0(f"lowest validation loss {best_val_loss:.4f}: {out_dir}/best.pt; latest: {out_dir}/ckpt.pt")
 print0(f"to train longer: {run.resume_command(2 * max_iters)}")
-print0(f"to sample from it: {command('sample.py', f'--out_dir={out}')}")
+print0(f"to sample from it: {command('sample.py', f'--out_dir={out_dir}')}")
 program.exit_together()

@@ -1,8 +1,8 @@
-"""Settings: declared at the top of a program, changed by config files, then by the command line.
+"""Settings: the plain assignments at the top of a program, changed by config files, then by the command line.
 
-A program declares its settings as plain assignments, `max_iters = 2000  # optimizer steps`, between its first two
-rules (# and 77 dashes). It is run as `python train.py config/m1_shakespeare.py --max_iters=200`. The type of a setting
-is that of its default: str, bool, int or float. A name or a value that does not fit is an error, never a guess.
+The first statements of a program are its settings, `max_iters = 2000  # optimizer steps`, up to its first import. It is
+run as `python train.py config/m1_shakespeare.py --max_iters=200`. The type of a setting is that of its default: str,
+bool, int or float. A name or a value that does not fit is an error, never a guess.
 """
 
 import ast
@@ -14,41 +14,72 @@ import runpy
 import sys
 from contextlib import suppress
 from decimal import Decimal
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from config.runtime.program import UserError, choose_waiting, file_errors, install_excepthook, quiet_pipe
 
 BOOLS = {"true": True, "false": False}
-RULE = "# " + "-" * 77 + "\n"
 
 
-def start_program(program, argv=None) -> tuple[dict, dict]:
+class Settings(NamedTuple):
+    """The settings of a program, by their origin. Later ones override earlier ones."""
+
+    defaults: dict
+    files: list  # of each config file, in order: its path, and a dict
+    options: dict  # of --name=value
+
+    @property
+    def given(self) -> dict:
+        merged = {}
+        for values in [*(values for _, values in self.files), self.options]:
+            merged |= values
+        return merged
+
+    @property
+    def values(self) -> dict:
+        return self.defaults | self.given
+
+
+def configure(program, argv=None):
+    """Give the settings of a program their values for this run. `program` is its `globals()`."""
+    program.update(start_program(program["__file__"], argv).values)
+
+
+def start_program(program, argv=None) -> Settings:
     """Begin a program: return what read_settings does. Call it before PyTorch is imported, which takes seconds."""
     install_excepthook()  # from here on, users' mistakes end in one line and exit code 2
     choose_waiting()
     return read_settings(program, sys.argv[1:] if argv is None else argv)
 
 
-def read_settings(program, argv) -> tuple[dict, dict]:
-    """Return the defaults of `program` (its `__file__`), and the settings that override them: config files <- options.
-
-    `--help` prints the program's settings and exits.
-    """
-    source, defaults = Path(program).read_text(encoding="utf-8"), {}
-    block = (source.split(RULE) + [""])[1]  # between the first two rules
-    exec(block, {}, defaults)
+def read_settings(program, argv) -> Settings:
+    """Return the settings of `program` (its `__file__`), which is not run. `--help` prints them and exits."""
+    defaults, text = read_defaults(program)
     if "--help" in argv or "-h" in argv:
         quiet_pipe()
-        print(f"{ast.get_docstring(ast.parse(source)) or ''}\n\n{block.strip()}")
+        print(text)
         raise SystemExit(0)
-    files, options = {}, {}
+    files, options = [], {}
     for argument in argv:
         if argument.startswith("-"):
             options |= read_option(argument, defaults)
         else:
-            files |= read_file(find_file(argument, program), defaults)
-    return defaults, files | options
+            files.append((argument, read_file(find_file(argument, program), defaults)))
+    return Settings(defaults, files, options)
+
+
+def read_defaults(program) -> tuple[dict, str]:
+    """Return {name: default} of a program's settings, and its docstring with the lines that they stand on."""
+    source = Path(program).read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    docstring, *statements = tree.body
+    settings = list(takewhile(lambda statement: isinstance(statement, ast.Assign), statements))
+    defaults = {setting.targets[0].id: ast.literal_eval(setting.value) for setting in settings}
+    lines = source.splitlines()[docstring.end_lineno : statements[len(settings)].lineno - 1]
+    return defaults, "\n".join([ast.get_docstring(tree), *lines]).rstrip()
 
 
 def read_option(argument, defaults) -> dict:

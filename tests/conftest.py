@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -47,6 +48,15 @@ def copy_repository(folder):
     (folder / "data" / "shakespeare_bpe" / "input.txt").write_text(TEXT)
     prepare(folder / "data" / "shakespeare_char", TEXT, "test")
     return folder
+
+
+def shrink(*programs):
+    """Make the options of TINY the defaults of programs or config files, so that no command needs to give them."""
+    for path in map(Path, programs):
+        text = path.read_text()
+        for name, value in re.findall(r"--(\w+)=(\w+)", TINY):
+            text = re.sub(rf"^{name} = \S+", f"{name} = {value if value.isdigit() else repr(value)}", text, flags=re.M)
+        path.write_text(text)
 
 
 def run_program(program, *arguments):

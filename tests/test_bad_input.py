@@ -49,7 +49,7 @@ TRAIN_ARGUMENTS = {
     "--init_from=gpt2": "init_from = 'gpt2' .*auto, run:FOLDER",
     "--device=cuda:99": "device = 'cuda:99' .*this machine has .*cpu",
     # folders and files
-    "--init_from=resume": "out/shakespeare_char/ckpt.pt: No such file",
+    "--init_from=resume": r"out/shakespeare_char-\S+/ckpt.pt: No such file",
     "--eval_only": "eval_only = True needs a trained model: add --init_from=resume",
     "--n_head=3 --dataset=shakespeare_bpe": "n_head = 3 .* divisor of n_embd = 16",  # and nothing is prepared
     "--init_from=run:out/nowhere --dataset=shakespeare_bpe": "out/nowhere/best.pt: No such file",
@@ -65,7 +65,7 @@ def test_train(repo, capsys, arguments):
 
 
 def test_no_number_is_negative(repo, capsys):
-    for name, value in read_settings(ROOT / "train.py", [])[0].items():
+    for name, value in read_settings(ROOT / "train.py", []).defaults.items():
         if type(value) in (int, float):
             check(repo, f"{TRAIN} --{name}=-1", f"{name} = -1(.0)? .* [01]", capsys)
 

@@ -17,7 +17,8 @@ from torch.multiprocessing import ProcessExitedException
 from torch.nn.parallel import DistributedDataParallel
 
 import data.prepare
-from config.runtime.program import exit_program, rank, world_size
+from config.runtime.processes import rank, world_size
+from config.runtime.program import exit_program
 from conftest import TINY, differences, load, log_of, progress, refused, run_program
 from cover import GRID, perturb, settings
 from data.dataset import Dataset

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from config import RULE, read_settings
-from conftest import TINY, log_of
+from config import read_defaults, read_settings
+from conftest import TINY, log_of, shrink
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = ROOT / "tests" / "bench"
@@ -61,11 +61,11 @@ def test_commands_parse(page, command, monkeypatch):
     assert (ROOT / program).is_file()
     files = [argument for argument in arguments if not argument.startswith("-")]
     if program.endswith(("compare.py", "speed.py")):
-        own, _ = read_settings(BENCH / "compare.py", [])
+        own, _ = read_defaults(BENCH / "compare.py")
         common = [word for word in arguments if word[:2] == "--" and word[2:].partition("=")[0] not in own]
         for one in (word for word in arguments if not word.startswith("--")):
             importlib.import_module("compare").read_variant(one, common, ROOT)
-    elif RULE in (ROOT / program).read_text(encoding="utf-8"):
+    elif "config import" in (ROOT / program).read_text(encoding="utf-8"):
         of_another_kind = files if program != "train.py" else []  # texts, tasks
         read_settings(ROOT / program, [argument for argument in arguments if argument not in of_another_kind])
 
@@ -73,10 +73,11 @@ def test_commands_parse(page, command, monkeypatch):
 def test_the_commands_of_the_first_page_work(repo):
     for name in ("my.txt", "new.txt"):
         shutil.copy("data/shakespeare_char/input.txt", name)
-    tiny = {"train.py": TINY.split(), "sample.py": ["--max_new_tokens=3", "--device=cpu"]}
+    shrink("train.py", "config/size_gpu.py")
     for page, command in COMMANDS:
         program, *arguments = shlex.split(command.replace("=1600", "=6"), comments=True)
         if page == "README.md" and "compare.py" not in program:
-            assert "new weights" not in repo([program, *tiny.get(program, []), *arguments])
-    for run in ("m1_shakespeare", "plays-m1", "new", "m1_shakespeare-size_gpu"):
+            assert "new weights" not in repo([program, *arguments])
+    fine_tuned = "new-init_from=plays-m1-learning_rate=0.0003"
+    for run in ("m1_shakespeare", "plays-m1", fine_tuned, "m1_shakespeare-size_gpu-grad_accum_steps=2"):
         assert Path(f"out/{run}/ckpt.pt").exists()

@@ -16,9 +16,7 @@ from config.runtime.runs import METHOD
 
 CONFIGS = Path(config.__file__).parent
 PROGRAM = '''"""A program."""
-from config import start_program
 
-# -----------------------------------------------------------------------------
 # a comment of its own
 dataset = "words"  # folder below data/
 compile = "auto"   # auto, true or false
@@ -26,8 +24,8 @@ max_iters = 2000
 offset = -1        # negative numbers are literals, too
 dropout = 0.1      # share dropped
 bias = False       # biases
-# -----------------------------------------------------------------------------
-defaults, given = start_program(__file__)
+
+import config
 later = 5
 '''
 DEFAULTS = {"dataset": "words", "compile": "auto", "max_iters": 2000, "offset": -1, "dropout": 0.1, "bias": False}
@@ -46,13 +44,14 @@ def test_files_in_order_then_options(program, tmp_path, monkeypatch):
     Path(first).write_text('"""A file."""\nimport math\nfrom math import sqrt\ndropout = 0\nmax_iters = 10\n_x = 1')
     Path(second).write_text("max_iters = 20\noffset = -5\ndef helper(): pass")
     expected = {"dropout": 0.0, "max_iters": 20, "offset": 7}
-    assert read_settings(program, [first, "--offset=7", second]) == (DEFAULTS, expected)
-    assert read_settings(program, [second, first])[1]["max_iters"] == 10
-    assert read_settings(program, ["--bias"])[1] == {"bias": True}
-    assert read_settings(program, [second, "--max_iters=2000"])[1] == {"max_iters": 2000, "offset": -5}
+    assert read_settings(program, [first, "--offset=7", second])[0] == DEFAULTS
+    assert read_settings(program, [first, "--offset=7", second]).given == expected
+    assert read_settings(program, [second, first]).given["max_iters"] == 10
+    assert read_settings(program, ["--bias"]).given == {"bias": True}
+    assert read_settings(program, [second, "--max_iters=2000"]).given == {"max_iters": 2000, "offset": -5}
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert read_settings(program, ["second.py"])[1]["max_iters"] == 20  # found next to the program
+    assert read_settings(program, ["second.py"]).given["max_iters"] == 20  # found next to the program
 
 
 @pytest.mark.parametrize("value, default, expected", [
@@ -108,7 +107,7 @@ def test_errors_of_the_command_line_and_of_config_files(program, argument, confi
 def test_help_prints_the_settings_as_they_stand(program, capsys):
     with pytest.raises(SystemExit) as end:
         read_settings(program, ["--max_iters=5", "--help"])
-    block = PROGRAM.split(config.RULE)[1].strip()
+    block = PROGRAM[PROGRAM.index("# a comment") : PROGRAM.index("import")].strip()
     assert end.value.code == 0 and capsys.readouterr().out == f"A program.\n\n{block}\n"
 
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from config.runtime import checkpoints
+from config import read_settings
+from config.runtime import checkpoints, runs
 from config.runtime.checkpoints import build_model
 from config.runtime.devices import pick_dtype
 from config.runtime.program import choose_waiting
-from conftest import ROOT, TEXT, TINY, contents, load, log_of
+from conftest import ROOT, TEXT, TINY, contents, load, log_of, shrink
 from data.dataset import load_dataset
 from data.prepare import prepare
 from data.tokenizer import tokenizer_from_state
@@ -29,14 +30,16 @@ RUN = f"train.py {TINY} --out_dir={OUT}"
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_trains_and_samples(repo, name):
     method = "config/m1_shakespeare.py " if name.startswith("size_") else ""
-    repo(f"train.py {method}config/{name} {TINY} --max_iters=2 --grad_accum_steps=1")
+    shrink("train.py", f"config/{name}")
+    repo(f"train.py {method}config/{name} --max_iters=2")
     shown = repo("sample.py --num_samples=1 --max_new_tokens=20")
     assert f"out/{'m1_shakespeare-' if method else ''}{Path(name).stem}/" in shown
 
 
 def test_what_a_person_sees(repo):
     Path("data/shakespeare_char/meta.json").unlink()
-    shown = repo(f"train.py config/m1_shakespeare.py {TINY}")
+    shrink("train.py")
+    shown = repo("train.py config/m1_shakespeare.py")
     for words in (
         "running data/shakespeare_char/prepare.py",
         "m1 residual",
@@ -47,14 +50,37 @@ def test_what_a_person_sees(repo):
         assert re.search(words, shown), words
 
 
-@pytest.mark.parametrize("options, name", [
+@pytest.mark.parametrize("arguments, name", [
     ("--attention=w2 --residual=m1 --keep_input", "shakespeare_char-w2-m1-keep_input"),
-    ("--attention=summed_qk --qk_scale=5.6 --n_layer=3", "shakespeare_char-summed_qk-5.6"),
-    ("config/m1_shakespeare.py --attention=w2", "m1_shakespeare"),
+    ("--attention=summed_qk --qk_scale=5.6 --n_layer=2", "shakespeare_char-n_layer=2-summed_qk-5.6"),
+    ("--dataset=texts/my --bias --batch_size=32", "my-batch_size=32-bias"),
+    ("M1 SIZE", "m1_shakespeare-size_gpu"),
+    ("M1 --keep_input", "m1_shakespeare-keep_input"),
+    ("M1 --seed=2 --learning_rate=1e-3", "m1_shakespeare-learning_rate=0.001-seed=2"),
+    ("M1 --learning_rate=0.0010 --seed=2", "m1_shakespeare-learning_rate=0.001-seed=2"),
+    ("M1 --attention=w2 --dataset=/tmp/my*plays/", "m1_shakespeare-dataset=tmp_my_plays-attention=w2"),
+    # what a resumed run may change
+    ("M1 --max_iters=9 --eval_interval=3 --device=cpu --compile=false", "m1_shakespeare"),
+    # what the file and the defaults say
+    ("M1 --residual=m1 --attention=standard --seed=1337", "m1_shakespeare"),
+    ("M1 --qk_scale=5.2 --sigma=diagonal", "m1_shakespeare"),  # which have no effect
+    ("M1 --seed=2 --out_dir=out/here", "here"),
 ])  # fmt: skip
-def test_a_folder_is_named_after_config_files_or_dataset_and_method(repo, options, name):
-    repo(f"train.py {TINY} --max_iters=1 {options}")
-    assert [path.name for path in Path("out").iterdir()] == [name]
+def test_a_folder_is_named_after_what_defines_the_run(monkeypatch, arguments, name):
+    monkeypatch.chdir(ROOT)
+    arguments = arguments.replace("M1", "config/m1_shakespeare.py").replace("SIZE", "config/size_gpu.py")
+    settings, _, _ = runs.begin(read_settings("train.py", arguments.split()))
+    assert settings["out_dir"] == str(Path("out", name))
+
+
+def test_runs_that_differ_have_folders_of_their_own_and_resume_there(repo):
+    shrink("train.py")
+    for options in ("", " --keep_input", " --seed=2"):
+        repo(f"train.py config/m1_shakespeare.py{options}")
+    repo("train.py config/m1_shakespeare.py --keep_input --init_from=resume --max_iters=5")
+    repo("train.py --init_from=resume --max_iters=6")  # the newest run
+    steps = {path.parent.name: load(path)["iter_num"] for path in Path("out").glob("*/ckpt.pt")}
+    assert steps == {"m1_shakespeare": 4, "m1_shakespeare-keep_input": 6, "m1_shakespeare-seed=2": 4}
 
 
 @pytest.mark.parametrize("options, idle", [

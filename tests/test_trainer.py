@@ -25,9 +25,11 @@ CASES = {
     "accumulated, clipped": "--grad_accum_steps=4 --grad_clip=0.2",
     "cosine to 0.3": "--min_lr_frac=0.3",
     "linear to 0.3": "--lr_decay=linear --min_lr_frac=0.3",
+    "constant, then linear to 0.3": "--lr_decay=wsd --min_lr_frac=0.3 --max_iters=12",
     "no decay": "--lr_decay=none --min_lr_frac=0.3",
-    "no warm-up": "--warmup_iters=0",
+    "no warm-up": "--warmup_iters=1",
     "nothing but warm-up": "--warmup_iters=9",
+    "warm-up of a tenth": "--warmup_iters=0 --max_iters=21",
     "other betas": "--beta1=0.5 --beta2=0.6",
     "weight decay of matrices only": "--weight_decay=1 --bias --attention=summed_qk --qk_scale=5.4",
     "dropout": "--dropout=0.3 --grad_accum_steps=4",
@@ -45,8 +47,7 @@ def test_the_loop_equals_the_explicit_one(repo, slow_bfloat16, name):
     prepare("data/text", TEXT, "test")
     program, *arguments = f"{RUN} {CASES[name]}".split()
     repo([program, *arguments])
-    defaults, given = read_settings(program, arguments)
-    settings = defaults | given
+    settings = read_settings(program, arguments).values
     use_plain_attention(settings["dtype"] == "bfloat16")  # as train.py does
     log, weights = trainer.train(settings)
 

@@ -67,14 +67,17 @@ def token_losses(s, model, x, y):
 
 def learning_rate(s, step):
     """Return a rate that rises in equal parts to s.learning_rate, then falls towards min_lr_frac of it at max_iters."""
-    if step < s.warmup_iters:
-        return s.learning_rate * (step + 1) / s.warmup_iters
+    warmup = s.warmup_iters or min(100, math.ceil(0.1 * s.max_iters))
+    if step < warmup:
+        return s.learning_rate * (step + 1) / warmup
     lowest = s.learning_rate * s.min_lr_frac
-    fallen = (step - s.warmup_iters) / (s.max_iters - s.warmup_iters)
+    fallen = (step - warmup) / (s.max_iters - warmup)
     if s.lr_decay == "cosine":
         return lowest + (s.learning_rate - lowest) * 0.5 * (1 + math.cos(math.pi * fallen))
     if s.lr_decay == "linear":
         return s.learning_rate + (lowest - s.learning_rate) * fallen
+    if s.lr_decay == "wsd" and fallen > 0.8:
+        return s.learning_rate + (lowest - s.learning_rate) * (fallen - 0.8) / 0.2
     return s.learning_rate
 
 

@@ -1,9 +1,11 @@
 """Checkpoints: where they are, how they are read, the models in them, and the code that they were made with."""
 
+import os
 import re
 import subprocess
 from contextlib import suppress
 from dataclasses import fields
+from glob import glob
 from pathlib import Path
 
 import torch
@@ -17,14 +19,16 @@ CODE = ("model.py", "train.py")  # of which a run remembers the version
 # settings that always come from the model that another one begins from, and those that never do
 SHAPE = {"n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "bias", "rope_theta", "norm_eps", "tie_weights"}
 NOT_INHERITED = {"block_size", "dropout"}
-OWN = r"\.attn\.(?!\w+_proj\.)"  # weights of an attention kind that others do not have
-# weights that mean something else under another value of a setting, in spite of the same name and shape
-MEANING = {"attention": OWN, "w2_score": OWN, "qk_scale": r"\.attn\.(log_a|a|b)$", "residual": r"\.mix$"}
 
 
 @file_errors()
 def find(folder, prefer="latest"):
-    """Return the path of ckpt.pt ("latest") or best.pt ("best") of a run, or the other one if only that exists."""
+    """Return the path of ckpt.pt ("latest") or best.pt ("best") of a run, or the other one if only that exists.
+
+    A path that ends in .pt is itself the checkpoint.
+    """
+    if folder.suffix == ".pt":
+        return folder
     path, other = folder / "ckpt.pt", folder / "best.pt"
     if prefer == "best":
         path, other = other, path
@@ -32,17 +36,18 @@ def find(folder, prefer="latest"):
 
 
 def find_source(name):
-    """Return the path of the checkpoint that run:FOLDER names."""
+    """Return the path of the checkpoint that run:FOLDER, or run:FILE.pt, names."""
     return find(Path(name.removeprefix("run:")), prefer="best")
 
 
 def newest_run():
-    saved = list(Path("out").glob("*/*.pt"))
+    """Return the folder below out/ that has the newest checkpoint."""
+    saved = [path for name in ("ckpt.pt", "best.pt") for path in glob(f"out/**/{name}", recursive=True)]
     if not saved:
         train = command("train.py", "config/m1_shakespeare.py")
         cure = f"train one first ({train}), or name one with --out_dir=FOLDER"
         raise UserError(f"{Path('out').absolute()} holds no run: {cure}")
-    return max(saved, key=lambda path: path.stat().st_mtime).parent
+    return Path(max(saved, key=os.path.getmtime)).parent
 
 
 @file_errors()
@@ -57,21 +62,6 @@ def load(path) -> dict:
         versions = f"version {checkpoint['version']!r}; this program reads version {VERSION}"
         raise UserError(f"{path}: checkpoint {versions}: train again")
     return checkpoint | {"path": path}
-
-
-def load_source(name, data) -> dict:
-    """Return the checkpoint that run:FOLDER names, whose tokens must be those of the data."""
-    source = load(find_source(name))
-    check_tokens(data, source["tokenizer"], source["path"], name)
-    return source
-
-
-def check_tokens(data, state, owner, tokenizer):
-    """Raise a UserError if the data are not in the `owner`'s tokens, with a command that prepares a text in them."""
-    if data.tokenizer.state() != state:
-        cure = command("data/text/prepare.py", "TEXT", "--name=NAME", f"--tokenizer={tokenizer}")
-        problem = f"{data.folder} does not use the tokenizer of {owner}"
-        raise UserError(f"{problem}: prepare its text with {cure}, then add --dataset=NAME")
 
 
 # -- models
@@ -107,28 +97,24 @@ def build_model(checkpoint) -> GPT:
     return model
 
 
-def begin_from(source, settings, given):
-    """Return a model with the weights of `source`, another run's checkpoint, and a note that lists new ones.
+def inherited(source, settings, given) -> dict:
+    """Return what a run that begins from `source`, another run's checkpoint, takes over from its model.
 
-    What is inherited from its config goes into `settings`: the shape in any case, the rest unless it is given.
-    A weight is kept if both models have it, in the same shape and meaning.
+    That is the shape in any case, and the rest unless it is given.
     """
     old = config_of(source)
-    inherited = settings.keys() & source["config"].keys() - NOT_INHERITED - (given.keys() - SHAPE)
-    settings |= {name: getattr(old, name) for name in inherited}
+    names = settings.keys() & source["config"].keys() - NOT_INHERITED - (given.keys() - SHAPE)
+    return {name: getattr(old, name) for name in names}
+
+
+def begin_from(source, settings):
+    """Return a model with all weights of `source` that it has, by name and shape, and a note that lists its others."""
     model = GPT(make_config(settings, **source["config"]))
-    differing = [name for name in MEANING if getattr(old, name) != getattr(model.config, name)]
-    kept, new = {}, set()
-    for name, tensor in model.state_dict().items():
-        found = source["model"].get(name)
-        other_meaning = any(re.search(MEANING[setting], name) for setting in differing)
-        if found is None or found.shape != tensor.shape or other_meaning:
-            new.add(re.sub(r"\.\d+\.", ".*.", name))
-        else:
-            kept[name] = found
-    model.load_state_dict(kept, strict=False)
-    notes = [f"new weights, not from {settings['init_from']}: {', '.join(sorted(new))}"] if new else []
-    return model, notes
+    initial, saved = model.state_dict(), source["model"]
+    kept = {name for name in initial.keys() & saved.keys() if initial[name].shape == saved[name].shape}
+    model.load_state_dict({name: saved[name] for name in kept}, strict=False)
+    new = {re.sub(r"\.\d+\.", ".*.", name) for name in initial.keys() - kept}
+    return model, [f"new weights, not from {settings['init_from']}: {', '.join(sorted(new))}"] if new else []
 
 
 # -- the version of the code

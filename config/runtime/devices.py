@@ -6,7 +6,8 @@ from functools import partial
 
 import torch
 
-from config.runtime.program import UserError, print0, rank, world_size
+from config.runtime.processes import rank, world_size
+from config.runtime.program import UserError, print0
 
 
 def pick_device(device) -> torch.device:

@@ -1,4 +1,4 @@
-"""What every program here needs before PyTorch is imported: errors in one line, files, how it ends, other processes."""
+"""A program, without PyTorch: its errors, its files, what it prints, how it ends."""
 
 import errno
 import hashlib
@@ -10,6 +10,8 @@ import signal
 import sys
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+from config.runtime.processes import barrier, joined, rank
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -152,6 +154,12 @@ def exit_program(code=0):
     raise SystemExit(code)
 
 
+def exit_together(code=0):
+    """End this process, when all others have come as far."""
+    barrier()
+    exit_program(code)
+
+
 def quiet_pipe():
     """Let `| head` end the program silently."""
     if hasattr(signal, "SIGPIPE"):
@@ -179,7 +187,7 @@ class StopSignal:
                 signal.signal(number, handler)
 
 
-# -- threads and processes
+# -- the threads of a program
 
 
 def choose_waiting():
@@ -192,50 +200,3 @@ def choose_waiting():
         runnable = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
         if int(runnable) > 1:  # one is this process
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
-def world_size() -> int:
-    """Return the number of processes that torchrun has started, 1 without it."""
-    return int(os.environ.get("WORLD_SIZE") or 1)
-
-
-def rank(name="RANK") -> int:
-    """Return torchrun's number of this process, or its LOCAL_RANK. For a single process they mean nothing."""
-    return int(os.environ[name]) if world_size() > 1 else 0
-
-
-def join(device):
-    """Under torchrun, join the other processes, for training on `device`."""
-    if world_size() > 1:
-        import torch.distributed as dist
-
-        store, *_ = next(dist.rendezvous("env://"))
-        # torchrun's store outlives the processes: restarted ones would find the addresses of those that died
-        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank(), world_size=world_size())
-        install_excepthook()  # again: init_process_group installs one that holds back our message
-
-
-def joined():
-    """Return torch.distributed if this process has joined others, else None."""
-    dist = sys.modules.get("torch.distributed")  # if an import was interrupted, only a part of it
-    return dist if hasattr(dist, "is_initialized") and dist.is_initialized() else None
-
-
-def all_reduce(tensor, operation="SUM"):
-    """Return the sum, or "MAX", of a tensor over all processes."""
-    if dist := joined():
-        dist.all_reduce(tensor, getattr(dist.ReduceOp, operation))
-    return tensor
-
-
-def barrier():
-    if dist := joined():
-        dist.barrier()
-
-
-def exit_together(code=0):
-    """End this process, when all others have come as far."""
-    barrier()
-    exit_program(code)

@@ -2,13 +2,16 @@
 
 import json
 import math
+import os
+import re
 from pathlib import Path
 
 import torch
 
 from config import check_range
 from config.runtime import checkpoints
-from config.runtime.checkpoints import SHAPE, build_model, make_config
+from config.runtime.checkpoints import SHAPE, make_config
+from config.runtime.processes import rank, world_size
 from config.runtime.program import (
     UserError,
     atomic_write,
@@ -18,20 +21,20 @@ from config.runtime.program import (
     held,
     import_optional,
     print0,
-    rank,
-    world_size,
 )
-from model import GPT
 
-# settings that a run's folder is named after
+# settings that make a variant: in a folder's name, their values need no names
 METHOD = ("attention", "qk_scale", "w2_score", "sigma", "residual", "keep_input")
 # settings that a resumed run may change; with any other it would be a different run
 MAY_CHANGE = {"out_dir", "init_from", "eval_only", "max_iters", "device", "compile"}
 MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval", "wandb"}
 
+# what a new run chooses where a setting has this value, and a resumed one keeps
+AUTO = {"dtype": "auto", "compile": "auto", "warmup_iters": 0}
+
 CHOICES = {  # of settings that are not the model's
     "init_from": ("scratch", "resume", "auto", "run:FOLDER"),
-    "lr_decay": ("cosine", "linear", "none"),
+    "lr_decay": ("cosine", "linear", "wsd", "none"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "compile": ("auto", "true", "false"),
 }
@@ -54,8 +57,9 @@ class Run:
     Only the first of several processes writes to it.
     """
 
-    def __init__(self, folder, iter_num, settings):
-        self.folder, self.log_path = folder, folder / "log.jsonl"
+    def __init__(self, settings, iter_num):
+        self.folder = folder = Path(settings["out_dir"])
+        self.log_path = folder / "log.jsonl"
         if rank() != 0:
             return
         with file_errors():
@@ -117,78 +121,110 @@ def start_tracker(folder, iter_num, settings):
     return run.log
 
 
-# -- its settings
+# -- how a run starts, or resumes
 
 
-def check_settings(settings, world_size):
-    """Raise a UserError for a setting that cannot work, before anything is read, written or downloaded."""
-    of_another = settings["init_from"].startswith("run:")
+def begin(requested) -> tuple[dict, dict | None, bool]:
+    """Return a run's final settings, the checkpoint that has its weights, or None, and whether it resumes there.
+
+    Weights come from a run's own checkpoint if it resumes, from another run's with run:FOLDER, or else from scratch.
+    """
+    init_from, checkpoint = requested.values["init_from"], None
+    if init_from.startswith("run:"):
+        checkpoint = checkpoints.load(checkpoints.find_source(init_from))
+    settings = new_settings(requested, checkpoint)
+    folder = run_folder(settings, requested, checkpoint)
+    found = checkpoints.find(folder, "best" if settings["eval_only"] else "latest")
+    resuming = init_from == "resume" or init_from == "auto" and found.exists()
+    if resuming:
+        if folder.is_dir() and not found.exists():
+            raise UserError(f"{folder} holds no checkpoint yet: leave out --init_from=resume to start that run again")
+        checkpoint = checkpoints.load(found)
+        settings = resumed_settings(checkpoint, requested)
+    settings["out_dir"] = str(folder)
+    check_settings(settings)
+    if not resuming:
+        check_folder(folder, settings)
+        settings["warmup_iters"] = settings["warmup_iters"] or min(100, math.ceil(settings["max_iters"] / 10))
+    elif not settings["eval_only"]:
+        check_steps(checkpoint, settings["max_iters"], init_from)
+        # that of best.pt, which may be newer than ckpt.pt and must not be replaced by a worse one
+        checkpoint["best_val_loss"] = checkpoints.load(checkpoints.find(folder, "best"))["best_val_loss"]
+    return settings, checkpoint, resuming
+
+
+def new_settings(requested, source) -> dict:
+    """Return the settings of a run that does not resume. `source` is the other run's checkpoint that it begins from."""
+    settings = requested.values
+    if settings["init_from"] == "auto":
+        settings["init_from"] = "scratch"
+    return settings | (checkpoints.inherited(source, settings, requested.given) if source else {})
+
+
+def run_folder(settings, requested, source) -> Path:
+    """Return out_dir, or else a folder in out/ with the names of the config files, or of the dataset, and of options.
+
+    Options are part of its name if a resumed run may not change them, if they make a difference to defaults and files,
+    and if they have an effect.
+    """
+    if settings["out_dir"]:
+        return Path(settings["out_dir"])
+    naming = requested.options.keys() - MAY_CHANGE
+    if settings["init_from"] == "resume" and not requested.files and not naming:
+        return checkpoints.newest_run()
+    naming |= {"init_from"} if source else set()
+    words = [Path(path).stem for path, _ in requested.files]
+    if not words:
+        words, naming = [os.path.basename(os.path.abspath(settings["dataset"]))], naming - {"dataset"}
+    without = new_settings(requested._replace(options={}), source)
+    for name, value in settings.items():  # in their order, whatever that of the options is
+        if name in naming and value != without[name] and not without_effect(settings, name):
+            text = re.sub(r"[^\w.+-]+", "_", str(value).removeprefix("run:").removeprefix("out/")).strip("_")
+            bare = name in METHOD and not requested.files
+            words.append(name if value is True else text if bare else f"{name}={text}")
+    return Path("out", "-".join(words))
+
+
+def resumed_settings(checkpoint, requested) -> dict:
+    """Return the run's settings (the default where it has none), updated by given ones that may change."""
+    defaults, given = requested.defaults, requested.given
+    settings = {name: checkpoint["settings"].get(name, default) for name, default in defaults.items()}
+    settings["eval_only"] = False
+    ignored = {"init_from", "out_dir"} | (SHAPE if settings["init_from"].startswith("run:") else set())
+    ignored |= {name for name, auto in AUTO.items() if given.get(name) == auto}
+    may_change = MAY_CHANGE | ({"dataset", "batch_size", "dtype"} if given.get("eval_only") else set())
+    changes = {name: value for name, value in given.items() if name not in ignored and value != settings[name]}
+    fixed = [f"{name} = {changes[name]!r} (was {settings[name]!r})" for name in changes if name not in may_change]
+    if fixed:
+        raise UserError(f"{checkpoint['path']} was trained with other settings: leave out {', '.join(fixed)}")
+    return settings | changes
+
+
+# -- what is checked, and noted
+
+
+def check_settings(settings):
+    """Raise a UserError for a setting that cannot work, before anything is written or downloaded."""
     settings["compile"] = settings["compile"].lower()  # True and False are typed as for a switch
     for name, choices in CHOICES.items():
-        if settings[name] not in choices and not (name == "init_from" and of_another):
+        if settings[name] not in choices and not (name == "init_from" and settings[name].startswith("run:")):
             raise UserError(f"{name} = {settings[name]!r} is invalid: it must be one of {', '.join(choices)}")
     check_range(settings, "batch_size grad_accum_steps max_iters checkpoint_interval eval_tokens log_interval", 1)
     check_range(settings, "seed eval_interval warmup_iters learning_rate min_lr_frac weight_decay grad_clip", 0)
     check_range(settings, "beta1 beta2", 0, 1)
-    if settings["grad_accum_steps"] % world_size and not settings["eval_only"]:
-        shared = f"it must be a multiple of {world_size}, the number of processes"
+    if settings["out_dir"].endswith(".pt") and not settings["eval_only"]:
+        raise UserError(f"out_dir = {settings['out_dir']!r} is invalid: it must be a run's folder")
+    if settings["grad_accum_steps"] % world_size() and not settings["eval_only"]:
+        shared = f"it must be a multiple of {world_size()}, the number of processes"
         raise UserError(f"grad_accum_steps = {settings['grad_accum_steps']} is invalid: {shared}")
     if settings["wandb"]:
         import_optional("wandb")
-    from_there = SHAPE if of_another else set()
-    make_config({name: value for name, value in settings.items() if name not in from_there})
-
-
-def ineffective_settings(settings, given):
-    """Return a line for each given setting that has no effect."""
-    lines = []
-    values = {f"{name}={value}" for name, value in settings.items()}
-    for name, value in given.items():
-        for other in values & NO_EFFECT.get(name, set()):
-            lines.append(f"{name} = {value!r} has no effect with {other}")
-        if name in SHAPE and value != settings[name]:
-            lines.append(f"{name} = {value!r} has no effect: {settings['init_from']} has {settings[name]!r}")
-    return lines
-
-
-# -- how a run starts, or resumes
-
-
-def run_folder(settings, defaults, argv) -> Path:
-    config_files = [Path(argument).stem for argument in argv if not argument.startswith("-")]
-    method = [name for name in METHOD if settings[name] != defaults[name]]
-    options = [name if settings[name] is True else settings[name] for name in method]
-    name = settings["out_dir"] or "out/" + "-".join(config_files or [Path(settings["dataset"]).name, *options])
-    return Path(name)
-
-
-def begin(folder, defaults, given):
-    """Return the settings of a run and, if it resumes, the checkpoint to resume from, else None."""
-    settings = defaults | given
-    checkpoint, requested = None, settings["init_from"]
-    resuming = requested == "resume" or requested == "auto" and checkpoints.find(folder).exists()
-    if requested == "auto":
-        settings["init_from"] = "scratch"
-    if resuming:
-        checkpoint = checkpoints.load(checkpoints.find(folder, "best" if settings["eval_only"] else "latest"))
-        settings = resumed_settings(checkpoint, given, defaults)
-    check_settings(settings, world_size())
-    if not resuming:
-        check_folder(folder, settings)
-    elif checkpoint["iter_num"] >= settings["max_iters"] and not settings["eval_only"]:
-        reached = f"{checkpoint['path']} is at step {checkpoint['iter_num']}"
-        if requested == "auto":
-            print0(f"{reached}: nothing left to do")
-            raise SystemExit(0)
-        raise UserError(f"max_iters = {settings['max_iters']}, but {reached}: raise it to continue")
-    return settings, checkpoint
+    make_config(settings)
 
 
 @file_errors()
 def check_folder(folder, settings):
-    """Raise a UserError if the folder holds a run, or if there is nothing to start from, or to evaluate."""
-    if settings["init_from"].startswith("run:"):
-        checkpoints.find_source(settings["init_from"]).stat()
+    """Raise a UserError if the folder of a new run holds one already, or if there is nothing to evaluate."""
     if settings["eval_only"]:
         if settings["init_from"] == "scratch":
             cure = "add --init_from=resume, and the run's config or --out_dir"
@@ -198,29 +234,42 @@ def check_folder(folder, settings):
         raise UserError(f"{folder} already holds a run: {ways}")
 
 
-def resumed_settings(checkpoint, given, defaults):
-    """Return the run's settings (the default where it has none), updated by given ones that may change."""
-    settings = {name: checkpoint["settings"].get(name, default) for name, default in defaults.items()}
-    settings |= {name: defaults[name] for name in ("out_dir", "eval_only")}
-    ignored = {"init_from"} | (SHAPE if settings["init_from"].startswith("run:") else set())
-    ignored |= {name for name in ("dtype", "compile") if given.get(name) == "auto"}  # the run keeps what that was
-    may_change = MAY_CHANGE | ({"dataset", "batch_size", "dtype"} if given.get("eval_only") else set())
-    changes = {name: value for name, value in given.items() if name not in ignored and value != settings[name]}
-    fixed = [f"{name} = {changes[name]!r} (was {settings[name]!r})" for name in changes if name not in may_change]
-    if fixed:
-        raise UserError(f"{checkpoint['path']} was trained with other settings: leave out {', '.join(fixed)}")
-    return settings | changes
+def check_steps(checkpoint, max_iters, init_from):
+    """Raise a UserError if no steps are left for a run that resumes, or end, if it need not."""
+    if checkpoint["iter_num"] >= max_iters:
+        reached = f"{checkpoint['path']} is at step {checkpoint['iter_num']}"
+        if init_from == "auto":
+            print0(f"{reached}: nothing left to do")
+            raise SystemExit(0)
+        raise UserError(f"max_iters = {max_iters}, but {reached}: raise it to continue")
 
 
-def resumed_model(checkpoint, settings, data) -> GPT:
-    """Return the model of a checkpoint. Raise a UserError for data that it was not trained on, or cannot evaluate."""
+def check_data(data, checkpoint, same_text):
+    """Raise a UserError if the data are not in the checkpoint's tokens, or not what it was trained on, if required."""
     path, trained_on = checkpoint["path"], checkpoint["data"]
-    if settings["eval_only"]:
-        checkpoints.check_tokens(data, checkpoint["tokenizer"], path, f"run:{path.parent}")
-    elif data.meta["sha256"] != trained_on["sha256"] or data.tokenizer.state() != checkpoint["tokenizer"]:
+    same_tokens = data.tokenizer.state() == checkpoint["tokenizer"]
+    if same_text and not (same_tokens and data.meta["sha256"] == trained_on["sha256"]):
         cure = f"prepare {trained_on['source']} again"
         raise UserError(f"{path} was not trained on {data.folder}: {cure}")
-    return build_model(checkpoint)
+    if not same_tokens:
+        cure = command("data/text/prepare.py", "TEXT", "--name=NAME", f"--tokenizer=run:{path.parent}")
+        problem = f"{data.folder} does not use the tokenizer of {path}"
+        raise UserError(f"{problem}: prepare its text with {cure}, then add --dataset=NAME")
+
+
+def without_effect(settings, name) -> set:
+    """Return the settings, NAME=VALUE, with which the setting `name` has no effect."""
+    return NO_EFFECT.get(name, set()) & {f"{other}={value}" for other, value in settings.items()}
+
+
+def ineffective_settings(settings, given):
+    """Return a line for each given setting that has no effect."""
+    lines = []
+    for name, value in given.items():
+        lines += [f"{name} = {value!r} has no effect with {other}" for other in without_effect(settings, name)]
+        if name in SHAPE and value != settings[name]:
+            lines.append(f"{name} = {value!r} has no effect: {settings['init_from']} has {settings[name]!r}")
+    return lines
 
 
 def resume_notes(checkpoint, settings, machine, code):
