@@ -18,6 +18,7 @@ from config import check_range, configure
 
 configure(globals())  # by config files and --name=value; --help ends here, before PyTorch is imported
 
+import math
 from itertools import takewhile
 from pathlib import Path
 
@@ -49,7 +50,8 @@ if start.startswith("FILE:"):
     start = read_text(start.removeprefix("FILE:"))
 tokens = tokenizer.encode(start) or first_tokens(tokenizer)
 
-about = f"step {saved['iter_num']}, last validation loss {saved['val_loss']:.4f}, {saved['data']['source']}"
+val_loss = f"last validation loss {saved['val_loss']:.4f}" if saved["val_loss"] < math.inf else "not evaluated yet"
+about = f"step {saved['iter_num']}, {val_loss}, {saved['data']['source']}"
 print(one_line(f"{saved['path']}: {about}"))
 idx = torch.tensor([tokens], device=ptdevice)
 next_document = tokenizer.document_start[:1]  # the token that begins one, if the tokenizer has such a token

@@ -19,8 +19,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from config.runtime.program import UserError, choose_waiting, file_errors, install_excepthook, quiet_pipe
+from config.runtime.program import UserError, choose_waiting, file_errors, install_excepthook, print0, quiet_pipe
 
+WORDS = {  # of nanoGPT, and what train.py has instead
+    "gradient_accumulation_steps": "grad_accum_steps",
+    "lr": "learning_rate",
+    "min_lr": "min_lr_frac, a fraction of learning_rate",
+    "lr_decay_iters": "max_iters, where the decay ends",
+    "decay_lr": "lr_decay, which may be none",
+    "eval_iters": "eval_tokens, which counts tokens",
+    "always_save_checkpoint": "checkpoint_interval, which counts steps",
+    "wandb_log": "wandb",
+    "backend": "device, which chooses it",
+}
 BOOLS = {"true": True, "false": False}
 
 
@@ -68,6 +79,11 @@ def read_settings(program, argv) -> Settings:
             options |= read_option(argument, defaults)
         else:
             files.append((argument, read_file(find_file(argument, program), defaults)))
+    for i, (path, values) in enumerate(files):
+        for other, before in files[:i]:
+            for name, value in values.items():
+                if before.get(name, value) != value and name not in options:
+                    print0(f"NOTE    {path}: {name} = {value!r} overrides {before[name]!r} of {other}")
     return Settings(defaults, files, options)
 
 
@@ -97,12 +113,13 @@ def find_file(path, program) -> Path:
     for file in (Path(path), home / path):
         if path.endswith(".py") and file.is_file():  # a text would be run as a program
             return file
-    known = [file.name for file in home.glob("config/[!_]*.py")]
-    near = difflib.get_close_matches(Path(path).name, known, n=1, cutoff=0.85)
+    known = sorted(file.name for file in home.glob("config/[!_]*.py"))
+    near = [name for name in known if name.startswith(f"{Path(path).stem}_")]  # m1.py is short for m1_shakespeare.py
+    near = near or difflib.get_close_matches(Path(path).name, known, n=1, cutoff=0.85)
     hint = "settings are written as --name=value, as in --out_dir=FOLDER or --start=FILE:story.txt; "
     hint += "config files end in .py; data/text/prepare.py reads texts"
     if near:
-        hint = f"did you mean config/{near[0]}?"
+        hint = f"did you mean config/{' or config/'.join(near)}?"
     raise UserError(f"{path:.99}: no such config file ({hint})")
 
 
@@ -123,6 +140,8 @@ def convert(name, value, defaults, where):
         # not min_lr_frac for another program's min_lr, which means something else
         near = difflib.get_close_matches(name.lower().replace("-", "_"), defaults, n=1, cutoff=0.85)
         hint = f"did you mean {near[0]}?" if near else "--help lists all settings"
+        if WORDS.get(name, "").partition(",")[0] in defaults:
+            hint = f"train.py calls it {WORDS[name]}"
         raise UserError(f"{where}: unknown setting ({hint})")
     kind = type(defaults[name])
     text = str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,5 +10,4 @@ dropout = 0.3
 batch_size = 64
 max_iters = 5000
 learning_rate = 1e-3
-warmup_iters = 100
 eval_interval = 250

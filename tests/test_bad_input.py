@@ -53,6 +53,7 @@ TRAIN_ARGUMENTS = {
     "--eval_only": "eval_only = True needs a trained model: add --init_from=resume",
     "--n_head=3 --dataset=shakespeare_bpe": "n_head = 3 .* divisor of n_embd = 16",  # and nothing is prepared
     "--init_from=run:out/nowhere --dataset=shakespeare_bpe": "out/nowhere/best.pt: No such file",
+    "--out_dir=out/ckpt.pt": "out_dir = 'out/ckpt.pt' is invalid: it must be a run's folder",
     "--out_dir=train.py/run": "train.py/run.*: Not a directory",
     "config/m6_shakespeare.py": "config/m6_shakespeare.py: no such config file .did you mean config/m",
     "data/text/prepare.py": "data/text/prepare.py: name: unknown setting",
@@ -78,6 +79,11 @@ def test_train_beside_a_run(trained, capsys):
     check(trained, f"{RESUME} --max_iters=4", "max_iters = 4, but out/run/ckpt.pt is at step 4: raise it", capsys)
     turn(Path("out/run/best.pt"), lambda old: old[:-1])
     check(trained, RESUME, "best.pt: damaged, or not a checkpoint", capsys)
+    for path in Path("out/run").glob("*.pt"):  # as in a run that was killed before its first checkpoint
+        path.unlink()
+    none = "out/run holds no checkpoint yet: leave out --init_from=resume to start that run again"
+    check(trained, RESUME, none, capsys)
+    trained(f"{TRAIN} --out_dir=out/run")
 
 
 # -- sample.py's ---------------------------------------------------------------------------------------------
@@ -200,6 +206,7 @@ def test_a_slip_shows_its_line(repo, slip):
     end = subprocess.run([sys.executable, *program.split()], capture_output=True, text=True)
     code, error = end.returncode, end.stderr
     assert code == 1
+    assert program == "sample.py" or not list(Path("out").glob("*"))  # a run leaves a folder once it has made steps
     assert error.startswith("Traceback") and f'{path}", line {number + 1}, in' in error, error
 
 

@@ -33,11 +33,12 @@ def judge(tmp_path):
     def train(variant, rate, seed):
         steps, (cost, gain) = variant.settings["max_iters"], judge.facts[variant.name]
         judge.done.append((variant.name, steps, rate, seed))
+        judge.warmups[steps] = variant.settings["warmup_iters"]
         return 2 - 0.2 * math.log2(steps / 800) - gain + 0.1 * math.log2(rate / 0.005) ** 2 + 1e-6 * seed, cost * steps
 
-    def judge(cost, gain):
-        judge.facts, judge.done = {"candidate": (cost, gain), "base": (1, 0)}, []
-        variants = [compare.Variant(name, tmp_path, SETTINGS) for name in judge.facts]
+    def judge(cost, gain, **settings):
+        judge.facts, judge.done, judge.warmups = {"candidate": (cost, gain), "base": (1, 0)}, [], {}
+        variants = [compare.Variant(name, tmp_path, SETTINGS | settings) for name in judge.facts]
         with ThreadPoolExecutor() as threads:
             return comparison.judge(*variants, *(threads.submit(comparison.measure, one) for one in variants))
 
@@ -69,6 +70,12 @@ def test_a_candidate_is_held_to_a_baseline_of_its_cost(judge, cost, gain, verdic
     for length in lengths:  # each has its own search, and the vertex of its parabola
         tried = {(rate, seed) for name, steps, rate, seed in judge.done if (name, steps) == ("base", length)}
         assert tried == {(0.003 * 2.0**i, 100) for i in (-1, 0, 1, 2)} | {(0.005, seed) for seed in (101, 102, 103)}
+
+
+@pytest.mark.parametrize("warmup, as_costly", [(100, 40), (1, 1), (0, 0)])  # 0 is a tenth of the steps
+def test_warm_up_is_as_long_in_proportion(judge, warmup, as_costly):
+    judge(0.4, -0.1, warmup_iters=warmup)
+    assert judge.warmups == {800: warmup, 320: as_costly}
 
 
 @pytest.fixture

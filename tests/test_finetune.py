@@ -1,12 +1,13 @@
 """From a run to another one: --init_from=run: and --tokenizer=run:."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from conftest import TINY, load, log_of, refused
+from conftest import TINY, load, log_of, refused, shrink
 from model import GPT, GPTConfig
 
 SOURCE = f"{TINY} --n_head=4 --n_kv_head=2 --tie_weights=true --learning_rate=0.03 --out_dir=out/source"
@@ -32,6 +33,19 @@ def test_a_run_starts_where_another_is(repo, source, given, others):
     names = sorted({re.sub(r"blocks\.\d+", "blocks.*", name) for name in left})
     noted = [note for note in log_of("out/next", "start")[0]["notes"] if note.startswith("new weights")]
     assert noted == ([f"new weights, not from run:out/source: {', '.join(names)}"] if names else [])
+
+
+def test_another_runs_name_is_in_the_folders(repo):
+    shrink("train.py")
+    repo("train.py --attention=w2 --out_dir=out/source")
+    shutil.copy("out/source/best.pt", "out/source/step2.pt")
+    for source in ("out/source", "out/source/step2.pt"):
+        repo(
+            f"train.py config/m1_shakespeare.py --init_from=run:{source} --n_layer=9 --attention=standard --device=cpu"
+        )
+    names = ("source", "source_step2.pt")
+    folders = {f"m1_shakespeare-init_from={name}-attention=standard" for name in names}
+    assert {path.name for path in Path("out").iterdir()} == {"source", *folders}
 
 
 def test_what_makes_the_model_comes_from_the_other_run(repo):

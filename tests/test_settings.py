@@ -4,6 +4,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 import config
 from config import convert, read_settings
-from config.runtime.program import UserError, report_error
+from config.runtime.program import UserError, command, report_error
 from config.runtime.runs import METHOD
 
 CONFIGS = Path(config.__file__).parent
@@ -140,18 +141,53 @@ def test_configs_of_variants_differ_in_the_variant_alone(path):
     assert all(given["attention"] == needs[name] for name in given.keys() & needs.keys())
 
 
-# names of nanoGPT's and of others, that mean something else than the setting which they resemble
-@pytest.mark.parametrize("name", ["eval_iters", "min_lr", "lr_decay_iters", "decay_lr", "top_p", "backend"])
-def test_another_setting_is_not_suggested(name):
-    for program in ("train.py", "sample.py"):
-        with pytest.raises(UserError, match=f"--{name}: unknown setting .--help lists all settings"):
-            read_settings(CONFIGS.parent / program, [f"--{name}=1"])
+@pytest.mark.parametrize("name", config.WORDS)
+def test_nanogpts_words_are_translated(name):
+    meant = config.WORDS[name].partition(",")[0]
+    assert meant in read_settings(CONFIGS.parent / "train.py", []).defaults
+    with pytest.raises(UserError, match=f"--{name}: unknown setting .train.py calls it {meant}"):
+        read_settings(CONFIGS.parent / "train.py", [f"--{name}=1"])
+
+
+# names that mean something else than the setting which they resemble
+@pytest.mark.parametrize("program, name", [("train.py", "top_p"), ("sample.py", "top_p"), ("sample.py", "min_lr")])
+def test_another_setting_is_not_suggested(program, name):
+    with pytest.raises(UserError, match=f"--{name}: unknown setting .--help lists all settings"):
+        read_settings(CONFIGS.parent / program, [f"--{name}=1"])
 
 
 @pytest.mark.parametrize("name, meant", [("top-K", "top_k"), ("num_sample", "num_samples"), ("sed", "seed")])
 def test_a_misspelled_setting_is_suggested(name, meant):
     with pytest.raises(UserError, match=f"did you mean {meant}"):
         read_settings(CONFIGS.parent / "sample.py", [f"--{name}=1"])
+
+
+@pytest.mark.parametrize("path, names", [
+    ("config/m1.py", "m1_shakespeare.py"),
+    ("m1", "m1_shakespeare.py"),
+    ("config/m3.py", "m3_1_shakespeare.py or config/m3_2_shakespeare.py"),
+    ("config/m1_shakespere.py", "m1_shakespeare.py"),
+])  # fmt: skip
+def test_a_config_file_is_suggested(path, names):
+    with pytest.raises(UserError) as error:
+        read_settings(CONFIGS.parent / "train.py", [path])
+    assert str(error.value) == f"{path}: no such config file (did you mean config/{names}?)"
+
+
+def test_files_that_disagree_are_noted(program, capsys):
+    Path("first.py").write_text("max_iters = 10\noffset = 1\ndropout = 0.2\nbias = True")
+    Path("second.py").write_text("max_iters = 20\noffset = 2\ndropout = 0.2")
+    read_settings(program, ["first.py", "second.py", "--offset=3"])
+    assert capsys.readouterr().out == "NOTE    second.py: max_iters = 20 overrides 10 of first.py\n"
+
+
+def test_commands_are_quoted_for_their_shell(monkeypatch):
+    monkeypatch.setattr("config.runtime.program.ROOT", Path.cwd())
+    assert command("sample.py", "--start=a 'b'") == "python sample.py '--start=a '\"'\"'b'\"'\"''"
+    monkeypatch.setattr("config.runtime.program.os", SimpleNamespace(name="nt"))
+    assert (
+        command("sample.py", "--out_dir=out\\m1", "--start=a b") == 'python sample.py --out_dir=out\\m1 "--start=a b"'
+    )
 
 
 @pytest.mark.parametrize("name", ["small.yaml", "small.json", "story.txt", "shakespeare.txt", "settings", "x" * 300])

@@ -1,8 +1,10 @@
 """train.py and sample.py as their users run them, on a small text, in a copy of the repository."""
 
+import math
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -17,7 +19,7 @@ from config.runtime import checkpoints, runs
 from config.runtime.checkpoints import build_model
 from config.runtime.devices import pick_dtype
 from config.runtime.program import choose_waiting
-from conftest import ROOT, TEXT, TINY, contents, load, log_of, shrink
+from conftest import ROOT, TEXT, TINY, change_checkpoint, contents, load, log_of, shrink
 from data.dataset import load_dataset
 from data.prepare import prepare
 from data.tokenizer import tokenizer_from_state
@@ -202,6 +204,34 @@ def test_which_checkpoint_is_sampled(repo):
     assert repo("sample.py --max_new_tokens=1 --out_dir=out/b --checkpoint=latest").startswith("out/b/ckpt.pt")
     Path("out/a/best.pt").unlink()  # as in a run stopped before its first evaluation
     assert repo("sample.py --max_new_tokens=1").startswith("out/a/ckpt.pt")
+    change_checkpoint("out/a/ckpt.pt", val_loss=math.inf)
+    assert repo("sample.py --max_new_tokens=1").startswith("out/a/ckpt.pt: step 1, not evaluated yet, test")
+
+
+def test_a_checkpoint_may_be_named(repo):
+    repo(f"train.py {TINY} --max_iters=2 --out_dir=out/a")
+    shutil.copy("out/a/ckpt.pt", "out/a/step2.pt")
+    change_checkpoint("out/a/best.pt", iter_num=1)
+    for name in ("out/a/step2.pt", "out/a/ckpt.pt"):
+        assert repo(f"sample.py --max_new_tokens=1 --out_dir={name}").startswith(f"{name}: step 2")
+        assert f"from step 2 of {name}\n" in repo(f"train.py --eval_only --init_from=resume --out_dir={name}")
+
+
+@pytest.mark.parametrize("folder", ["out", "out/sweep/a"])
+def test_the_newest_run_is_found_at_any_depth(repo, folder):
+    repo(f"train.py {TINY} --max_iters=1 --out_dir=out/old")
+    for path in Path("out/old").glob("*.pt"):
+        os.utime(path, (1e9, 1e9))
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    shutil.copy("out/old/best.pt", folder)
+    assert repo("sample.py --max_new_tokens=1").startswith(f"{folder}/best.pt")
+
+
+def test_the_newest_run_may_be_linked(repo):
+    repo(f"train.py {TINY} --max_iters=1 --out_dir=elsewhere/run")
+    Path("out").mkdir()
+    Path("out/run").symlink_to(Path("elsewhere/run").absolute())
+    assert repo("sample.py --max_new_tokens=1").startswith("out/run/best.pt")
 
 
 def test_start_text_on_a_terminal_of_any_encoding(repo):
@@ -209,7 +239,11 @@ def test_start_text_on_a_terminal_of_any_encoding(repo):
     repo(f"{RUN} --dataset=text")
     Path("prompt.txt").write_text("zwei\n")
     assert "-\nzwei\n" in repo("sample.py --start=FILE:prompt.txt --max_new_tokens=3 --temperature=0")
-    command = [sys.executable, "sample.py", "--start=FILE:/dev/stdin", "--max_new_tokens=5"]
+    command = [sys.executable, "sample.py", "--start=FILE:-", "--max_new_tokens=5"]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    run = subprocess.run(command, input="Gürtel".encode(), capture_output=True, env=environment)
+    ours, theirs = socket.socketpair()  # which /dev/stdin cannot open
+    with ours, theirs:
+        ours.sendall("Gürtel".encode())
+        ours.shutdown(socket.SHUT_WR)
+        run = subprocess.run(command, stdin=theirs, capture_output=True, env=environment)
     assert "-\nGürtel" in run.stdout.decode("utf-8"), run.stderr.decode()

@@ -16,10 +16,6 @@ from model import GPT, ConfigError, GPTConfig
 VERSION = 12  # of the layout of a checkpoint
 CODE = ("model.py", "train.py")  # of which a run remembers the version
 
-# settings that always come from the model that another one begins from, and those that never do
-SHAPE = {"n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "bias", "rope_theta", "norm_eps", "tie_weights"}
-NOT_INHERITED = {"block_size", "dropout"}
-
 
 @file_errors()
 def find(folder, prefer="latest"):
@@ -64,9 +60,6 @@ def load(path) -> dict:
     return checkpoint | {"path": path}
 
 
-# -- models
-
-
 def of_model(settings) -> dict:
     """Return the settings that are fields of a GPTConfig."""
     return {field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings}
@@ -97,16 +90,6 @@ def build_model(checkpoint) -> GPT:
     return model
 
 
-def inherited(source, settings, given) -> dict:
-    """Return what a run that begins from `source`, another run's checkpoint, takes over from its model.
-
-    That is the shape in any case, and the rest unless it is given.
-    """
-    old = config_of(source)
-    names = settings.keys() & source["config"].keys() - NOT_INHERITED - (given.keys() - SHAPE)
-    return {name: getattr(old, name) for name in names}
-
-
 def begin_from(source, settings):
     """Return a model with all weights of `source` that it has, by name and shape, and a note that lists its others."""
     model = GPT(make_config(settings, **source["config"]))
@@ -115,9 +98,6 @@ def begin_from(source, settings):
     model.load_state_dict({name: saved[name] for name in kept}, strict=False)
     new = {re.sub(r"\.\d+\.", ".*.", name) for name in initial.keys() - kept}
     return model, [f"new weights, not from {settings['init_from']}: {', '.join(sorted(new))}"] if new else []
-
-
-# -- the version of the code
 
 
 def code_version() -> dict:

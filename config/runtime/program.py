@@ -1,4 +1,4 @@
-"""A program, without PyTorch: its errors, its files, what it prints, how it ends."""
+"""A program, without PyTorch: its errors, its files, what it prints, how it starts and ends."""
 
 import errno
 import hashlib
@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -102,16 +103,29 @@ def print0(line):
 def command(program, *arguments):
     """Return a shell command that runs a program of this repository from the current folder."""
     path = program if Path.cwd() == ROOT else ROOT / program
-    return shlex.join(["python", str(path), *map(str, arguments)])
+    words = ["python", str(path), *map(str, arguments)]
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 def one_line(text):
     return " ".join(str(text).splitlines())
 
 
-# -- the end of a program
+# -- how a program starts and ends
 
 held = ExitStack()  # what ends with a run: its lock, its trackers
+
+
+def choose_waiting():
+    """Let OpenMP's threads, of which there is one a core, sleep when they wait, if other programs are computing now.
+
+    Usually they wait in a loop, which on a quiet machine is faster by a third. But where another program needs the
+    same cores, a looping thread takes the core from the one it waits for: ten times slower. Results are the same.
+    """
+    with suppress(OSError):  # /proc is Linux's
+        runnable = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
+        if int(runnable) > 1:  # one is this process
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def install_excepthook():
@@ -185,18 +199,3 @@ class StopSignal:
             number = getattr(signal, name, None)
             if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it on purpose
                 signal.signal(number, handler)
-
-
-# -- the threads of a program
-
-
-def choose_waiting():
-    """Let OpenMP's threads, of which there is one a core, sleep when they wait, if other programs are computing now.
-
-    Usually they wait in a loop, which on a quiet machine is faster by a third. But where another program needs the
-    same cores, a looping thread takes the core from the one it waits for: ten times slower. Results are the same.
-    """
-    with suppress(OSError):  # /proc is Linux's
-        runnable = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
-        if int(runnable) > 1:  # one is this process
-            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -4,33 +4,27 @@ import json
 import math
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from config import check_range
-from config.runtime import checkpoints
-from config.runtime.checkpoints import SHAPE, make_config
+from config.runtime import checkpoints, program
 from config.runtime.processes import rank, world_size
-from config.runtime.program import (
-    UserError,
-    atomic_write,
-    command,
-    file_errors,
-    file_lock,
-    held,
-    import_optional,
-    print0,
-)
+from config.runtime.program import UserError, command, file_errors, import_optional, print0
 
 # settings that make a variant: in a folder's name, their values need no names
 METHOD = ("attention", "qk_scale", "w2_score", "sigma", "residual", "keep_input")
 # settings that a resumed run may change; with any other it would be a different run
 MAY_CHANGE = {"out_dir", "init_from", "eval_only", "max_iters", "device", "compile"}
 MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval", "wandb"}
-
 # what a new run chooses where a setting has this value, and a resumed one keeps
 AUTO = {"dtype": "auto", "compile": "auto", "warmup_iters": 0}
+
+# settings that always come from the model that another one begins from, and those that never do
+SHAPE = {"n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "bias", "rope_theta", "norm_eps", "tie_weights"}
+NOT_INHERITED = {"block_size", "dropout"}
 
 CHOICES = {  # of settings that are not the model's
     "init_from": ("scratch", "resume", "auto", "run:FOLDER"),
@@ -59,16 +53,17 @@ class Run:
 
     def __init__(self, settings, iter_num):
         self.folder = folder = Path(settings["out_dir"])
-        self.log_path = folder / "log.jsonl"
+        self.log_path, self.used = folder / "log.jsonl", iter_num > 0
         if rank() != 0:
             return
         with file_errors():
             folder.mkdir(parents=True, exist_ok=True)
-            self.log_file = held.enter_context(open(self.log_path, "ab", buffering=0))
-            if not file_lock(self.log_file):
+            self.log_file = program.held.enter_context(open(self.log_path, "ab", buffering=0))
+            if not program.file_lock(self.log_file):
                 cure = "wait for it, or choose another --out_dir"
                 raise UserError(f"{folder}: another process is training there: {cure}")
             self.log_file.truncate(end_of_log(self.log_path, iter_num))
+            program.held.callback(self.remove_unused)
         self.track = start_tracker(self.folder, iter_num, settings)
 
     def log(self, event, step, **facts):
@@ -81,19 +76,27 @@ class Run:
         with file_errors(self.log_path):
             while line:  # on a full disk only a part of it is written, and an error comes with the next part
                 line = line[self.log_file.write(line) :]
+        self.used = self.used or event != "start"
         self.track({f"{event}/{name}": number for name, number in numbers.items()}, step)
+
+    def remove_unused(self):
+        """Leave no folder, if the run fails in its first step or before."""
+        if not self.used:
+            with suppress(OSError):  # W&B has files there; Windows does not remove an open one
+                self.log_path.unlink()
+                self.folder.rmdir()
 
     def save(self, name, state):
         """Write a checkpoint. If that fails, the previous one stays as it is."""
         if rank() != 0:
             return
-        with file_errors(self.folder / name), atomic_write(self.folder / name) as file:
+        with file_errors(self.folder / name), program.atomic_write(self.folder / name) as file:
             torch.save({"version": checkpoints.VERSION, **state}, file)
 
     def resume_command(self, max_iters):
         resume = command("train.py", "--init_from=resume", f"--out_dir={self.folder}", f"--max_iters={max_iters}")
-        program = f"torchrun --standalone --nproc_per_node={world_size()}" if world_size() > 1 else "python"
-        return resume.replace("python", program, 1)
+        several = f"torchrun --standalone --nproc_per_node={world_size()}"
+        return resume.replace("python", several, 1) if world_size() > 1 else resume
 
 
 def end_of_log(path, iter_num) -> int:
@@ -117,7 +120,7 @@ def start_tracker(folder, iter_num, settings):
         run = wandb.init(name=folder.name, config=settings, dir=folder, **same)
     except wandb.Error as error:  # no key, no network
         raise UserError(f"wandb: {error} To log into the run's folder alone, set WANDB_MODE=offline") from None
-    held.callback(run.finish)
+    program.held.callback(run.finish)
     return run.log
 
 
@@ -147,18 +150,29 @@ def begin(requested) -> tuple[dict, dict | None, bool]:
         check_folder(folder, settings)
         settings["warmup_iters"] = settings["warmup_iters"] or min(100, math.ceil(settings["max_iters"] / 10))
     elif not settings["eval_only"]:
-        check_steps(checkpoint, settings["max_iters"], init_from)
+        if checkpoint["iter_num"] >= settings["max_iters"]:
+            reached = f"{found} is at step {checkpoint['iter_num']}"
+            if init_from != "auto":
+                raise UserError(f"max_iters = {settings['max_iters']}, but {reached}: raise it to continue")
+            print0(f"{reached}: nothing left to do")
+            raise SystemExit(0)
         # that of best.pt, which may be newer than ckpt.pt and must not be replaced by a worse one
         checkpoint["best_val_loss"] = checkpoints.load(checkpoints.find(folder, "best"))["best_val_loss"]
     return settings, checkpoint, resuming
 
 
 def new_settings(requested, source) -> dict:
-    """Return the settings of a run that does not resume. `source` is the other run's checkpoint that it begins from."""
+    """Return the settings of a run that does not resume. `source` is another run's checkpoint, if it begins from one.
+
+    It inherits the shape of that run's model in any case, and the variant unless it is given.
+    """
     settings = requested.values
     if settings["init_from"] == "auto":
         settings["init_from"] = "scratch"
-    return settings | (checkpoints.inherited(source, settings, requested.given) if source else {})
+    if source:
+        config, chosen = vars(checkpoints.config_of(source)), requested.given.keys() - SHAPE
+        settings |= {name: config[name] for name in config.keys() & settings.keys() - NOT_INHERITED - chosen}
+    return settings
 
 
 def run_folder(settings, requested, source) -> Path:
@@ -219,7 +233,7 @@ def check_settings(settings):
         raise UserError(f"grad_accum_steps = {settings['grad_accum_steps']} is invalid: {shared}")
     if settings["wandb"]:
         import_optional("wandb")
-    make_config(settings)
+    checkpoints.make_config(settings)
 
 
 @file_errors()
@@ -232,16 +246,6 @@ def check_folder(folder, settings):
     elif checkpoints.find(folder).exists():
         ways = "--init_from=resume continues it, --out_dir=FOLDER leaves it alone; or remove the folder"
         raise UserError(f"{folder} already holds a run: {ways}")
-
-
-def check_steps(checkpoint, max_iters, init_from):
-    """Raise a UserError if no steps are left for a run that resumes, or end, if it need not."""
-    if checkpoint["iter_num"] >= max_iters:
-        reached = f"{checkpoint['path']} is at step {checkpoint['iter_num']}"
-        if init_from == "auto":
-            print0(f"{reached}: nothing left to do")
-            raise SystemExit(0)
-        raise UserError(f"max_iters = {max_iters}, but {reached}: raise it to continue")
 
 
 def check_data(data, checkpoint, same_text):

@@ -6,6 +6,9 @@ Does it pay? Compare variants with a baseline on any text, each at its best lear
 
 Every argument is a variant, written as for train.py, quoted if it has several words; "NAME: ..." names it. The first
 is the baseline. Settings outside quotes apply to all. Rerun the command to continue: no run is done twice.
+
+A variant takes some nine runs of train.py: four to find its learning rate, then one for each seed. If its cost differs
+from the baseline's, the baseline takes as many again, at that cost.
 """
 
 against = ""  # a commit, such as HEAD: the baseline is the first variant as that commit has it
@@ -174,7 +177,8 @@ class Comparison:
         (gain, verdict), ratio = gain_of(losses, base), round(cost / base_cost, 2)
         at_cost = gain if 0.98 <= ratio <= 1.02 else ""
         if not at_cost and (ratio < 1 or verdict != "does not pay"):
-            as_costly = {name: round(ratio * baseline.settings[name]) for name in ("max_iters", "warmup_iters")}
+            steps, warmup = (baseline.settings[name] for name in ("max_iters", "warmup_iters"))
+            as_costly = {"max_iters": round(ratio * steps), "warmup_iters": round(ratio * warmup) or warmup}
             base, _ = self.measure(baseline._replace(settings=baseline.settings | as_costly))
             at_cost, last = gain_of(losses, base)
             verdict = min(verdict, last, key=VERDICTS.index) if ratio > 1 else last
