@@ -26,7 +26,6 @@ from config import configure
 from config.runtime.program import UserError, command, print0, read_text
 from data.prepare import new_folder, prepare
 
-
 TEXTS = (".txt", ".md", ".jsonl")  # what is read from a folder
 OTHERS = (".csv", ".tsv", ".json", ".parquet", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".zip")  # not plain text
 
