@@ -1,4 +1,4 @@
-"""compare.py: its statistics, its search for rates, equal cost, what it leaves out, and which runs it makes again."""
+"""compare.py: its statistics, its search for rates, baselines of the same compute, what it leaves out, and which runs it makes again."""
 
 import math
 import os
@@ -26,7 +26,7 @@ SMALL += ["--warmup_iters=1", "--tune=false", "--seeds=2", "--device=cpu", "--wo
 
 @pytest.fixture
 def judge(tmp_path):
-    """A function that returns the row of a candidate of a cost and a gain at equal steps, whose runs end at once."""
+    """A function that returns the row of a candidate of a cost and a gain after the same steps, whose runs end at once."""
     comparison = compare.Comparison(tmp_path, None, OPTIONS)
     comparison.run = lambda *_: None
 
@@ -46,21 +46,21 @@ def judge(tmp_path):
     return judge
 
 
-@pytest.mark.parametrize("losses, gain, verdict", [
-    ((1.9, 1.91, 1.95), "+0.0950 ± 0.0578", "pays"),
-    ((2.0151, 2.0152, 2.0153), "-0.0002 ± 0.0172", "tie"),
-    ((1.9, 2.1, 2.0), "+0.0150 ± 0.2454", "undecided"),
+@pytest.mark.parametrize("losses, shown, verdict", [
+    ((1.9, 1.91, 1.95), "-0.0950 ± 0.0578", "pays"),
+    ((2.0151, 2.0152, 2.0153), "+0.0002 ± 0.0172", "tie"),
+    ((1.9, 2.1, 2.0), "-0.0150 ± 0.2454", "undecided"),
     ((2.005, 2.015, 2.01, 2.03), "+0.0000 ± 0.0000", "tie"),  # the same runs
 ])  # fmt: skip
-def test_the_interval_is_welchs(losses, gain, verdict):
-    assert compare.gain_of(losses, (2.005, 2.015, 2.01, 2.03)) == (gain, verdict)
+def test_the_interval_is_welchs(losses, shown, verdict):
+    assert compare.difference(losses, (2.005, 2.015, 2.01, 2.03)) == (shown, verdict)
 
 
 @pytest.mark.parametrize("cost, gain, verdict, lengths", [
     (1.86, 0.3, "pays", {800, 1488}),
     (3.9, 0.1, "does not pay", {800, 3120}),
-    (3.9, -0.05, "does not pay", {800}),  # at equal steps already
-    (0.4, -0.1, "pays", {800, 320}),  # worse at equal steps, but better than a baseline that is as cheap
+    (3.9, -0.05, "does not pay", {800}),  # after the same steps already
+    (0.4, -0.1, "pays", {800, 320}),  # worse after the same steps, but better than a baseline that is as cheap
     (1.01, 0.0, "tie", {800}),
     (1.0, -math.inf, "left out: of 24 learning rates the last, 7.15256e-10, is the best", {800}),  # always diverges
 ])  # fmt: skip

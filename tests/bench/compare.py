@@ -1,5 +1,5 @@
 """
-Does it pay? Compare variants with a baseline on any text, each at its best learning rate, at equal cost:
+Does it pay? Compare variants with a baseline on any text, each at its best learning rate, for the same compute:
 
     python tests/bench/compare.py --against=HEAD "edit:"                                     # my edit of model.py
     python tests/bench/compare.py config/standard_shakespeare.py "kept: config/m1_shakespeare.py --keep_input"
@@ -8,7 +8,7 @@ Every argument is a variant, written as for train.py, quoted if it has several w
 is the baseline. Settings outside quotes apply to all. Rerun the command to continue: no run is done twice.
 
 A variant takes some nine runs of train.py: four to find its learning rate, then one for each seed. If its cost differs
-from the baseline's, the baseline takes as many again, at that cost.
+from the baseline's, the baseline takes as many again, for the same compute.
 """
 
 against = ""  # a commit, such as HEAD: the baseline is the first variant as that commit has it
@@ -72,14 +72,14 @@ def copy_code(commit, folder):
     return home
 
 
-def gain_of(losses, base):
-    """Return a candidate's gain over the baseline, by Welch's t test, and the verdict. The same runs have no noise."""
+def difference(losses, base):
+    """Return how much higher a candidate's loss is, by Welch's t test, and the verdict. The same runs have no noise."""
     from scipy.stats import ttest_ind
 
-    low, high = (0.0, 0.0) if losses == base else ttest_ind(base, losses, equal_var=False).confidence_interval(0.95)
+    low, high = (0.0, 0.0) if losses == base else ttest_ind(losses, base, equal_var=False).confidence_interval(0.95)
     shown = f"{(low + high) / 2:+.4f} ± {(high - low) / 2:.4f}"
     if low > 0 or high < 0:
-        return shown, "pays" if low > 0 else "does not pay"
+        return shown, "pays" if high < 0 else "does not pay"
     return shown, "tie" if low > -0.02 and high < 0.02 else "undecided"  # nats
 
 
@@ -168,21 +168,21 @@ class Comparison:
         return losses, costs[0]
 
     def judge(self, candidate, baseline, found, base_found):
-        """Return a candidate's row of the table. A costlier one must win at equal steps and at equal cost."""
+        """Return a candidate's row of the table. A costlier one must win after the same steps, and the same compute."""
         base, base_cost = base_found.result()
         try:
             losses, cost = found.result()
         except UserError as why:
             return [candidate.name, "", "", "", f"left out: {why}"]
-        (gain, verdict), ratio = gain_of(losses, base), round(cost / base_cost, 2)
-        at_cost = gain if 0.98 <= ratio <= 1.02 else ""
-        if not at_cost and (ratio < 1 or verdict != "does not pay"):
+        (same_steps, verdict), ratio = difference(losses, base), round(cost / base_cost, 2)
+        same_compute = same_steps if 0.98 <= ratio <= 1.02 else ""
+        if not same_compute and (ratio < 1 or verdict != "does not pay"):
             steps, warmup = (baseline.settings[name] for name in ("max_iters", "warmup_iters"))
             as_costly = {"max_iters": round(ratio * steps), "warmup_iters": round(ratio * warmup) or warmup}
             base, _ = self.measure(baseline._replace(settings=baseline.settings | as_costly))
-            at_cost, last = gain_of(losses, base)
+            same_compute, last = difference(losses, base)
             verdict = min(verdict, last, key=VERDICTS.index) if ratio > 1 else last
-        return [candidate.name, f"{ratio:.2f}", gain, at_cost, verdict]
+        return [candidate.name, f"{ratio:.2f}", same_steps, same_compute, verdict]
 
 
 def as_table(header, rows):
@@ -213,7 +213,7 @@ def main(argv):
         rows = [*threads.map(comparison.judge, variants[1:], repeat(variants[0]), others, repeat(first))]
     finally:
         comparison.stop()
-    print("\n" + as_table(["variant", "operations", "gain at equal steps", "gain at equal cost", "verdict"], rows))
+    print("\n" + as_table(["variant", "compute", "loss, same steps", "loss, same compute", "verdict"], rows))
     return int(any("left out" in row[-1] for row in rows))
 
 
