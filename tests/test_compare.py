@@ -1,4 +1,4 @@
-"""compare.py: its statistics, its search for rates, baselines of the same compute, what it leaves out, and which runs it makes again."""
+"""compare.py: its statistics, its search for rates, baselines of the same compute, what it leaves out, and resuming."""
 
 import math
 import os
@@ -26,7 +26,7 @@ SMALL += ["--warmup_iters=1", "--tune=false", "--seeds=2", "--device=cpu", "--wo
 
 @pytest.fixture
 def judge(tmp_path):
-    """A function that returns the row of a candidate of a cost and a gain after the same steps, whose runs end at once."""
+    """Return judge(cost, gain): the row of a candidate with this gain after the same steps. Its runs end at once."""
     comparison = compare.Comparison(tmp_path, None, OPTIONS)
     comparison.run = lambda *_: None
 
