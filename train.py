@@ -35,7 +35,7 @@ tie_weights = False  # share one matrix between the embedding and the head
 # optimizer: AdamW
 max_iters = 800  # total steps
 learning_rate = 3e-3  # peak rate
-warmup_iters = 0  # warm-up steps; 0: a tenth of max_iters, but at most 100; 1: none
+warmup_iters = 0  # warm-up steps; 0: an eighth of max_iters, but at most 100; 1: none
 lr_decay = "cosine"  # cosine, linear, wsd (constant, then linear over the last fifth) or none; ends at max_iters
 min_lr_frac = 0.1  # final rate as a fraction of the peak rate
 weight_decay = 0.1  # for matrices

@@ -72,7 +72,7 @@ def test_a_candidate_is_held_to_a_baseline_of_its_cost(judge, cost, gain, verdic
         assert tried == {(0.003 * 2.0**i, 100) for i in (-1, 0, 1, 2)} | {(0.005, seed) for seed in (101, 102, 103)}
 
 
-@pytest.mark.parametrize("warmup, as_costly", [(100, 40), (1, 1), (0, 0)])  # 0 is a tenth of the steps
+@pytest.mark.parametrize("warmup, as_costly", [(100, 40), (1, 1), (0, 0)])  # 0 follows the steps
 def test_warm_up_is_as_long_in_proportion(judge, warmup, as_costly):
     judge(0.4, -0.1, warmup_iters=warmup)
     assert judge.warmups == {800: warmup, 320: as_costly}

@@ -40,12 +40,11 @@ def test_another_runs_name_is_in_the_folders(repo):
     repo("train.py --attention=w2 --out_dir=out/source")
     shutil.copy("out/source/best.pt", "out/source/step2.pt")
     for source in ("out/source", "out/source/step2.pt"):
-        repo(
-            f"train.py config/m1_shakespeare.py --init_from=run:{source} --n_layer=9 --attention=standard --device=cpu"
-        )
-    names = ("source", "source_step2.pt")
-    folders = {f"m1_shakespeare-init_from={name}-attention=standard" for name in names}
-    assert {path.name for path in Path("out").iterdir()} == {"source", *folders}
+        repo(f"train.py config/m1_shakespeare.py --init_from=run:{source} --n_layer=9")
+    repo("train.py --init_from=run:out/source --attention=standard")
+    made = {"m1_shakespeare-init_from=source", "m1_shakespeare-init_from=source_step2"}
+    made.add("shakespeare_char-init_from=source-standard")
+    assert {path.name for path in Path("out").iterdir()} == {"source", *made}
 
 
 def test_what_makes_the_model_comes_from_the_other_run(repo):

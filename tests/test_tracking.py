@@ -55,8 +55,12 @@ def test_wandb_without_a_key(repo, monkeypatch, capsys):
     wandb = Pretended()
     wandb.init = init
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    error = error_of(repo, f"train.py {TINY} --out_dir=run --wandb", capsys)
+    command = f"train.py {TINY} --out_dir=run --lr_decay=none"
+    error = error_of(repo, f"{command} --wandb", capsys)
     assert "error: wandb: No API key" in error and "set WANDB_MODE=offline\n" in error
+    assert not Path("run").exists()
+    repo(command)
+    assert refused(repo, f"{command} --wandb --max_iters=6 --init_from=resume", capsys) == error  # its log stays
 
 
 def test_wandb_is_not_installed(repo, monkeypatch, capsys):

@@ -29,7 +29,7 @@ CASES = {
     "no decay": "--lr_decay=none --min_lr_frac=0.3",
     "no warm-up": "--warmup_iters=1",
     "nothing but warm-up": "--warmup_iters=9",
-    "warm-up of a tenth": "--warmup_iters=0 --max_iters=21",
+    "warm-up of an eighth": "--warmup_iters=0 --max_iters=17",
     "other betas": "--beta1=0.5 --beta2=0.6",
     "weight decay of matrices only": "--weight_decay=1 --bias --attention=summed_qk --qk_scale=5.4",
     "dropout": "--dropout=0.3 --grad_accum_steps=4",

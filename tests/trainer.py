@@ -67,7 +67,7 @@ def token_losses(s, model, x, y):
 
 def learning_rate(s, step):
     """Return a rate that rises in equal parts to s.learning_rate, then falls towards min_lr_frac of it at max_iters."""
-    warmup = s.warmup_iters or min(100, math.ceil(0.1 * s.max_iters))
+    warmup = s.warmup_iters or min(100, math.ceil(0.125 * s.max_iters))
     if step < warmup:
         return s.learning_rate * (step + 1) / warmup
     lowest = s.learning_rate * s.min_lr_frac

@@ -148,7 +148,7 @@ def begin(requested) -> tuple[dict, dict | None, bool]:
     check_settings(settings)
     if not resuming:
         check_folder(folder, settings)
-        settings["warmup_iters"] = settings["warmup_iters"] or min(100, math.ceil(settings["max_iters"] / 10))
+        settings["warmup_iters"] = settings["warmup_iters"] or min(100, math.ceil(settings["max_iters"] / 8))
     elif not settings["eval_only"]:
         if checkpoint["iter_num"] >= settings["max_iters"]:
             reached = f"{found} is at step {checkpoint['iter_num']}"
@@ -193,7 +193,8 @@ def run_folder(settings, requested, source) -> Path:
     without = new_settings(requested._replace(options={}), source)
     for name, value in settings.items():  # in their order, whatever that of the options is
         if name in naming and value != without[name] and not without_effect(settings, name):
-            text = re.sub(r"[^\w.+-]+", "_", str(value).removeprefix("run:").removeprefix("out/")).strip("_")
+            text = str(value).removeprefix("run:").removeprefix("out/").removesuffix(".pt")
+            text = re.sub(r"[^\w.+-]+", "_", text).strip("_")
             bare = name in METHOD and not requested.files
             words.append(name if value is True else text if bare else f"{name}={text}")
     return Path("out", "-".join(words))
