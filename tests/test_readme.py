@@ -44,13 +44,22 @@ def test_a_run_is_shared_as_model_and_checkpoint(repo, tmp_path, monkeypatch):
     assert text.startswith("the") and len(text) > 100
 
 
+def anchors(page):
+    """Return the anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", TEXTS)
 def test_files_and_links_exist(page):
     for name in re.findall(r"(?:config|data|tests)/\w+(?:/\w+)?\.(?:py|txt)\b", TEXTS[page]):
         made_by_the_reader = "NAME" in name or name.endswith("/input.txt")
         assert made_by_the_reader or (ROOT / name).exists(), name
-    for link in re.findall(r"\]\(([^)#\s]+)", TEXTS[page]):
-        assert link.startswith("https://") or (ROOT / page).parent.joinpath(link).exists(), link
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", TEXTS[page]):
+        if not link.startswith("https://"):
+            target = (ROOT / page).parent / link if link else ROOT / page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
 
 
 @pytest.mark.parametrize("page, command", COMMANDS)

@@ -1,6 +1,7 @@
-"""The tables of README.md and RESULTS.md on Methods 1 to 5 and W2, recomputed from the runs in tests/bench/results."""
+"""The tables of README.md and RESULTS.md, recomputed from the runs in tests/bench/results."""
 
 import csv
+import json
 import math
 from collections import defaultdict
 from statistics import fmean
@@ -11,61 +12,227 @@ from scipy.stats import ttest_ind
 from conftest import ROOT
 
 BENCH = ROOT / "tests" / "bench"
-PAGE = (BENCH / "RESULTS.md").read_text(encoding="utf-8")
+RESULTS = (BENCH / "RESULTS.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def rows_under(title, page=PAGE):
-    """Return the rows of the tables of the section whose title begins like this, without headings: lists of cells."""
-    (section,) = [section for section in page.split("\n## ") if section.startswith(title)]
-    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in section.splitlines() if line[:1] == "|"]
-    rules = {i for i, row in enumerate(rows) if set(row[-1]) == {"-"}}
-    assert rules, f"no table under {title}"
-    return [row for i, row in enumerate(rows) if not rules & {i, i + 1}]
+def table(title, number=0, page=RESULTS):
+    """Return {first cell: other cells} of a table in the section with this title."""
+    (section,) = [part for part in page.split("\n## ") if part.startswith(title)]
+    tables = [part for part in section.split("\n\n") if part.startswith("|")]
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in tables[number].splitlines()]
+    assert len(rows) > 2, "a table without rows"
+    return {name: cells for name, *cells in rows[2:]}
 
 
-def comparison(file, steps, **settings):
-    """Return {variant: [operations, gain that would pay, gain]} after these steps, of the runs with these settings."""
-    losses, flops = defaultdict(list), {}
+def check(shown, computed):
+    """Hold a table on a page to all rows that could be there. A failure prints the right ones."""
+    expected = {name: computed[name] for name in shown}
+    rows = [f"| {' | '.join([name, *cells])} |" for name, cells in expected.items()]
+    assert shown == expected, "\n".join(["the table should be:", *rows])
+
+
+def stored(name):
+    return json.loads((BENCH / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+# -- Methods 1 to 5 and W2 -----------------------------------------------------------------------------------
+
+
+def training_runs(file, **settings):
+    """Return {(variant, steps): (losses of all seeds at its best rate, operations)} of the runs with these settings."""
+    losses, flops = defaultdict(lambda: defaultdict(list)), {}
     with open(BENCH / "results" / f"{file}.csv", newline="", encoding="utf-8") as lines:
         for run in csv.DictReader(lines):
-            if settings.items() <= run.items() and run["seed"] != "0":  # seed 0 tunes the rates
-                losses[run["variant"], int(run["steps"])].append(float(run["loss"]))
-                flops[run["variant"], int(run["steps"])] = float(run["flops"])
-    lengths = sorted(length for name, length in losses if name == "standard")
-    curve, standard, rows = [fmean(losses["standard", length]) for length in lengths], losses["standard", steps], {}
-    for name in [name for name, length in losses if length == steps]:
-        cost = flops[name, steps] / flops["standard", steps]
-        would_pay = fmean(standard) - np.interp(math.log(cost * steps), np.log(lengths), curve)
-        rows[name] = [f"{cost:.2f}", f"{would_pay:.3f}", gain(standard, losses[name, steps])]
-    return rows
+            if settings.items() <= run.items() and run["seed"] != "0":  # seed 0 only tunes the rates
+                key = run["variant"], int(run["steps"])
+                losses[key][float(run["rate"])].append(float(run["loss"]))
+                flops[key] = float(run["flops"])
+    return {key: (min(by_rate.values(), key=fmean), flops[key]) for key, by_rate in losses.items()}
 
 
-def gain(baseline, losses):
-    interval = ttest_ind(baseline, losses, equal_var=False).confidence_interval(0.95)
-    return f"{fmean(baseline) - fmean(losses):+.3f} ± {(interval.high - interval.low) / 2:.3f}"
+def difference(losses, baseline):
+    """Return the difference of mean losses and the half-width of its 95% interval, by Welch's t test."""
+    interval = ttest_ind(losses, baseline, equal_var=False).confidence_interval(0.95)
+    return fmean(losses) - fmean(baseline), (interval.high - interval.low) / 2
 
 
 def small_models(text):
-    """Return the comparisons on a text at 3 layers. That of W2 has runs of its own."""
-    methods, w2 = (comparison(file, 400, dataset=f"shakespeare_{text}") for file in ("methods", "w2"))
-    for name in [name for name in methods if name.endswith(", tuned rate")]:  # instead of runs at half that rate
-        methods[name.removesuffix(", tuned rate")] = methods.pop(name)
-    return methods | {name: row for name, row in w2.items() if name != "standard"}
+    """Return {variant: (compute, difference after the same steps, difference for the same compute)} at 3 layers."""
+    found = {}
+    for file in ("methods", "w2"):  # each has standard runs of its own
+        runs = training_runs(file, dataset=f"shakespeare_{text}")
+        same_steps, flops = runs["standard", 400]
+        for (name, _), (losses, cost) in runs.items():
+            if name != "standard":
+                longer = [run for (one, _), run in runs.items() if one == "standard"]
+                same_compute, spent = min(longer, key=lambda run: abs(run[1] - cost))
+                if cost / flops < 1.02:
+                    same_compute, spent = same_steps, flops
+                assert 0.98 < spent / cost < 1.02, f"{name} has no standard runs of its compute"
+                found[name] = cost / flops, difference(losses, same_steps), difference(losses, same_compute)
+    return found
 
 
-def test_readme_table():
-    shown, rows = rows_under("Results", (ROOT / "README.md").read_text(encoding="utf-8")), small_models("char")
-    assert shown and shown == [[name, *rows[name]] for name, *_ in shown]
+def signed(mean, half_width):
+    return f"{round(mean, 3) + 0.0:+.3f} ± {half_width:.3f}"
 
 
-def test_methods_and_w2():
-    shown, texts = rows_under("Do Methods"), [small_models("bpe"), comparison("depth", 1000, n_embd="256")]
-    for name, *cells in shown:
-        cells = [cell.rstrip("*†") for cell in cells]  # a note below the table
-        assert cells == ["{2} ({1})".format(*text[name]) if name in text else "" for text in texts], name
+def in_words(mean, half_width):
+    return f"{abs(mean):.3f} {'higher' if mean > 0 else 'lower'} ± {half_width:.3f}"
 
 
-def test_no_form_of_methods_1_to_4_reaches_the_gain_that_would_pay():
-    for rows in small_models("char"), small_models("bpe"):
-        forms = [row for name, row in rows.items() if name < "Method 5"]
-        assert len(forms) == 12 and all(sum(map(float, row[2].split(" ± "))) < float(row[1]) for row in forms)
+def test_readme_results():
+    rows = small_models("char").items()
+    computed = {name: [f"{cost:.2f}", in_words(*steps), in_words(*compute)] for name, (cost, steps, compute) in rows}
+    check(table("Results", page=README), computed)
+
+
+def test_three_layers():
+    char, bpe = small_models("char"), small_models("bpe")
+    cells = {name: [signed(*one) for text in (char, bpe) for one in text.get(name, ())[1:]] for name in char}
+    check(table("Do Methods"), {name: row + [""] * (4 - len(row)) for name, row in cells.items()})
+
+
+def test_no_form_of_methods_1_to_4_is_lower():
+    """For the same compute, all are higher beyond the noise; after the same steps, none is lower beyond it."""
+    for text in ("char", "bpe"):
+        forms = {name: rows for name, rows in small_models(text).items() if name < "Method 5"}
+        assert len(forms) == 12
+        for name, (_, steps, compute) in forms.items():
+            assert compute[0] > compute[1] and steps[0] > -steps[1], name
+
+
+def test_eight_layers():
+    """Here, the loss of a standard model of the same compute is interpolated over the logarithm of the steps."""
+    runs, rows = training_runs("depth", n_embd="256"), {}
+    lengths = sorted(steps for name, steps in runs if name == "standard")
+    curve = [fmean(runs["standard", steps][0]) for steps in lengths]
+    for (name, steps), (losses, cost) in runs.items():
+        if steps == 1000:
+            ratio = cost / runs["standard", 1000][1]
+            expected = np.interp(math.log(1000 * ratio), np.log(lengths), curve)
+            same_steps = signed(*difference(losses, runs["standard", 1000][0]))
+            rows[name] = [f"{ratio:.2f}", same_steps, f"{fmean(losses) - expected:+.3f}"]
+    check(table("Do Methods", 1), rows)
+
+
+# -- the W2 document's benchmarks ----------------------------------------------------------------------------
+
+KINDS = "standard", "distance", "overlap"
+TASKS = {  # of micro.json and memory.json
+    "base": {"n_layer": 2, "block_size": 127},
+    "long": {"n_layer": 2, "block_size": 511},
+    "deep": {"n_layer": 4, "block_size": 127},
+}
+W2_RATES = {"recall": 5e-3, "micro": 1e-3, "entailment": 5e-4}  # the document's
+TUNING_SEEDS = 0, 6, 7, 8
+
+
+def task_runs(name, **settings):
+    """Return the runs of a benchmark with these settings, each as one flat dict."""
+    found = []
+    for result in stored(name):
+        run, model = result["run"], result["run"]["model"]
+        kind = model.get("w2_score", "distance") if "attention" in model else "standard"
+        flat = run | model | result | {"kind": kind}
+        if settings.items() <= flat.items():
+            found.append(flat)
+    return found
+
+
+def published(name, **shape):
+    """Return {kind: runs} at the document's widths and rates."""
+    runs = [run for run in task_runs(name, recipe="published", **shape) if run["seed"] not in TUNING_SEEDS]
+    found = {}
+    for kind in KINDS:
+        setting, value = ("n_embd", 96) if kind == "standard" else ("learning_rate", W2_RATES[name])
+        found[kind] = [run for run in runs if run["kind"] == kind and run[setting] == value]
+    return found
+
+
+def tuned(name, by, **settings):
+    """Return {kind: runs} at the rate that is best on the tuning seeds."""
+    found, best = {}, max if by == "accuracy" else min
+    for kind in KINDS:
+        runs, scores = task_runs(name, kind=kind, **settings), defaultdict(list)
+        for run in runs:
+            if run["seed"] in TUNING_SEEDS:
+                scores[run["learning_rate"]].append(run[by])
+        rate = best(scores, key=lambda rate: fmean(scores[rate]))
+        found[kind] = [run for run in runs if run["learning_rate"] == rate and run["seed"] not in TUNING_SEEDS]
+    return found
+
+
+def mean(runs, column):
+    return f"{fmean(run[column] for run in runs):.3f}"
+
+
+def loss_and_range(runs):
+    """Return the mean loss and, where seeds differ much, the range."""
+    losses = [run["last 100 steps"] for run in runs]
+    wide = max(losses) - min(losses) > 0.2
+    return mean(runs, "last 100 steps") + wide * f" ({min(losses):.2f} to {max(losses):.2f})"
+
+
+def test_copying():
+    document = {"recall": "3.68, 3.45", "base": "6.94, 6.80", "long": "6.96, 6.94", "deep": "6.49, 5.84"}
+    runs = {"recall": published("recall")} | {name: published("micro", **shape) for name, shape in TASKS.items()}
+    computed = {name: [*map(loss_and_range, kinds.values()), document[name]] for name, kinds in runs.items()}
+    check(table("Does W2 copy"), computed)
+
+
+def test_copying_at_tuned_rates():
+    runs = {"recall": tuned("recall", "loss", recipe="fair")}
+    runs |= {name: tuned("micro", "last 100 steps", n_embd=64, **shape) for name, shape in TASKS.items()}
+    check(table("Does W2 copy", 1), {name: [*map(loss_and_range, kinds.values())] for name, kinds in runs.items()})
+
+
+def test_other_claims():
+    as_published, fair = published("entailment").values(), tuned("entailment", "accuracy", recipe="fair").values()
+    computed = {
+        "entailment, accuracy": ["1.00, 1.00", *(mean(runs, "seen accuracy") for runs in as_published)],
+        "entailment, loss": ["0.0078, 0.0067", *(mean(runs, "seen loss") for runs in as_published)],
+        "entailment, new pairs, tuned": ["", *(mean(runs, "accuracy") for runs in fair)],
+    }
+    for (name, shape), document in zip(TASKS.items(), ("1.00, 1.03", "1.00, 1.29", "1.00, 1.04")):
+        runs = task_runs("memory", batch_size=4 if name == "long" else 32, **shape)
+        computed[f"memory, {name}"] = [document, *(f"{run['MB kept'] / runs[0]['MB kept']:.2f}" for run in runs)]
+    for row in stored("speed_cpu")["tables"]["micro, by tasks.py"]:
+        computed[f"time, {row['']}"] = ["1.00, about 1.2", "1.00", *(f"{row[f'W2, {kind}']:.2f}" for kind in KINDS[1:])]
+    check(table("Do the W2"), computed)
+
+
+# -- speed ---------------------------------------------------------------------------------------------------
+
+
+def test_speed_on_a_gpu():
+    rows = stored("speed_h100")["124M, 16 x 1024 tokens, tied weights, compiled"]
+    graphs = rows["with the change, as CUDA graphs"]
+    named = {
+        "nanoGPT's model": rows["nanoGPT's model, its own torch.compile"],
+        "standard": rows["standard, 7f9ff6d"],
+        "W2, distance": graphs["w2"],
+        "Method 5.1": graphs["summed"],
+        "Method 2": graphs["m2"],
+        "Method 1": graphs["m1"],
+    }
+    cells = {}
+    for name, row in named.items():
+        compute = f"{row['operations']:.2f}" if "operations" in row else ""
+        cells[name] = [compute, f"{row['ms']:.1f}", f"{row['ms'] / named['standard']['ms']:.2f}", f"{row['gb']:.0f}"]
+    check(table("How fast"), cells)
+
+
+def test_speed_on_a_cpu():
+    rows = stored("speed_cpu")["tables"]["training"]
+    cells = {row.pop(""): [f"{cell:.2f}" for cell in row.values()] for row in rows}
+    check(table("How fast", 1), cells)
+
+
+def test_readme_speed():
+    measured = stored("speed_h100")
+    ms = {name: f"{row['ms']:.1f} ms" for name, row in measured["6 x 384, 64 x 256 tokens"].items()}
+    losses = measured["runs with CUDA graphs"]["standard + size_gpu.py, best validation loss"]
+    shown = [ms["standard graph+compiled"], ms["standard nano"], f"{min(losses.values()):.3f}"]
+    assert [figure for figure in shown if figure not in README] == []
