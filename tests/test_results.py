@@ -14,6 +14,7 @@ from conftest import ROOT
 BENCH = ROOT / "tests" / "bench"
 RESULTS = (BENCH / "RESULTS.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+LAST = "last 100 steps"  # of training: their mean loss
 
 
 def table(title, number=0, page=RESULTS):
@@ -120,82 +121,75 @@ def test_eight_layers():
 # -- the W2 document's benchmarks ----------------------------------------------------------------------------
 
 KINDS = "standard", "distance", "overlap"
-TASKS = {  # of micro.json and memory.json
+W2_RATES = {"recall": 5e-3, "micro": 1e-3, "entailment": 5e-4}  # the document's
+TUNING_SEEDS = 0, 6, 7, 8
+MICRO = {
     "base": {"n_layer": 2, "block_size": 127},
     "long": {"n_layer": 2, "block_size": 511},
     "deep": {"n_layer": 4, "block_size": 127},
 }
-W2_RATES = {"recall": 5e-3, "micro": 1e-3, "entailment": 5e-4}  # the document's
-TUNING_SEEDS = 0, 6, 7, 8
 
 
-def task_runs(name, **settings):
-    """Return the runs of a benchmark with these settings, each as one flat dict."""
+def task_runs(name, tuning=False, **settings):
+    """Return the runs of a benchmark with these settings, each as one flat dict. Some only tune rates."""
     found = []
     for result in stored(name):
         run, model = result["run"], result["run"]["model"]
         kind = model.get("w2_score", "distance") if "attention" in model else "standard"
         flat = run | model | result | {"kind": kind}
-        if settings.items() <= flat.items():
+        if settings.items() <= flat.items() and tuning == (run["seed"] in TUNING_SEEDS):
             found.append(flat)
     return found
 
 
 def published(name, **shape):
-    """Return {kind: runs} at the document's widths and rates."""
-    runs = [run for run in task_runs(name, recipe="published", **shape) if run["seed"] not in TUNING_SEEDS]
-    found = {}
-    for kind in KINDS:
-        setting, value = ("n_embd", 96) if kind == "standard" else ("learning_rate", W2_RATES[name])
-        found[kind] = [run for run in runs if run["kind"] == kind and run[setting] == value]
-    return found
+    """Return the runs of each kind at the document's widths and rates."""
+    wider, w2 = {"n_embd": 96}, {"learning_rate": W2_RATES[name]}
+    own = {"standard": wider, "distance": w2, "overlap": w2}
+    return [task_runs(name, kind=kind, recipe="published", **own[kind], **shape) for kind in KINDS]
 
 
 def tuned(name, by, **settings):
-    """Return {kind: runs} at the rate that is best on the tuning seeds."""
-    found, best = {}, max if by == "accuracy" else min
+    """Return the runs of each kind at the rate that is best on the tuning seeds."""
+    found = []
     for kind in KINDS:
-        runs, scores = task_runs(name, kind=kind, **settings), defaultdict(list)
-        for run in runs:
-            if run["seed"] in TUNING_SEEDS:
-                scores[run["learning_rate"]].append(run[by])
-        rate = best(scores, key=lambda rate: fmean(scores[rate]))
-        found[kind] = [run for run in runs if run["learning_rate"] == rate and run["seed"] not in TUNING_SEEDS]
+        scores = defaultdict(list)
+        for run in task_runs(name, tuning=True, kind=kind, **settings):
+            scores[run["learning_rate"]].append(run[by])
+        best = (max if by == "accuracy" else min)(scores, key=lambda rate: fmean(scores[rate]))
+        found.append(task_runs(name, kind=kind, learning_rate=best, **settings))
     return found
 
 
-def mean(runs, column):
-    return f"{fmean(run[column] for run in runs):.3f}"
+def means(kinds, column):
+    return [f"{fmean(run[column] for run in runs):.3f}" for runs in kinds]
 
 
-def loss_and_range(runs):
-    """Return the mean loss and, where seeds differ much, the range."""
-    losses = [run["last 100 steps"] for run in runs]
-    wide = max(losses) - min(losses) > 0.2
-    return mean(runs, "last 100 steps") + wide * f" ({min(losses):.2f} to {max(losses):.2f})"
+def losses_and_ranges(kinds):
+    """Return the mean loss of each kind and, where seeds differ much, the range."""
+    cells = means(kinds, LAST)
+    for i, losses in enumerate([run[LAST] for run in runs] for runs in kinds):
+        if max(losses) - min(losses) > 0.2:
+            cells[i] += f" ({min(losses):.2f} to {max(losses):.2f})"
+    return cells
 
 
 def test_copying():
     document = {"recall": "3.68, 3.45", "base": "6.94, 6.80", "long": "6.96, 6.94", "deep": "6.49, 5.84"}
-    runs = {"recall": published("recall")} | {name: published("micro", **shape) for name, shape in TASKS.items()}
-    computed = {name: [*map(loss_and_range, kinds.values()), document[name]] for name, kinds in runs.items()}
-    check(table("Does W2 copy"), computed)
-
-
-def test_copying_at_tuned_rates():
-    runs = {"recall": tuned("recall", "loss", recipe="fair")}
-    runs |= {name: tuned("micro", "last 100 steps", n_embd=64, **shape) for name, shape in TASKS.items()}
-    check(table("Does W2 copy", 1), {name: [*map(loss_and_range, kinds.values())] for name, kinds in runs.items()})
+    runs = {"recall": published("recall")} | {name: published("micro", **shape) for name, shape in MICRO.items()}
+    check(table("Does W2 copy"), {name: [*losses_and_ranges(runs[name]), document[name]] for name in runs})
+    runs = {name: tuned("micro", LAST, n_embd=64, **shape) for name, shape in MICRO.items()}
+    runs["recall"] = tuned("recall", "loss", recipe="fair")
+    check(table("Does W2 copy", 1), {name: losses_and_ranges(runs[name]) for name in runs})
 
 
 def test_other_claims():
-    as_published, fair = published("entailment").values(), tuned("entailment", "accuracy", recipe="fair").values()
     computed = {
-        "entailment, accuracy": ["1.00, 1.00", *(mean(runs, "seen accuracy") for runs in as_published)],
-        "entailment, loss": ["0.0078, 0.0067", *(mean(runs, "seen loss") for runs in as_published)],
-        "entailment, new pairs, tuned": ["", *(mean(runs, "accuracy") for runs in fair)],
+        "entailment, accuracy": ["1.00, 1.00", *means(published("entailment"), "seen accuracy")],
+        "entailment, loss": ["0.0078, 0.0067", *means(published("entailment"), "seen loss")],
+        "entailment, new pairs, tuned": ["", *means(tuned("entailment", "accuracy", recipe="fair"), "accuracy")],
     }
-    for (name, shape), document in zip(TASKS.items(), ("1.00, 1.03", "1.00, 1.29", "1.00, 1.04")):
+    for (name, shape), document in zip(MICRO.items(), ("1.00, 1.03", "1.00, 1.29", "1.00, 1.04")):
         runs = task_runs("memory", batch_size=4 if name == "long" else 32, **shape)
         computed[f"memory, {name}"] = [document, *(f"{run['MB kept'] / runs[0]['MB kept']:.2f}" for run in runs)]
     for row in stored("speed_cpu")["tables"]["micro, by tasks.py"]:
@@ -206,33 +200,20 @@ def test_other_claims():
 # -- speed ---------------------------------------------------------------------------------------------------
 
 
-def test_speed_on_a_gpu():
-    rows = stored("speed_h100")["124M, 16 x 1024 tokens, tied weights, compiled"]
-    graphs = rows["with the change, as CUDA graphs"]
-    named = {
-        "nanoGPT's model": rows["nanoGPT's model, its own torch.compile"],
-        "standard": rows["standard, 7f9ff6d"],
-        "W2, distance": graphs["w2"],
-        "Method 5.1": graphs["summed"],
-        "Method 2": graphs["m2"],
-        "Method 1": graphs["m1"],
-    }
-    cells = {}
-    for name, row in named.items():
+def test_speed():
+    on_gpu, computed = stored("speed_h100")["124M"], {}
+    for name, row in on_gpu.items():
         compute = f"{row['operations']:.2f}" if "operations" in row else ""
-        cells[name] = [compute, f"{row['ms']:.1f}", f"{row['ms'] / named['standard']['ms']:.2f}", f"{row['gb']:.0f}"]
-    check(table("How fast"), cells)
-
-
-def test_speed_on_a_cpu():
-    rows = stored("speed_cpu")["tables"]["training"]
-    cells = {row.pop(""): [f"{cell:.2f}" for cell in row.values()] for row in rows}
-    check(table("How fast", 1), cells)
+        relative = f"{row['ms'] / on_gpu['standard']['ms']:.2f}"
+        computed[name] = [compute, f"{row['ms']:.1f}", relative, f"{row['gb']:.0f}"]
+    check(table("How fast"), computed)
+    on_cpu = stored("speed_cpu")["tables"]["training"]
+    check(table("How fast", 1), {row.pop(""): [f"{cell:.2f}" for cell in row.values()] for row in on_cpu})
 
 
 def test_readme_speed():
     measured = stored("speed_h100")
     ms = {name: f"{row['ms']:.1f} ms" for name, row in measured["6 x 384, 64 x 256 tokens"].items()}
-    losses = measured["runs with CUDA graphs"]["standard + size_gpu.py, best validation loss"]
-    shown = [ms["standard graph+compiled"], ms["standard nano"], f"{min(losses.values()):.3f}"]
+    loss = min(measured["runs with CUDA graphs"]["standard + size_gpu.py, best validation loss"].values())
+    shown = [ms["standard graph+compiled"], ms["standard nano"], f"loss of {loss:.3f}"]
     assert [figure for figure in shown if figure not in README] == []
