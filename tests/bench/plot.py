@@ -4,6 +4,8 @@ The losses of runs over their training FLOPs, in one picture: python tests/bench
 Folders are searched for runs at any depth. The legend has each run's lowest validation loss.
 """
 
+out = "runs.png"  # output file; its suffix sets the format
+
 import json
 import math
 import sys
@@ -13,12 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from matplotlib.figure import Figure
 
-from config import start_program
+from config import configure
 from config.runtime.program import UserError, file_errors
-
-# -----------------------------------------------------------------------------
-out = "runs.png"  # output file; its suffix sets the format
-# -----------------------------------------------------------------------------
 
 
 def read_run(folder):
@@ -51,8 +49,7 @@ def draw_losses(paths):
 
 def main(argv):
     paths = [Path(word) for word in argv if not word.startswith("-")]
-    defaults, given = start_program(__file__, [word for word in argv if word.startswith("-")])
-    out = (defaults | given)["out"]
+    configure(globals(), [word for word in argv if word.startswith("-")])
     with file_errors():
         draw_losses(paths).savefig(out, dpi=120)
     print(f"figure: {out}")
