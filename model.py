@@ -435,7 +435,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.flops = None  # per token, once they are counted
-        self.embed = nn.Embedding(config.vocab_size, config.n_embd)  # starts with a standard deviation of 1
+        self.embed = nn.Embedding(config.vocab_size, config.n_embd)  # starts at a standard deviation of 1, unless tied
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         self.head = linear(config.n_embd, config.vocab_size)

@@ -53,6 +53,7 @@ wandb = False  # log to Weights & Biases too
 seed = 1337  # the same seed on the same machine gives the same run
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 dtype = "auto"  # auto, float32, bfloat16, float16
+graphs = True  # on one GPU, run steps as CUDA graphs; false: if Python code in model.py changes from step to step
 compile = "auto"  # auto: on CUDA, for long runs; true (on a CPU, pays off after ten minutes); false
 
 from config import start_program
@@ -196,7 +197,7 @@ run = runs.Run(settings, iter_num)
 about = {"settings": settings, "config": asdict(raw_model.config), "data": data.meta, "machine": machine, "code": code}
 counted = {"parameters": parameters, "flops_per_token": flops_per_token}
 run.log("resume" if resuming else "start", iter_num, **about, **counted, notes=notes)
-loss_of, graphed = devices.capture(model, *get_batch(iter_num, rank), ctx)
+loss_of, graphed = devices.capture(model, *get_batch(iter_num, rank), ctx, graphs)
 
 # -----------------------------------------------------------------------------
 # training

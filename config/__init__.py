@@ -92,8 +92,17 @@ def read_defaults(program) -> tuple[dict, str]:
     source = Path(program).read_text(encoding="utf-8")
     tree = ast.parse(source)
     docstring, *statements = tree.body
-    settings = list(takewhile(lambda statement: isinstance(statement, ast.Assign), statements))
-    defaults = {setting.targets[0].id: ast.literal_eval(setting.value) for setting in settings}
+    settings = list(takewhile(lambda statement: not isinstance(statement, (ast.Import, ast.ImportFrom)), statements))
+    defaults = {}
+    for setting in settings:
+        try:
+            name, value = setting.targets[0].id, ast.literal_eval(setting.value)
+        except (AttributeError, ValueError):  # with a type, or a calculation
+            name, value = "", None
+        if not isinstance(value, (str, bool, int, float)):
+            needed = "a setting is name = value, where the value is a text, True, False or a number"
+            raise UserError(f"{program}, line {setting.lineno}: {needed}")
+        defaults[name] = value
     lines = source.splitlines()[docstring.end_lineno : statements[len(settings)].lineno - 1]
     return defaults, "\n".join([ast.get_docstring(tree), *lines]).rstrip()
 

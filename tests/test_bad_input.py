@@ -49,7 +49,7 @@ TRAIN_ARGUMENTS = {
     "--init_from=gpt2": "init_from = 'gpt2' .*auto, run:FOLDER",
     "--device=cuda:99": "device = 'cuda:99' .*this machine has .*cpu",
     # folders and files
-    "--init_from=resume": r"out/shakespeare_char-\S+/ckpt.pt: No such file",
+    "--init_from=resume": r"out/shakespeare_char-\S+: no such run; options are part of a folder's name",
     "--eval_only": "eval_only = True needs a trained model: add --init_from=resume",
     "--n_head=3 --dataset=shakespeare_bpe": "n_head = 3 .* divisor of n_embd = 16",  # and nothing is prepared
     "--init_from=run:out/nowhere --dataset=shakespeare_bpe": "out/nowhere/best.pt: No such file",
@@ -74,7 +74,7 @@ def test_no_number_is_negative(repo, capsys):
 def test_train_beside_a_run(trained, capsys):
     written = "out/run: no such config file .settings are written as .* as in --out_dir=FOLDER"
     check(trained, f"{TRAIN} out/run", written, capsys)
-    ways = "out/run already holds a run: --init_from=resume .* --out_dir=FOLDER .*; or remove the folder"
+    ways = "out/run already holds a run: --init_from=resume --out_dir=out/run continues .*; or remove the folder"
     check(trained, f"{TRAIN} --out_dir=out/run", ways, capsys)
     check(trained, f"{RESUME} --max_iters=4", "max_iters = 4, but out/run/ckpt.pt is at step 4: raise it", capsys)
     turn(Path("out/run/best.pt"), lambda old: old[:-1])

@@ -221,26 +221,25 @@ def test_a_dataset_of_several_configurations(repo):
     Path("both/README.md").write_text(f"---\nconfigs:\n{names}---\n")
     for name in "ab":
         jsonl(Path(f"both/{name}.jsonl"), [f"in {name}"] * 9)
-    repo("data/openwebtext/prepare.py --dataset=./both:b --tokenizer=char --val_fraction=0.25")
-    assert load_dataset("data/openwebtext").tokenizer.chars == "\n bin"
+    repo(f"{READ} --dataset=./both:b --tokenizer=char")
+    assert load_dataset("data/rows").tokenizer.chars == "\n bin"
 
 
 def test_a_limit_streams_that_much_and_no_more(repo, tmp_path):
     rows = datasets.Dataset.from_dict({"text": [None, *(f"{i:04}" + "x" * 96 for i in range(100))]})
     rows.to_parquet("dataset/train-0.parquet")
     Path("dataset/train-1.parquet").write_text("not read")
-    repo("data/openwebtext/prepare.py --dataset=dataset --limit=3e-6 --tokenizer=char --val_fraction=0.25")
-    meta = load_dataset("data/openwebtext").meta
+    repo(f"{READ} --dataset=dataset --limit=3e-6 --tokenizer=char")
+    meta = load_dataset("data/rows").meta
     assert meta["source"] == "3e-06 GB of dataset" and sum(meta["bytes"].values()) == 30 * 100 + 29  # and line ends
     assert not list(tmp_path.rglob("*.arrow"))
 
 
-def test_another_name_keeps_a_dataset_apart(repo):
+def test_another_dataset_does_not_replace_openwebtext(repo, capsys):
     ROWS.to_csv("a.csv")
-    repo("data/openwebtext/prepare.py --dataset=a.csv --val_fraction=0.25")
     before = contents(Path("data/openwebtext"))
-    repo(f"{READ} --dataset=a.csv")
-    assert load_dataset("data/rows").meta["source"] == "a.csv" and contents(Path("data/openwebtext")) == before
+    error = refused(repo, "data/openwebtext/prepare.py --dataset=a.csv", capsys)
+    assert "dataset = 'a.csv': choose a --name for it" in error and contents(Path("data/openwebtext")) == before
 
 
 @pytest.mark.parametrize("arguments, named", [

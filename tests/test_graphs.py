@@ -1,10 +1,13 @@
 """CUDA graphs, on a CPU: a stand-in leaves gradients where a graph does, in memory that its next replay overwrites."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from config.runtime import devices
 from conftest import TINY, load, log_of
+from verify import build, tokens
 
 
 class Replay(torch.autograd.Function):
@@ -40,6 +43,16 @@ def test_a_run_with_graphs_equals_one_without(repo, monkeypatch, accumulated):
     eager, graphs = (load(f"out/{name}/ckpt.pt")["model"] for name in ("eager", "graphs"))
     for name, weight in eager.items():
         torch.testing.assert_close(graphs[name], weight, msg=name)
+
+
+def test_a_frozen_parameter_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(devices, "uses_graphs", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda loss_of, sample, allow_unused_input: loss_of)
+    model = build(dtype=torch.float32)
+    model.embed.weight.requires_grad_(False)
+    idx = tokens(model, 2, 8)
+    devices.capture(model, idx, idx, nullcontext(), graphs=True)
+    assert model.embed.weight.grad is None and model.head.weight.grad is not None
 
 
 def test_a_model_that_cannot_be_captured_trains_without_graphs(repo, monkeypatch):

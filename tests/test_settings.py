@@ -74,6 +74,14 @@ def test_conversions(monkeypatch, value, default, expected):
     assert result == expected and type(result) is type(expected)
 
 
+@pytest.mark.parametrize("line", ["ema: float = 0.0", "steps = 5 * 8", "betas = (0.9, 0.95)"])
+def test_a_setting_that_is_no_plain_assignment_is_named(tmp_path, line):
+    program = tmp_path / "program.py"
+    program.write_text(f'"""A program."""\n\nseed = 1\n{line}\n\nimport math\n')
+    with pytest.raises(UserError, match="program.py, line 4: a setting is name = value"):
+        read_settings(program, [])
+
+
 def test_a_text_that_begins_with_a_tilde_stays():
     assert [convert(name, "~/x", {name: ""}, "--") for name in ("start", "separator")] == ["~/x"] * 2
 

@@ -39,6 +39,7 @@ def find_source(name):
 def newest_run():
     """Return the folder below out/ that has the newest checkpoint."""
     saved = [path for name in ("ckpt.pt", "best.pt") for path in glob(f"out/**/{name}", recursive=True)]
+    saved = [path for path in saved if not Path(path).with_name("lock").exists()]  # a run of compare.py is its own
     if not saved:
         train = command("train.py", "config/m1_shakespeare.py")
         cure = f"train one first ({train}), or name one with --out_dir=FOLDER"

@@ -55,7 +55,7 @@ def compile_model(model, compile, device, operations) -> str:
 
     "auto" compiles for runs on a GPU whose operations are so many that compiling takes less time than it saves.
     """
-    if compile == "false" or compile == "auto" and (device.type != "cuda" or operations < 5e15):
+    if compile == "false" or compile == "auto" and (device.type != "cuda" or not operations >= 5e15):
         return "false"
     print0("compiling ...")
     try:
@@ -104,7 +104,7 @@ def uses_graphs(device):
     return device.type == "cuda" and world_size() == 1
 
 
-def capture(model, x, y, ctx):
+def capture(model, x, y, ctx, graphs):
     """Return a function of a batch (x, y), (B, T), that returns its loss, and whether it runs as CUDA graphs.
 
     Python takes longer to start a small model's kernels than they run; a graph starts them all at once. It leaves
@@ -112,7 +112,7 @@ def capture(model, x, y, ctx):
     never set them to None. Otherwise a parameter takes that memory as its gradient, and accumulates in it.
     """
     loss_of = Loss(model)
-    if not uses_graphs(x.device):
+    if not (graphs and uses_graphs(x.device)):
         return loss_of, False
     try:
         with ctx:
@@ -121,7 +121,8 @@ def capture(model, x, y, ctx):
         print0(f"NOTE    no CUDA graphs, which do not hold this model: {str(error):.150}")
         return loss_of, False
     for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+        if parameter.requires_grad:  # AdamW would let a frozen one with a gradient decay
+            parameter.grad = torch.zeros_like(parameter)
     return loss_of, True
 
 

@@ -17,7 +17,7 @@ from config.runtime.program import UserError, command, file_errors, import_optio
 # settings that make a variant: in a folder's name, their values need no names
 METHOD = ("attention", "qk_scale", "w2_score", "sigma", "residual", "keep_input")
 # settings that a resumed run may change; with any other it would be a different run
-MAY_CHANGE = {"out_dir", "init_from", "eval_only", "max_iters", "device", "compile"}
+MAY_CHANGE = {"out_dir", "init_from", "eval_only", "max_iters", "device", "graphs", "compile"}
 MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval", "wandb"}
 # what a new run chooses where a setting has this value, and a resumed one keeps
 AUTO = {"dtype": "auto", "compile": "auto", "warmup_iters": 0}
@@ -140,6 +140,10 @@ def begin(requested) -> tuple[dict, dict | None, bool]:
     found = checkpoints.find(folder, "best" if settings["eval_only"] else "latest")
     resuming = init_from == "resume" or init_from == "auto" and found.exists()
     if resuming:
+        if not folder.exists():
+            raise UserError(
+                f"{folder}: no such run; options are part of a folder's name, and --out_dir=FOLDER names it"
+            )
         if folder.is_dir() and not found.exists():
             raise UserError(f"{folder} holds no checkpoint yet: leave out --init_from=resume to start that run again")
         checkpoint = checkpoints.load(found)
@@ -245,7 +249,8 @@ def check_folder(folder, settings):
             cure = "add --init_from=resume, and the run's config or --out_dir"
             raise UserError(f"eval_only = True needs a trained model: {cure}")
     elif checkpoints.find(folder).exists():
-        ways = "--init_from=resume continues it, --out_dir=FOLDER leaves it alone; or remove the folder"
+        resume = f"--init_from=resume --out_dir={folder}"
+        ways = f"{resume} continues it, another --out_dir leaves it alone; or remove the folder"
         raise UserError(f"{folder} already holds a run: {ways}")
 
 

@@ -77,6 +77,8 @@ def read_texts():
 
 if __name__ == "__main__":
     configure(globals())
+    if name == "openwebtext" and dataset not in REVISIONS:
+        raise UserError(f"dataset = {dataset!r}: choose a --name for it, since data/openwebtext is for OpenWebText")
     folder = new_folder(name, __file__)
     source = f"{limit} GB of {dataset}" if limit else dataset
     prepare(folder, read_texts(), source, tokenizer, vocab_size, val_fraction)

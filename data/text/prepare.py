@@ -55,7 +55,8 @@ def summary(files):
 def other_program(path):
     """Return a sentence with the command that prepares a table, a compressed file or a folder of them."""
     new = name if name != "text" else re.sub(r"\W", "_", path.absolute().name.partition(".")[0])
-    options = {"dataset": path, "name": new, "tokenizer": tokenizer, "val_fraction": val_fraction}
+    options = {"dataset": path, "name": new, "field": field, "tokenizer": tokenizer, "vocab_size": vocab_size}
+    options["val_fraction"] = val_fraction
     program = command("data/openwebtext/prepare.py", *(f"--{option}={value}" for option, value in options.items()))
     return f"tables and compressed files are read by {program}"
 

@@ -5,7 +5,8 @@ Does it pay? Compare variants with a baseline on any text, each at its best lear
     python tests/bench/compare.py config/standard_shakespeare.py "kept: config/m1_shakespeare.py --keep_input"
 
 Every argument is a variant, written as for train.py, quoted if it has several words; "NAME: ..." names it. The first
-is the baseline. Settings outside quotes apply to all. Rerun the command to continue: no run is done twice.
+is the baseline. Settings outside quotes apply to all. Rerun the command to continue: finished runs are kept
+while the code is the same.
 
 A variant takes some nine runs of train.py: four to find its learning rate, then one for each seed. If its cost differs
 from the baseline's, the baseline takes as many again, for the same compute.
@@ -138,6 +139,7 @@ class Comparison:
                 options = settings | {"out_dir": folder, "init_from": "auto", "eval_interval": steps}
                 self.run(label, variant.home / "train.py", *(f"--{name}={value}" for name, value in options.items()))
                 log = {line["event"]: line for line in map(json.loads, (folder / "log.jsonl").read_text().splitlines())}
+                assert "diverged" in log or log["eval"]["step"] == steps, f"{folder} was trained by others"
                 loss = math.inf if "diverged" in log else log["eval"]["val_loss"]
                 tokens = steps * math.prod(settings[name] for name in ("batch_size", "grad_accum_steps", "block_size"))
                 result = loss, tokens * (log["start"]["flops_per_token"] or math.nan)
