@@ -555,7 +555,7 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
     assert T in (1, k_hat.size(2)), "after the first pass, one query at a time"
 
     # On a GPU, wide vectors and float32 have a fused kernel that takes any widths, but no grouped heads. In 16 bits,
-    # plain products are three times as fast, and up to this context their weights are not much larger than q̂ and k̂.
+    # plain products train three times as fast. They keep T x T weights, which up to this context is affordable.
     any_width = device == "cuda" and T > 1 and (S > 256 or not is_half(v))
     if any_width:
         k_hat, v = (heads.repeat_interleave(q_hat.size(1) // heads.size(1), dim=1) for heads in (k_hat, v))
