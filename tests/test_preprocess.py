@@ -146,7 +146,8 @@ def test_tables_and_compressed_files_are_refused(tmp_path, capsys, suffix):
     for path, name in ((table, "a"), (folder, "my_rows")):
         with pytest.raises(UserError) as error:
             text_files(path)
-        command = f"data/openwebtext/prepare.py '--dataset={path}' --name={name} --tokenizer=char --val_fraction=0.1"
+        command = f"data/openwebtext/prepare.py '--dataset={path}' --name={name}"
+        command += " --field=text --tokenizer=char --vocab_size=0 --val_fraction=0.1"
         assert str(error.value).startswith(f"{path}: ") and str(error.value).endswith(command)
     (folder / "b.txt").touch()
     assert text_files(folder) == [folder / "b.txt"]

@@ -68,10 +68,10 @@ def test_what_a_person_sees(repo):
     ("M1 --qk_scale=5.2 --sigma=diagonal", "m1_shakespeare"),  # which have no effect
     ("M1 --seed=2 --out_dir=out/here", "here"),
 ])  # fmt: skip
-def test_a_folder_is_named_after_what_defines_the_run(monkeypatch, arguments, name):
-    monkeypatch.chdir(ROOT)
+def test_a_folder_is_named_after_what_defines_the_run(monkeypatch, tmp_path, arguments, name):
+    monkeypatch.chdir(tmp_path)  # where there is no run yet
     arguments = arguments.replace("M1", "config/m1_shakespeare.py").replace("SIZE", "config/size_gpu.py")
-    settings, _, _ = runs.begin(read_settings("train.py", arguments.split()))
+    settings, _, _ = runs.begin(read_settings(ROOT / "train.py", arguments.split()))
     assert settings["out_dir"] == str(Path("out", name))
 
 
