@@ -1,1 +1,1 @@
-"""Between a run and its machine: programs (without PyTorch), devices, checkpoints, runs."""
+"""Between a run and its machine: programs and processes (without PyTorch), devices, checkpoints, runs."""

@@ -53,7 +53,8 @@ def count_flops(model) -> float:
 def compile_model(model, compile, device, operations) -> str:
     """Compile the blocks of `model`. Return "true" or "false": whether they are compiled.
 
-    "auto" compiles for runs on a GPU whose operations are so many that compiling takes less time than it saves.
+    "auto" compiles for runs on a GPU whose operations are so many that compiling takes less time than it saves, and not
+    where they cannot be counted (nan).
     """
     if compile == "false" or compile == "auto" and (device.type != "cuda" or not operations >= 5e15):
         return "false"
@@ -64,7 +65,7 @@ def compile_model(model, compile, device, operations) -> str:
         print0(f"NOTE    compile = false, since PyTorch's compiler does not work here: {str(error):.150}")
         return "false"
     torch._dynamo.config.suppress_errors = True  # what cannot be compiled stays eager
-    torch._dynamo.config.recompile_limit = 64  # sums of 2, 3, ... layers; under PyTorch 2.11 also each layer
+    torch._dynamo.config.recompile_limit = 64  # sums of 2, 3, ... layers
     compile_blocks(model)
     return "true"
 
