@@ -8,7 +8,7 @@ score vectors q̂ and k̂:
 
     kind         score of a query and a key          q̂                        k̂
     standard     q·k/√D                              q/√D                      k
-    w2           -(‖μ_q - μ_k‖² + ‖σ_q - σ_k‖²)/τ    (2/τ)·[μ_q, σ_q, 1]       [μ_k, σ_k, -(‖μ_k‖² + ‖σ_k‖²)/2]
+    w2           -(‖μ_q - μ_k‖² + ‖σ_q - σ_k‖²)/τ    (2/τ)·[μ_q, σ_q, -1/2]    [μ_k, σ_k, ‖μ_k‖² + ‖σ_k‖²]
     summed_qk    Σ_i s_i q_i·k_i                     [s_0·q_0, ..., s_l·q_l]   [k_0, ..., k_l]
 
 So PyTorch's causal attention serves them, and no mask is passed around. w2 has a second score, w2_score = "overlap",
@@ -40,10 +40,8 @@ V vocabulary. Layers count from 0; m = l + 1 is the number of layers in a sum.
 """
 
 import math
-import operator
-from contextlib import nullcontext
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import torch
@@ -59,12 +57,6 @@ RESIDUALS = {  # method: (the branch whose outputs are summed, the weights of th
     "m3.2": ("mlp", "learned"),
     "m4.1": ("attention", "mean"),
     "m4.2": ("attention", "learned"),
-}
-
-CHOICES = {  # and "attention" and "w2_score": the names in ATTENTIONS and W2_SCORES, below
-    "sigma": ("scalar", "diagonal", "none"),
-    "qk_scale": ("5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "5.7"),
-    "residual": tuple(RESIDUALS),
 }
 
 
@@ -94,13 +86,9 @@ class GPTConfig:
     def __post_init__(self):
         for field, choices in CHOICES.items():
             self.check(field, getattr(self, field) in choices, "one of " + ", ".join(choices))
-        for field in ("bias", "keep_input", "tie_weights"):
-            self.check(field, isinstance(getattr(self, field), bool), "True or False")
         for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_inner"):
-            least = 0 if field in ("n_kv_head", "n_inner") else 1
-            number = whole_number(getattr(self, field))
-            self.check(field, number is not None and number >= least, f"a whole number, at least {least}")
-            setattr(self, field, number)
+            value, least = getattr(self, field), 0 if field in ("n_kv_head", "n_inner") else 1
+            self.check(field, isinstance(value, Integral) and value >= least, f"a whole number, at least {least}")
         for field, low, high in (("rope_theta", 1, math.inf), ("norm_eps", 0, math.inf), ("dropout", 0, 1)):
             value, below = getattr(self, field), f" and below {high}" if high < math.inf else ""
             self.check(field, isinstance(value, Real) and low <= value < high, f"a number, at least {low}{below}")
@@ -131,14 +119,6 @@ class GPTConfig:
 
 class ConfigError(ValueError):
     """The message names the field, the value, and what would work."""
-
-
-def whole_number(value):
-    """Return an int, or an integer of NumPy or PyTorch, as an int; None for anything else, a bool too."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
 
 
 # -----------------------------------------------------------------------------
@@ -225,24 +205,22 @@ class W2Attention(Attention):
 
     def score_vectors(self, q, k, normed, earlier):
         if self.K:  # q and k are the means
-            with no_autocast(normed) if self.K == 1 else nullcontext():  # an error of a scalar σ counts D times
-                sigma_q, sigma_k = self.sigma(self.sigma_q, normed), self.sigma(self.sigma_k, normed)
-            q, k = torch.cat((q, sigma_q.type_as(q)), dim=-1), torch.cat((k, sigma_k.type_as(k)), dim=-1)
-        # The bias -(‖μ‖² + ‖σ‖²)/2 is a column of k̂, and q̂ has a 1 there. 16 bits would round away the differences
-        # between the keys' biases, so it takes two columns there, which sum to it.
-        bias = squared_norm(k) / -2
-        columns = torch.cat(split_bfloat16(bias), dim=-1) if is_half(k) else bias
+            numbers = torch.cat((self.sigma_q(normed), self.sigma_k(normed)), dim=-1)
+            sigma_q, sigma_k = self.sigma(numbers).type_as(q).split((self.H, self.G), dim=1)
+            q, k = torch.cat((q, sigma_q), dim=-1), torch.cat((k, sigma_k), dim=-1)
+        # ‖μ_k‖² + ‖σ_k‖² is a column of k̂, and q̂ has a -1/2 there. 16 bits would round away the differences between
+        # keys, so it takes two columns there, which sum to it.
+        norm = squared_norm(k)
+        columns = torch.cat(split_bfloat16(norm), dim=-1) if is_half(k) else norm
         if k.is_cuda:  # zeros add nothing, but fused kernels need multiples of 8
             columns = F.pad(columns, (0, -(k.size(-1) + columns.size(-1)) % 8))
-        scale = (2 / (self.log_tau.exp() + 1e-6)).view(-1, 1, 1).type_as(q)  # 1e-6 as in W2Attn
-        return F.pad(q, (0, columns.size(-1)), value=1.0) * scale, torch.cat((k, columns.type_as(k)), dim=-1)
+        half_tau = ((self.log_tau.exp() + 1e-6) / 2).view(-1, 1, 1).type_as(q)  # 1e-6 as in W2Attn
+        return F.pad(q, (0, columns.size(-1)), value=-0.5) / half_tau, torch.cat((k, columns.type_as(k)), dim=-1)
 
-    def sigma(self, proj, normed):
+    def sigma(self, numbers):
         """Return √(D/K) (σ - log 2), (B, H, T, K): distances are those of σ, but numbers near 0 round less."""
-        weight = proj.weight  # of a quantized layer, it may hold integers, or be a method
-        same_type = torch.is_tensor(weight) and weight.is_floating_point()
-        sigma = F.softplus(proj(normed.to(weight.dtype) if same_type else normed))
-        return rearrange((sigma - math.log(2)) * (self.D / self.K) ** 0.5, "B T (H K) -> B H T K", K=self.K)
+        sigma = F.softplus(numbers.to(at_least_float32(numbers))) - math.log(2)
+        return rearrange(sigma * (self.D / self.K) ** 0.5, "B T (H K) -> B H T K", K=self.K)
 
 
 class W2OverlapAttention(Attention):
@@ -302,16 +280,21 @@ class SummedQKAttention(Attention):
     def divisors(self):
         """Return what the scores of the layers 0..l are divided by, (m, 1), or one number for all of them."""
         d, m = self.D, self.m
-        formulas = {  # a_i = exp(log_a_i) > 0; in the authors' later 5.6 and 5.7, a_i may change sign
-            "5.1": lambda: d**0.5,
-            "5.2": lambda: d**0.5 * m**0.5,
-            "5.3": lambda: d**0.5 * m,
-            "5.4": lambda: d**self.a * m**self.b,
-            "5.5": lambda: self.log_a.exp()[:, None] * d**0.5,
-            "5.6": lambda: self.log_a.exp()[:, None] * d ** self.b[:, None],
-            "5.7": lambda: self.log_a.exp()[:, None],
-        }
-        return formulas[self.qk_scale]()
+        match self.qk_scale:  # a_i = exp(log_a_i) > 0; in the authors' later 5.6 and 5.7, a_i may change sign
+            case "5.1":
+                return d**0.5
+            case "5.2":
+                return d**0.5 * m**0.5
+            case "5.3":
+                return d**0.5 * m
+            case "5.4":
+                return d**self.a * m**self.b
+            case "5.5":
+                return self.log_a.exp()[:, None] * d**0.5
+            case "5.6":
+                return self.log_a.exp()[:, None] * d ** self.b[:, None]
+            case "5.7":
+                return self.log_a.exp()[:, None]
 
     def score_vectors(self, q, k, normed, earlier):
         queries = torch.stack([*(kept.q for kept in earlier), q], dim=-2)  # (B, H, T, m, D)
@@ -319,13 +302,18 @@ class SummedQKAttention(Attention):
         return (queries / self.divisors()).flatten(-2).type_as(q), keys
 
 
-W2_SCORES = {"distance": W2Attention, "overlap": W2OverlapAttention}
 ATTENTIONS = {
     "standard": Attention,
-    "w2": lambda config, layer: W2_SCORES[config.w2_score](config, layer),
+    "w2": W2Attention,  # or W2OverlapAttention, by w2_score
     "summed_qk": SummedQKAttention,
 }
-CHOICES |= {"attention": tuple(ATTENTIONS), "w2_score": tuple(W2_SCORES)}
+CHOICES = {  # of a GPTConfig
+    "attention": tuple(ATTENTIONS),
+    "w2_score": ("distance", "overlap"),
+    "sigma": ("scalar", "diagonal", "none"),
+    "qk_scale": ("5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "5.7"),
+    "residual": tuple(RESIDUALS),
+}
 
 # -----------------------------------------------------------------------------
 # The block, and the residual methods
@@ -361,7 +349,8 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
         self.attn_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
-        self.attn = ATTENTIONS[config.attention](config, layer)
+        overlap = config.attention == "w2" and config.w2_score == "overlap"
+        self.attn = (W2OverlapAttention if overlap else ATTENTIONS[config.attention])(config, layer)
         self.mlp_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         self.mlp = MLP(config)
 
@@ -504,11 +493,9 @@ class GPT(nn.Module):
         return idx
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        """Return AdamW. Only the matrices of linear layers and embeddings decay."""
-        parts = [part for part in self.modules() if isinstance(part, (nn.Linear, nn.Embedding))]
-        matrices = {p for part in parts for p in part.parameters() if p.dim() == 2}  # no .weight where it is pruned
-        decayed = [p for p in self.parameters() if p in matrices]  # a shared one once
-        others = [p for p in self.parameters() if p not in matrices]
+        """Return AdamW. Only matrices decay: those of linear layers and embeddings."""
+        decayed = [p for p in self.parameters() if p.dim() == 2]
+        others = [p for p in self.parameters() if p.dim() != 2]
         groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
         return torch.optim.AdamW(groups, learning_rate, betas=betas, fused=device_type in ("cuda", "cpu", "mps"))
 
@@ -547,24 +534,29 @@ class GPT(nn.Module):
 def causal_attention(q_hat, k_hat, v, dropout=0.0):
     """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), causal by position; a single query is the last position.
 
-    PyTorch's fused kernels make no T x T tensor. Its plain kernel holds the weights until the backward pass, as `weigh`
-    does. Which one is faster was measured on an H100 and on CPUs.
+    PyTorch's fused kernels make no T x T tensor, but none takes every shape. Which way is fastest was measured on an
+    H100 and on CPUs.
     """
     q_hat, k_hat = q_hat.to(v.dtype), k_hat.to(v.dtype)
-    T, S, D, device = q_hat.size(2), q_hat.size(3), v.size(3), v.device.type
+    T, S, D = q_hat.size(2), q_hat.size(3), v.size(3)
     assert T in (1, k_hat.size(2)), "after the first pass, one query at a time"
 
-    # On a GPU, wide vectors and float32 have a fused kernel that takes any widths, but no grouped heads. In 16 bits,
-    # plain products train three times as fast. They keep T x T weights, which up to this context is affordable.
-    any_width = device == "cuda" and T > 1 and (S > 256 or not is_half(v))
+    # A single wide query: plain products, where the heads of a group are rows.
+    if T == 1 and S > D and not dropout:
+        scores = q_hat.reshape(*k_hat.shape[:2], -1, S) @ k_hat.mT
+        return (scores.softmax(dim=-1, dtype=at_least_float32(scores)).type_as(v) @ v).reshape(*q_hat.shape[:3], D)
+
+    # On a GPU, wide vectors and float32 have one fused kernel. It takes any width of v, but no grouped heads. In 16
+    # bits, plain products train three times as fast. They keep T x T weights, which up to this context is affordable.
+    any_width = v.is_cuda and (S > 256 or not is_half(v))
     if any_width:
         k_hat, v = (heads.repeat_interleave(q_hat.size(1) // heads.size(1), dim=1) for heads in (k_hat, v))
         if is_half(v) and T <= 2048:
             return weigh(q_hat @ k_hat.mT, v, dropout)
-    # All other fused kernels need v as wide as q̂ and k̂. enable_flash_sdp(False) switches them off, on a CPU too. mps
-    # needs wide values for a single query as well (PyTorch 2.11).
-    plain = not (torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled())
-    if S > D and not any_width and (device == "mps" or T > 1 and not plain):
+
+    # All other fused kernels need v as wide as q̂ and k̂. enable_flash_sdp(False) switches them off, on a CPU too.
+    fused = torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()
+    if S > D and fused and not any_width:
         v = F.pad(v, (0, S - D))
     # where lengths vary (torch.export), T > 1 is a symbol, but PyTorch's function takes only bools
     options = {"is_causal": True if T > 1 else False, "enable_gqa": True if q_hat.size(1) > k_hat.size(1) else False}
