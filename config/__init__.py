@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from config.runtime.program import UserError, choose_waiting, file_errors, install_excepthook, print0, quiet_pipe
+from config.runtime.program import UserError, choose_waiting, file_errors, install_excepthook, quiet_pipe
 
 WORDS = {  # of nanoGPT, and what train.py has instead
     "gradient_accumulation_steps": "grad_accum_steps",
@@ -79,11 +79,6 @@ def read_settings(program, argv) -> Settings:
             options |= read_option(argument, defaults)
         else:
             files.append((argument, read_file(find_file(argument, program), defaults)))
-    for i, (path, values) in enumerate(files):
-        for other, before in files[:i]:
-            for name, value in values.items():
-                if before.get(name, value) != value and name not in options:
-                    print0(f"NOTE    {path}: {name} = {value!r} overrides {before[name]!r} of {other}")
     return Settings(defaults, files, options)
 
 

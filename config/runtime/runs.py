@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -53,7 +52,7 @@ class Run:
 
     def __init__(self, settings, iter_num):
         self.folder = folder = Path(settings["out_dir"])
-        self.log_path, self.used = folder / "log.jsonl", iter_num > 0
+        self.log_path = folder / "log.jsonl"
         if rank() != 0:
             return
         with file_errors():
@@ -63,7 +62,6 @@ class Run:
                 cure = "wait for it, or choose another --out_dir"
                 raise UserError(f"{folder}: another process is training there: {cure}")
             self.log_file.truncate(end_of_log(self.log_path, iter_num))
-            program.held.callback(self.remove_unused)
         self.track = start_tracker(self.folder, iter_num, settings)
 
     def log(self, event, step, **facts):
@@ -76,15 +74,7 @@ class Run:
         with file_errors(self.log_path):
             while line:  # on a full disk only a part of it is written, and an error comes with the next part
                 line = line[self.log_file.write(line) :]
-        self.used = self.used or event != "start"
         self.track({f"{event}/{name}": number for name, number in numbers.items()}, step)
-
-    def remove_unused(self):
-        """Leave no folder, if the run fails in its first step or before."""
-        if not self.used:
-            with suppress(OSError):  # W&B has files there; Windows does not remove an open one
-                self.log_path.unlink()
-                self.folder.rmdir()
 
     def save(self, name, state):
         """Write a checkpoint. If that fails, the previous one stays as it is."""
@@ -140,12 +130,9 @@ def begin(requested) -> tuple[dict, dict | None, bool]:
     found = checkpoints.find(folder, "best" if settings["eval_only"] else "latest")
     resuming = init_from == "resume" or init_from == "auto" and found.exists()
     if resuming:
-        if not folder.exists():
-            raise UserError(
-                f"{folder}: no such run; options are part of a folder's name, and --out_dir=FOLDER names it"
-            )
-        if folder.is_dir() and not found.exists():
-            raise UserError(f"{folder} holds no checkpoint yet: leave out --init_from=resume to start that run again")
+        if folder.suffix != ".pt" and not found.exists():
+            cure = "leave out --init_from=resume to start that run; --out_dir=FOLDER names another one"
+            raise UserError(f"{folder} holds no checkpoint (options are part of a folder's name): {cure}")
         checkpoint = checkpoints.load(found)
         settings = resumed_settings(checkpoint, requested)
     settings["out_dir"] = str(folder)
