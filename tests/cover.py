@@ -24,8 +24,8 @@ for residual in CHOICES["residual"]:
 
 GRID = [(kind, method) for kind in KINDS for method in METHODS]
 
-# values of the other settings that change what a model computes (dropout has tests of its own), drawn at random; with
-# this seed, every two values meet somewhere
+# values of the other settings that change what a model computes (dropout has tests of its own): each row of COVER has
+# some of them, drawn at random, always the same
 OTHERS = {
     "n_kv_head": (0, 2, 1),
     "bias": (False, True),
@@ -33,9 +33,9 @@ OTHERS = {
     "rope_theta": (10000.0, 500.0),
     "norm_eps": (1e-5, 1e-2),
 }
-drawn = random.Random(2)
+rng = random.Random(2)
 COVER = [
-    KINDS[kind] | METHODS[method] | {name: drawn.choice(values) for name, values in OTHERS.items()}
+    KINDS[kind] | METHODS[method] | {name: rng.choice(values) for name, values in OTHERS.items()}
     for kind, method in GRID
 ]
 K, M = len(KINDS), len(METHODS)

@@ -9,7 +9,6 @@ from statistics import fmean
 import numpy as np
 from scipy.stats import ttest_ind
 
-from config import read_settings
 from conftest import ROOT
 
 BENCH = ROOT / "tests" / "bench"
@@ -214,10 +213,3 @@ def test_readme_speed():
     loss = min(measured["runs with CUDA graphs"]["standard + size_gpu.py, best validation loss"].values())
     shown = [ms["standard graph+compiled"], ms["standard nano"], f"loss of {loss:.3f}"]
     assert [figure for figure in shown if figure not in README] == []
-
-
-def test_the_size_for_a_gpu_is_the_one_that_was_measured():
-    given = read_settings(ROOT / "train.py", [str(ROOT / "config" / "size_gpu.py")]).given
-    shape = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "tie_weights": True, "dropout": 0.3}
-    steps = {"batch_size": 64, "max_iters": 5000, "learning_rate": 1e-3, "eval_interval": 250}
-    assert given == shape | steps
