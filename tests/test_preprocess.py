@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import threading
-from http.client import BadStatusLine, InvalidURL
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,6 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
 
 @pytest.mark.parametrize("text, options, message", [
     ("", {}, "too short"),
-    ("abcdefghij", {}, "too short"),
     (TEXT, {"val_fraction": float("nan")}, "val_fraction=nan"),
     (TEXT, {"val_fraction": 1e-9}, "val part has fewer than two tokens"),
     (TEXT, {"val_fraction": 0.9999}, "train part has fewer than two tokens"),
@@ -86,10 +84,7 @@ def test_shakespeare_is_downloaded_once_and_checked(tmp_path, monkeypatch):
     assert tiny_shakespeare(tmp_path) == (TEXT, "Tiny Shakespeare")
 
 
-OFFLINE = [OSError("no network"), InvalidURL("nonnumeric port: 'port'"), BadStatusLine("garbage"), UnicodeError("idna")]
-
-
-@pytest.mark.parametrize("answer", [*OFFLINE, b"of a captive portal"])
+@pytest.mark.parametrize("answer", [OSError("no network"), b"of a captive portal"])
 def test_shakespeare_offline_is_loudly_something_else(tmp_path, monkeypatch, capsys, answer):
     def download(url):
         if isinstance(answer, Exception):
@@ -120,38 +115,25 @@ def test_text_script_takes_files_and_folders(repo):
     assert text == f"sub/a.txt: {TEXT}\nb.md: {TEXT}"  # each file once
 
 
-def test_folders_are_read_without_hidden_files(tmp_path):
-    for name in ("a.TXT", "._a.txt", ".ipynb_checkpoints/a-checkpoint.txt", "sub/c.md", "sub/.b.txt", "d.png"):
-        (tmp_path / ".texts" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / ".texts" / name).write_text(name)
-    (tmp_path / ".texts" / "gone.txt").symlink_to(tmp_path / "gone")
-    assert [file.name for file in text_files(tmp_path / ".texts")] == ["a.TXT", "c.md"]
-
-
-def test_folders_are_read_through_links(tmp_path):
-    for name in ("texts/b.txt", "elsewhere/c.txt"):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text(name)
+def test_folders_are_read_through_links_but_without_hidden_files(tmp_path):
+    for name in ("texts/b.TXT", "texts/c.png", "texts/._b.txt", "texts/.checkpoints/b.txt", "elsewhere/c.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
     (tmp_path / "texts" / "a").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "link").symlink_to(tmp_path / "texts")
-    assert text_files(tmp_path / "link") == [tmp_path / "link" / name for name in ("a/c.txt", "b.txt")]
+    assert text_files(tmp_path / "link") == [tmp_path / "link" / name for name in ("a/c.md", "b.TXT")]
 
 
 @pytest.mark.parametrize("suffix", [*OTHERS, ".CSV"])
 def test_tables_and_compressed_files_are_refused(tmp_path, capsys, suffix):
     """... also as all that a folder holds. In a folder of texts they are left out, and that is said."""
-    folder, table = tmp_path / "my rows", tmp_path / "my rows" / f"a{suffix}"
-    folder.mkdir()
-    table.touch()
-    for path, name in ((table, "a"), (folder, "my_rows")):
-        with pytest.raises(UserError) as error:
+    (tmp_path / f"a{suffix}").touch()
+    for path in (tmp_path / f"a{suffix}", tmp_path):
+        with pytest.raises(UserError, match=f"{path}: .*tables and compressed files are read by"):
             text_files(path)
-        command = f"data/openwebtext/prepare.py '--dataset={path}' --name={name}"
-        command += " --field=text --tokenizer=char --vocab_size=0 --val_fraction=0.1"
-        assert str(error.value).startswith(f"{path}: ") and str(error.value).endswith(command)
-    (folder / "b.txt").touch()
-    assert text_files(folder) == [folder / "b.txt"]
-    assert capsys.readouterr().out == f"NOTE    {folder}: left out a{suffix}: not plain text or .jsonl\n"
+    (tmp_path / "b.txt").touch()
+    assert text_files(tmp_path) == [tmp_path / "b.txt"]
+    assert capsys.readouterr().out == f"NOTE    {tmp_path}: left out a{suffix}: not plain text or .jsonl\n"
 
 
 def test_a_text_of_its_own_to_validate_on(repo):
@@ -168,12 +150,7 @@ def test_a_text_of_its_own_to_validate_on(repo):
             assert loaded.meta["source"] == f"a.txt and 1 more, validated on {val}"
 
 
-def test_home_and_standard_input(repo, monkeypatch):
-    monkeypatch.setenv("HOME", str(repo.folder / "home"))
-    Path("home").mkdir()
-    Path("home/a.txt").write_text(TEXT, encoding="utf-8")
-    repo("data/text/prepare.py ~/a.txt --name=~/plays")
-    assert load_dataset("home/plays").meta["source"] == "a.txt"
+def test_standard_input(repo):
     command = [sys.executable, "data/text/prepare.py", "-", "--name=piped"]
     subprocess.run(command, input=TEXT.encode(), check=True, stdout=subprocess.DEVNULL)
     loaded = load_dataset("data/piped")
@@ -182,10 +159,7 @@ def test_home_and_standard_input(repo, monkeypatch):
 
 def test_a_text_is_prepared_without_pytorch(repo):
     """... which takes seconds to import."""
-    for name in ("torch.py", "model.py"):
-        Path(name).write_text("1 / 0")
-    for script in [*Path("data").glob("*/prepare.py")]:
-        subprocess.run([sys.executable, script, "--help"], check=True, stdout=subprocess.DEVNULL)
+    Path("torch.py").write_text("1 / 0")
     subprocess.run([sys.executable, "data/shakespeare_bpe/prepare.py"], check=True, stdout=subprocess.DEVNULL)
 
 
@@ -195,15 +169,10 @@ def test_a_text_is_prepared_without_pytorch(repo):
     ("text latin.txt", "latin.txt: not UTF-8 text at byte 3"),
     ("text config/runtime", "config/runtime: no .txt, .md or .jsonl files below"),
     ("text good.txt --name=..", "name = '..' is invalid: use letters, digits"),
-    ("text good.txt --tokeniser=char", "--tokeniser: unknown setting .did you mean tokenizer"),
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
-    ("text good.txt --name=dataset.py", "data/dataset.py: File exists"),
     ("openwebtext --name=text", "data/text has its own prepare.py"),
     ("text good.txt --val=good.txt", "nothing to train on"),
     ("text good.txt --val=empty.txt", "val part has fewer than two tokens"),
-    ("text good.txt --val=missing.txt", "missing.txt: No such file"),
-    ("shakespeare_char good.txt", "good.txt"),
-    ("text good.txt --tokenizer=run:out/nowhere", "out/nowhere/best.pt: No such file"),
 ])  # fmt: skip
 def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, named):
     Path("good.txt").write_text(TEXT, encoding="utf-8")
@@ -212,15 +181,6 @@ def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, na
     name, _, arguments = command.partition(" ")
     error = refused(repo, f"data/{name}/prepare.py {arguments}".strip(), capsys)
     assert error.startswith("prepare.py: error: ") and re.search(named, error)
-
-
-def test_a_dataset_is_prepared_once(repo, capsys):
-    for name in ("meta.json", "train.bin", "val.bin"):
-        Path("data/shakespeare_char", name).unlink()
-    assert load_dataset(ensure_prepared("shakespeare_char")).meta["source"] == "your own shakespeare_char/input.txt"
-    assert "not prepared yet, running data/shakespeare_char/prepare.py" in capsys.readouterr().out
-    ensure_prepared("shakespeare_char")
-    assert capsys.readouterr().out == ""
 
 
 def test_a_changed_input_is_an_error_that_gives_the_command(repo, capsys):
