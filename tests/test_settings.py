@@ -4,7 +4,6 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 
 import config
 from config import convert, read_settings
-from config.runtime.program import UserError, command, report_error
+from config.runtime.program import UserError, report_error
 from config.runtime.runs import METHOD
 
 CONFIGS = Path(config.__file__).parent
@@ -61,17 +60,22 @@ def test_files_in_order_then_options(program, tmp_path, monkeypatch):
     ("0", 0.5, 0.0),
     ("False", True, False),
     (False, "auto", "false"),
-    ("~/x", "", "/home/me/x"),
-    ("run:~/x", "", "run:/home/me/x"),
-    ("FILE:~/x", "", "FILE:/home/me/x"),
-    ("x ~/x", "", "x ~/x"),
     (5.1, "5.1", "5.1"),
-    ("a=b", "text", "a=b"),
 ])  # fmt: skip
-def test_conversions(monkeypatch, value, default, expected):
-    monkeypatch.setenv("HOME", "/home/me")
+def test_conversions(value, default, expected):
     result = convert("x", value, {"x": default}, "--x")
     assert result == expected and type(result) is type(expected)
+
+
+@pytest.mark.parametrize("name, value, expected", [
+    ("out_dir", "~/x", "/home/me/x"),
+    ("init_from", "run:~/x", "run:/home/me/x"),
+    ("start", "FILE:~/x", "FILE:/home/me/x"),
+    ("start", "~/x", "~/x"),  # a text
+])  # fmt: skip
+def test_paths_begin_at_home(monkeypatch, name, value, expected):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert convert(name, value, {name: ""}, "--") == expected
 
 
 @pytest.mark.parametrize("line", ["ema: float = 0.0", "steps = 5 * 8", "betas = (0.9, 0.95)"])
@@ -82,15 +86,11 @@ def test_a_setting_that_is_no_plain_assignment_is_named(tmp_path, line):
         read_settings(program, [])
 
 
-def test_a_text_that_begins_with_a_tilde_stays():
-    assert [convert(name, "~/x", {name: ""}, "--") for name in ("start", "separator")] == ["~/x"] * 2
-
-
 @pytest.mark.parametrize("value, default", [
-    *[(value, 5) for value in (1.5, "1.5", True, "", "nan", float("inf"), "9" * 5000, None, [1])],
-    *[(value, 0.5) for value in ("nan", "inf", "1e999", 10**400, True, "x", None)],
-    *[(value, True) for value in ("maybe", "", 2, 0.5, None)],
-    *[(value, "text") for value in (None, ["a"], b"a")],
+    *[(value, 5) for value in (1.5, "1.5", True, "", "nan", "9" * 200, None)],
+    *[(value, 0.5) for value in ("nan", "inf", "1e999", True, "x", None)],
+    *[(value, True) for value in ("maybe", "", 2, None)],
+    *[(value, "text") for value in (None, ["a"])],
 ])  # fmt: skip
 def test_refused_values(value, default):
     with pytest.raises(UserError, match="--x: expected .*, not") as error:
@@ -127,15 +127,19 @@ def test_help_needs_no_pytorch(repo, program):
     assert "seed = 1337" in shown.stdout
 
 
-@pytest.mark.parametrize("error, line, code", [
-    (UserError("two\nlines"), "two lines", 2),
-    (torch.OutOfMemoryError("Out. Tried"), "out of memory: use smaller sizes", 2),
-])  # fmt: skip
-def test_what_the_project_says_to_users_is_one_line(monkeypatch, capsys, error, line, code):
+def gpu_without_memory(n):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+
+@pytest.mark.parametrize("allocate", [torch.empty, np.empty, gpu_without_memory])
+def test_too_little_memory_ends_in_one_line(monkeypatch, capsys, allocate):
     monkeypatch.setattr("sys.argv", ["some/sample.py"])
+    with pytest.raises((RuntimeError, MemoryError)) as error:
+        allocate(2**58)
     with pytest.raises(SystemExit) as end:
-        report_error(type(error), error, None)
-    assert end.value.code == code and capsys.readouterr().err == f"sample.py: error: {line}\n"
+        report_error(error.type, error.value, None)
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "sample.py: error: out of memory: use smaller sizes\n"
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*_shakespeare.py")), ids=lambda path: path.stem)
@@ -157,21 +161,18 @@ def test_nanogpts_words_are_translated(name):
         read_settings(CONFIGS.parent / "train.py", [f"--{name}=1"])
 
 
-# names that mean something else than the setting which they resemble
-@pytest.mark.parametrize("program, name", [("train.py", "top_p"), ("sample.py", "top_p"), ("sample.py", "min_lr")])
-def test_another_setting_is_not_suggested(program, name):
-    with pytest.raises(UserError, match=f"--{name}: unknown setting .--help lists all settings"):
-        read_settings(CONFIGS.parent / program, [f"--{name}=1"])
-
-
-@pytest.mark.parametrize("name, meant", [("top-K", "top_k"), ("num_sample", "num_samples"), ("sed", "seed")])
-def test_a_misspelled_setting_is_suggested(name, meant):
-    with pytest.raises(UserError, match=f"did you mean {meant}"):
+@pytest.mark.parametrize("name, hint", [
+    ("top-K", "did you mean top_k?"),
+    ("num_sample", "did you mean num_samples?"),
+    ("top_p", "--help lists all settings"),  # top_k would be another setting
+])  # fmt: skip
+def test_the_setting_that_was_meant_is_suggested(name, hint):
+    with pytest.raises(UserError) as error:
         read_settings(CONFIGS.parent / "sample.py", [f"--{name}=1"])
+    assert str(error.value) == f"--{name}: unknown setting ({hint})"
 
 
 @pytest.mark.parametrize("path, names", [
-    ("config/m1.py", "m1_shakespeare.py"),
     ("m1", "m1_shakespeare.py"),
     ("config/m3.py", "m3_1_shakespeare.py or config/m3_2_shakespeare.py"),
     ("config/m1_shakespere.py", "m1_shakespeare.py"),
@@ -189,30 +190,11 @@ def test_files_that_disagree_are_noted(program, capsys):
     assert capsys.readouterr().out == "NOTE    second.py: max_iters = 20 overrides 10 of first.py\n"
 
 
-def test_commands_are_quoted_for_their_shell(monkeypatch):
-    monkeypatch.setattr("config.runtime.program.ROOT", Path.cwd())
-    assert command("sample.py", "--start=a 'b'") == "python sample.py '--start=a '\"'\"'b'\"'\"''"
-    monkeypatch.setattr("config.runtime.program.os", SimpleNamespace(name="nt"))
-    assert (
-        command("sample.py", "--out_dir=out\\m1", "--start=a b") == 'python sample.py --out_dir=out\\m1 "--start=a b"'
-    )
-
-
-@pytest.mark.parametrize("name", ["small.yaml", "small.json", "story.txt", "shakespeare.txt", "settings", "x" * 300])
+@pytest.mark.parametrize("name", ["small.yaml", "shakespeare.txt"])
 def test_only_py_files_are_configs(program, name):
-    if len(name) < 300:
-        Path(name).write_text("import os; os.mkdir('executed')")
+    Path(name).write_text("import os; os.mkdir('executed')")
     with pytest.raises(UserError) as error:
         read_settings(program, [name])
     for way in ("config files end in .py", "--name=value", "--start=FILE:", "data/text/prepare.py"):
         assert way in str(error.value)
     assert not Path("executed").exists()
-
-
-@pytest.mark.parametrize("allocate", [torch.empty, np.empty])
-def test_a_cpu_without_memory_left_is_told_in_one_line(monkeypatch, capsys, allocate):
-    with pytest.raises((RuntimeError, MemoryError)) as error:
-        allocate(2**58)
-    with pytest.raises(SystemExit) as end:
-        report_error(error.type, error.value, None)
-    assert end.value.code == 2 and capsys.readouterr().err.endswith(": error: out of memory: use smaller sizes\n")
