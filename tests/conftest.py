@@ -15,8 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a network for a dat
 import hypothesis
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path
+from torch.utils._pytree import keystr, tree_leaves_with_path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -114,28 +113,6 @@ def repo(original, tmp_path, monkeypatch, capsys):
 
     run.folder = folder
     return run
-
-
-class Outputs(TorchDispatchMode):
-    """Collects the types and the shapes of all tensors that operations return."""
-
-    def __init__(self):
-        super().__init__()
-        self.types, self.shapes = set(), set()
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = operation(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self.types.add(leaf.dtype)
-                self.shapes.add(tuple(leaf.shape))
-        return result
-
-
-@pytest.fixture
-def slow_bfloat16(monkeypatch):
-    """Let this be a CPU without fast bfloat16."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
 
 
 def error_of(run, command, capsys):

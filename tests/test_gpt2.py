@@ -28,11 +28,6 @@ TEXTS = [
 ]
 
 
-@pytest.fixture
-def gpt2():
-    return tiktoken.get_encoding("gpt2")
-
-
 def test_tiny_shakespeare_has_the_tokens_that_nanogpt_publishes(repo):
     if not SHAKESPEARE.exists() or sha256(SHAKESPEARE.read_bytes()) != SHAKESPEARE_SHA256:
         pytest.skip("Tiny Shakespeare is not here")
@@ -41,9 +36,9 @@ def test_tiny_shakespeare_has_the_tokens_that_nanogpt_publishes(repo):
     assert json.loads(Path("data/shakespeare_bpe/meta.json").read_text())["tokens"] == {"train": 301_966, "val": 36_059}
 
 
-def test_texts_are_encoded_as_tiktoken_does(gpt2):
+def test_texts_are_encoded_as_tiktoken_does():
     """A special token is plain text in a text, and itself in a prompt."""
-    ours = gpt2_tokenizer()
+    ours, gpt2 = gpt2_tokenizer(), tiktoken.get_encoding("gpt2")
     for text in TEXTS:
         ids = ours.encode_array(text).tolist()
         assert ids == gpt2.encode(text, disallowed_special=()) and gpt2.eot_token not in ids

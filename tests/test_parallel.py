@@ -17,7 +17,6 @@ from torch.multiprocessing import ProcessExitedException
 from torch.nn.parallel import DistributedDataParallel
 
 import data.prepare
-from config.runtime.processes import rank, world_size
 from config.runtime.program import exit_program
 from conftest import TINY, differences, load, log_of, progress, refused, run_program
 from cover import GRID, perturb, settings
@@ -157,10 +156,3 @@ def test_steps_that_cannot_be_shared_out_are_refused(repo, monkeypatch, capsys):
         monkeypatch.setenv(*variable.split("="))
     error = refused(repo, f"train.py {TINY} --grad_accum_steps=4", capsys)
     assert "grad_accum_steps = 4" in error and "multiple of 3" in error
-
-
-@pytest.mark.parametrize("variables", ["RANK=1", "WORLD_SIZE=", "WORLD_SIZE=1 RANK=1 LOCAL_RANK=1"])
-def test_one_process_is_the_first(monkeypatch, variables):
-    for variable in variables.split():
-        monkeypatch.setenv(*variable.split("="))
-    assert (rank(), rank("LOCAL_RANK"), world_size()) == (0, 0, 1)

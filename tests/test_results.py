@@ -205,11 +205,3 @@ def test_speed():
     check(table("How fast"), computed)
     on_cpu = stored("speed_cpu")["tables"]["training"]
     check(table("How fast", 1), {row.pop(""): [f"{cell:.2f}" for cell in row.values()] for row in on_cpu})
-
-
-def test_readme_speed():
-    measured = stored("speed_h100")
-    ms = {name: f"{row['ms']:.1f} ms" for name, row in measured["6 x 384, 64 x 256 tokens"].items()}
-    loss = min(measured["runs with CUDA graphs"]["standard + size_gpu.py, best validation loss"].values())
-    shown = [ms["standard graph+compiled"], ms["standard nano"], f"loss of {loss:.3f}"]
-    assert [figure for figure in shown if figure not in README] == []

@@ -342,16 +342,3 @@ def test_a_signal_saves_and_says_how_to_go_on(run, monkeypatch, capsys, number):
     assert load(RESUMED / "ckpt.pt")["iter_num"] == 3  # and not best.pt of step 2, which would also lead to the end
     run(shown.partition("to resume: python ")[2])
     assert_same_run()
-
-
-def test_a_run_outlives_its_terminal(run):
-    command = [sys.executable, *RUN.split(), "--max_iters=3000", f"--out_dir={RESUMED}"]  # minutes, if nothing ends it
-    pipe = dict(stdout=subprocess.PIPE, text=True, encoding="utf-8")
-    process = subprocess.Popen(command, **pipe, preexec_fn=hear_signals)
-    while not process.stdout.readline().startswith("step 1/"):
-        assert process.poll() is None
-    process.stdout.close()
-    process.send_signal(signal.SIGHUP)
-    assert process.wait(60) == 128 + signal.SIGHUP
-    step = load(RESUMED / "ckpt.pt")["iter_num"]
-    assert log_of(RESUMED, "step")[-1]["step"] == step

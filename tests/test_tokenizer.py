@@ -101,12 +101,6 @@ def test_broken_utf8_decodes_to_replacement_characters():
     assert BYTES.decode([*"é".encode(), 0xFF]) == "é\ufffd"
 
 
-@pytest.mark.parametrize("text, named", [("é", "'é'"), ("ab☃é☃", "'☃', 'é'"), ("\n", r"'\n'")])
-def test_unknown_characters_are_named(text, named):
-    with pytest.raises(ValueError, match=re.escape(named)):
-        CharTokenizer("ab").encode(text)
-
-
 @pytest.mark.parametrize("text, tokens", [("a\nb", [0]), ("ab", [0]), ("\tab\n", [1])])
 def test_a_text_starts_with_a_new_line_if_there_are_any(text, tokens):
     assert first_tokens(CharTokenizer(text)) == tokens

@@ -3,8 +3,8 @@
 import math
 import os
 import re
+import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from functools import partial
@@ -53,18 +53,13 @@ def test_what_a_person_sees(repo):
 
 
 @pytest.mark.parametrize("arguments, name", [
-    ("--attention=w2 --residual=m1 --keep_input", "shakespeare_char-w2-m1-keep_input"),
-    ("--attention=summed_qk --qk_scale=5.6 --n_layer=2", "shakespeare_char-n_layer=2-summed_qk-5.6"),
-    ("--dataset=texts/my --bias --batch_size=32", "my-batch_size=32-bias"),
+    ("--attention=summed_qk --qk_scale=5.6 --keep_input --n_layer=2", "shakespeare_char-n_layer=2-summed_qk-5.6"),
+    ("--dataset=texts/my --residual=m1 --keep_input", "my-m1-keep_input"),
     ("M1 SIZE", "m1_shakespeare-size_gpu"),
-    ("M1 --keep_input", "m1_shakespeare-keep_input"),
     ("M1 --seed=2 --learning_rate=1e-3", "m1_shakespeare-learning_rate=0.001-seed=2"),
-    ("M1 --learning_rate=0.0010 --seed=2", "m1_shakespeare-learning_rate=0.001-seed=2"),
     ("M1 --attention=w2 --dataset=/tmp/my*plays/", "m1_shakespeare-dataset=tmp_my_plays-attention=w2"),
-    # what a resumed run may change
-    ("M1 --max_iters=9 --eval_interval=3 --device=cpu --compile=false", "m1_shakespeare"),
-    # what the file and the defaults say
-    ("M1 --residual=m1 --attention=standard --seed=1337", "m1_shakespeare"),
+    ("M1 --max_iters=9 --eval_interval=3 --device=cpu", "m1_shakespeare"),  # what a resumed run may change
+    ("M1 --residual=m1 --attention=standard --seed=1337", "m1_shakespeare"),  # what file and defaults say
     ("M1 --qk_scale=5.2 --sigma=diagonal", "m1_shakespeare"),  # which have no effect
     ("M1 --seed=2 --out_dir=out/here", "here"),
 ])  # fmt: skip
@@ -113,11 +108,11 @@ def test_threads_wait_asleep_beside_a_busy_program(monkeypatch):
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
-def test_mps_computes_in_float32():
-    mps = torch.device("mps")
-    assert pick_dtype("auto", mps) == torch.float32
+def test_where_bfloat16_is_slow_or_leaks_auto_is_float32(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)  # of a CPU without fast bfloat16
+    assert [pick_dtype("auto", torch.device(name)) for name in ("cpu", "mps")] == [torch.float32] * 2
     with pytest.raises(ValueError, match="dtype = 'bfloat16' does not work on mps.*use float32"):
-        pick_dtype("bfloat16", mps)
+        pick_dtype("bfloat16", torch.device("mps"))
 
 
 def test_a_run_stays_eager_where_nothing_can_be_compiled(repo, monkeypatch):
@@ -187,25 +182,29 @@ def test_a_sample_ends_where_the_next_document_begins(repo, monkeypatch):
 
 
 def test_commands_shown_work_where_they_are_shown(repo, monkeypatch):
-    (repo.folder / "elsewhere").mkdir()
+    Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    shown = repo(f"../train.py {TINY} --out_dir=x")
-    longer, sample = re.findall("^to .*: python (.*)", shown, re.MULTILINE)
-    repo(longer)
-    repo(sample)
+    shown = repo(["../train.py", *TINY.split(), "--out_dir=my run"])
+    for command in re.findall("^to .*: python (.*)", shown, re.MULTILINE):
+        repo(shlex.split(command))
+    assert load("my run/ckpt.pt")["iter_num"] == 8
 
 
 def test_which_checkpoint_is_sampled(repo):
-    for name in ("b", "a"):
-        repo(f"train.py {TINY} --max_iters=1 --out_dir=out/{name}")
-    os.utime("out/b/ckpt.pt", (1e9, 1e9))
-    os.utime("out/b/best.pt", (1e9, 1e9))
-    assert repo("sample.py --max_new_tokens=1").startswith("out/a/best.pt")  # of the newest run
-    assert repo("sample.py --max_new_tokens=1 --out_dir=out/b --checkpoint=latest").startswith("out/b/ckpt.pt")
-    Path("out/a/best.pt").unlink()  # as in a run stopped before its first evaluation
-    assert repo("sample.py --max_new_tokens=1").startswith("out/a/ckpt.pt")
-    change_checkpoint("out/a/ckpt.pt", val_loss=math.inf)
-    assert repo("sample.py --max_new_tokens=1").startswith("out/a/ckpt.pt: step 1, not evaluated yet, test")
+    sample = "sample.py --num_samples=1 --max_new_tokens=1"
+    repo(f"train.py {TINY} --max_iters=1 --out_dir=out/old")
+    for path in Path("out/old").glob("*.pt"):
+        os.utime(path, (1e9, 1e9))
+    repo(f"train.py {TINY} --max_iters=1 --out_dir=elsewhere/sweep/a")
+    Path("out/linked").symlink_to(Path("elsewhere").absolute())
+    assert repo(sample).startswith("out/linked/sweep/a/best.pt")  # of the newest run
+    assert repo(f"{sample} --out_dir=out/old --checkpoint=latest").startswith("out/old/ckpt.pt")
+    Path("elsewhere/sweep/a/lock").touch()  # as in a run of compare.py
+    assert repo(sample).startswith("out/old/best.pt")
+    Path("elsewhere/sweep/a/lock").unlink()
+    Path("elsewhere/sweep/a/best.pt").unlink()  # as in a run stopped before its first evaluation
+    change_checkpoint("elsewhere/sweep/a/ckpt.pt", val_loss=math.inf)
+    assert repo(sample).startswith("out/linked/sweep/a/ckpt.pt: step 1, not evaluated yet, test")
 
 
 def test_a_checkpoint_may_be_named(repo):
@@ -217,23 +216,6 @@ def test_a_checkpoint_may_be_named(repo):
         assert f"from step 2 of {name}\n" in repo(f"train.py --eval_only --init_from=resume --out_dir={name}")
 
 
-@pytest.mark.parametrize("folder", ["out", "out/sweep/a"])
-def test_the_newest_run_is_found_at_any_depth(repo, folder):
-    repo(f"train.py {TINY} --max_iters=1 --out_dir=out/old")
-    for path in Path("out/old").glob("*.pt"):
-        os.utime(path, (1e9, 1e9))
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    shutil.copy("out/old/best.pt", folder)
-    assert repo("sample.py --max_new_tokens=1").startswith(f"{folder}/best.pt")
-
-
-def test_the_newest_run_may_be_linked(repo):
-    repo(f"train.py {TINY} --max_iters=1 --out_dir=elsewhere/run")
-    Path("out").mkdir()
-    Path("out/run").symlink_to(Path("elsewhere/run").absolute())
-    assert repo("sample.py --max_new_tokens=1").startswith("out/run/best.pt")
-
-
 def test_start_text_on_a_terminal_of_any_encoding(repo):
     prepare("data/text", "Ein Gürtel, zwei Gürtel; viele Tücher.\n" * 50, "test", "bpe", 300)
     repo(f"{RUN} --dataset=text")
@@ -241,9 +223,5 @@ def test_start_text_on_a_terminal_of_any_encoding(repo):
     assert "-\nzwei\n" in repo("sample.py --start=FILE:prompt.txt --max_new_tokens=3 --temperature=0")
     command = [sys.executable, "sample.py", "--start=FILE:-", "--max_new_tokens=5"]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    ours, theirs = socket.socketpair()  # which /dev/stdin cannot open
-    with ours, theirs:
-        ours.sendall("Gürtel".encode())
-        ours.shutdown(socket.SHUT_WR)
-        run = subprocess.run(command, stdin=theirs, capture_output=True, env=environment)
+    run = subprocess.run(command, input="Gürtel".encode(), capture_output=True, env=environment)
     assert "-\nGürtel" in run.stdout.decode("utf-8"), run.stderr.decode()

@@ -8,7 +8,7 @@ import torch
 import trainer
 from config import read_settings
 from config.runtime.devices import use_plain_attention
-from conftest import TINY, Outputs, load, progress
+from conftest import TINY, load, progress
 from data.prepare import prepare
 
 OUT = Path("out/x")
@@ -43,7 +43,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_loop_equals_the_explicit_one(repo, slow_bfloat16, name):
+def test_the_loop_equals_the_explicit_one(repo, name):
     prepare("data/text", TEXT, "test")
     program, *arguments = f"{RUN} {CASES[name]}".split()
     repo([program, *arguments])
@@ -56,11 +56,3 @@ def test_the_loop_equals_the_explicit_one(repo, slow_bfloat16, name):
         assert line == pytest.approx(expected, rel=rounding)
     # a step moves a weight by up to 0.003, the learning rate
     torch.testing.assert_close(load(OUT / "ckpt.pt")["model"], weights, rtol=rounding, atol=rounding)
-
-
-def test_nothing_computes_in_bfloat16_where_it_is_slow(repo, slow_bfloat16):
-    with Outputs() as seen:
-        repo(f"train.py {TINY} --residual=m1 --attention=w2")
-        repo("sample.py --num_samples=1 --max_new_tokens=20")
-    assert torch.float32 in seen.types
-    assert torch.bfloat16 not in seen.types
