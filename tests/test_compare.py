@@ -16,6 +16,7 @@ from conftest import ROOT, copy_repository, hear_signals, load, log_of
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 import compare
+from config.runtime import checkpoints
 from config.runtime.program import UserError
 
 OPTIONS = {"seeds": 3, "first_seed": 101, "workers": 1, "tune": True}
@@ -110,6 +111,13 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, capfd):
     for wrong, told in ("slip\n", "NameError: "), (edit.format("h.mean(1, True) +"), "Test 5: Causality... FAILED"):
         runs(wrong, 1)
         assert f"left out: edit, verify.py: exit code 1: {told}" in capfd.readouterr().out
+
+
+def test_a_copy_has_not_the_commit_of_the_repository_around_it(checkout, monkeypatch):
+    monkeypatch.setattr(checkpoints, "ROOT", checkout)
+    assert checkpoints.code_version()["commit"]
+    monkeypatch.setattr(checkpoints, "ROOT", compare.copy_code("HEAD", checkout / "out"))
+    assert checkpoints.code_version()["commit"] is None
 
 
 @pytest.mark.parametrize("arguments, named", [

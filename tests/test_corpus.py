@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import count
 from pathlib import Path
 
 import datasets
@@ -18,7 +17,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import data.text.prepare as text_script
-from config.runtime.program import UserError
 from conftest import contents, hear_signals, refused
 from data import prepare as preparing
 from data.dataset import load_dataset
@@ -115,19 +113,6 @@ def test_a_separator_ends_documents_and_its_line(tmp_path, monkeypatch, capsys):
     assert read_documents(path) == ["one\n", "two", "\n three\n"]
 
 
-@pytest.mark.parametrize("name, content, named", [
-    ("a.jsonl", b'{"text": "good"}\n{"text": 3}', "a.jsonl: line 2 is not JSON with a text in field 'text'"),
-    ("a.jsonl", b'{"title": "good"}\n', "line 1 is not JSON with a text in field 'text'"),
-    ("a.jsonl", b'{"text": "good"}\n\n{"text": "cut', "line 3 is not JSON"),
-    ("a.txt", b"good text and then " + b"more of it " * 20 + b"\xff bad", "a.txt: not UTF-8 text at byte 239"),
-], ids=count())  # fmt: skip
-def test_bad_files(tmp_path, name, content, named):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError) as error:
-        read_documents(tmp_path / name)
-    assert named in str(error.value) and "\n" not in str(error.value)
-
-
 # -- what the package `datasets` reads -----------------------------------------------------------------------
 
 ROWS = datasets.Dataset.from_dict({"id": range(len(DOCUMENTS)), "text": DOCUMENTS})
@@ -196,11 +181,6 @@ def test_a_limit_streams_that_much_and_no_more(repo, tmp_path):
     meta = load_dataset("data/rows").meta
     assert meta["source"] == "3e-06 GB of dataset" and sum(meta["bytes"].values()) == 30 * 100 + 29  # and line ends
     assert not list(tmp_path.rglob("*.arrow"))
-
-
-def test_another_dataset_does_not_replace_openwebtext(repo, capsys):
-    error = refused(repo, "data/openwebtext/prepare.py --dataset=a.csv", capsys)
-    assert "dataset = 'a.csv': choose a --name for it" in error
 
 
 @pytest.mark.parametrize("arguments, named", [

@@ -1,7 +1,6 @@
 """model.py against an explicit float64 form (reference.py) and against what the formulas imply."""
 
 import copy
-import pickle
 import re
 import shutil
 import sys
@@ -359,8 +358,7 @@ def test_tied_weights_stay_one_matrix():
     twin.load_state_dict(model.state_dict())
     assigned = GPT(model.config)
     assigned.load_state_dict(copy.deepcopy(model).state_dict(), assign=True)
-    pickled = pickle.loads(pickle.dumps(assigned))
-    for loaded in (twin, assigned, pickled):
+    for loaded in (twin, assigned):
         assert loaded.embed.weight is loaded.head.weight and torch.equal(loaded.head.weight, model.head.weight)
 
 

@@ -155,16 +155,22 @@ def test_a_text_is_prepared_without_pytorch(repo):
     ("text", "nothing to train on: give files or folders"),
     ("text good.txt missing.txt", "missing.txt: No such file"),
     ("text latin.txt", "latin.txt: not UTF-8 text at byte 3"),
+    ("text good.txt bad.jsonl", "bad.jsonl: line 3 is not JSON with a text in field 'text'"),
+    ("text bad.jsonl --field=title", "bad.jsonl: line 1 is not JSON with a text in field 'title'"),
+    ("text cut.jsonl", "cut.jsonl: line 1 is not JSON with a text in field 'text'"),
     ("text config/runtime", "config/runtime: no .txt, .md or .jsonl files below"),
     ("text good.txt --name=..", "name = '..' is invalid: use letters, digits"),
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
     ("openwebtext --name=text", "data/text has its own prepare.py"),
+    ("openwebtext --dataset=a.csv", "dataset = 'a.csv': choose a --name for it"),
     ("text good.txt --val=good.txt", "nothing to train on"),
     ("text good.txt --val=empty.txt", "val part has fewer than two tokens"),
 ])  # fmt: skip
 def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, named):
     Path("good.txt").write_text(TEXT, encoding="utf-8")
     Path("latin.txt").write_bytes(b"caf\xe9")
+    Path("bad.jsonl").write_text('{"text": "good"}\n\n{"text": 3}')
+    Path("cut.jsonl").write_text('{"text": "good')
     Path("empty.txt").touch()
     name, _, arguments = command.partition(" ")
     error = refused(repo, f"data/{name}/prepare.py {arguments}".strip(), capsys)

@@ -95,15 +95,6 @@ def test_three_layers():
     check(table("Do Methods"), {name: row + [""] * (4 - len(row)) for name, row in cells.items()})
 
 
-def test_no_form_of_methods_1_to_4_is_lower():
-    """For the same compute, all are higher beyond the noise; after the same steps, none is lower beyond it."""
-    for text in ("char", "bpe"):
-        forms = {name: rows for name, rows in small_models(text).items() if name < "Method 5"}
-        assert len(forms) == 12
-        for name, (_, steps, compute) in forms.items():
-            assert compute[0] > compute[1] and steps[0] > -steps[1], name
-
-
 def test_eight_layers():
     """Here, the loss of a standard model of the same compute is interpolated over the logarithm of the steps."""
     runs, rows = training_runs("depth", n_embd="256"), {}

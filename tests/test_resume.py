@@ -6,7 +6,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 from functools import partial
 from itertools import count, cycle
@@ -192,20 +191,6 @@ def test_another_model_py_is_said(killed):
         names, commit = ("model.py, train.py", "") if command == RESUME else ("model.py", " at commit 1a2b3c4d5e")
         shown = killed(command)
         assert re.search(rf"NOTE    {names}: changed since out/resumed/\S+ was trained{commit}, so", shown)
-
-
-def test_a_repository_around_this_one_has_another_commit(tmp_path, monkeypatch):
-    """As where a downloaded copy lies in the user's own repository."""
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for name in checkpoints.CODE:
-        (copy / name).touch()
-    monkeypatch.setattr(checkpoints, "ROOT", copy)
-    git = ["git", "-c", "user.name=x", "-c", "user.email=x@y"]
-    for folder in (tmp_path, copy):
-        subprocess.run([*git, "init", "-q"], cwd=folder, check=True)
-        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", str(folder)], cwd=folder, check=True)
-        assert (checkpoints.code_version()["commit"] is None) == (folder == tmp_path)
 
 
 def test_code_is_hashed_before_anybody_edits_it(run, monkeypatch):
