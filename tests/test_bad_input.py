@@ -54,7 +54,7 @@ TRAIN_ARGUMENTS = {
 
 
 @pytest.mark.parametrize("arguments", TRAIN_ARGUMENTS)
-def test_train(repo, capsys, arguments):
+def test_train_names_the_mistake(repo, capsys, arguments):
     check(repo, f"{TRAIN} {arguments}", TRAIN_ARGUMENTS[arguments], capsys)
 
 
@@ -89,7 +89,7 @@ SAMPLE_ARGUMENTS = {
 }
 
 
-def test_sample(trained, capsys):
+def test_sample_names_the_mistake(trained, capsys):
     for arguments, words in SAMPLE_ARGUMENTS.items():
         check(trained, f"sample.py {arguments}", words, capsys)
     shutil.rmtree("out")

@@ -51,20 +51,6 @@ def train(rank, folder, arguments, port, before):
     run_program("train.py", *arguments.split())
 
 
-def compare(rank, folder):
-    """Be one of two processes that compare."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    for kind, method in GRID:
-        # DDP sees that one parameter is used many times, FSDP whatever a kind or a method does with parameters
-        wraps = [shard] if kind == "standard" or method == "m4.2+input" else []
-        wraps += [DistributedDataParallel, fully_shard] if (kind, method) == ("standard", "m1") else []
-        for wrap in wraps:
-            compare_gradients(rank, kind, method, wrap)
-    dist.barrier()
-    exit_program()  # as train.py ends: the interpreter's clearing up could abort a thread of gloo's
-
-
 def shard(model):
     """Shard a model as its user would: the lines of the guide to runs."""
     for block in model.blocks:
@@ -72,21 +58,31 @@ def shard(model):
     return fully_shard(model)
 
 
-def compare_gradients(rank, kind, method, wrap):
-    """Compare the gradients of a model that two processes train with those of the whole batch."""
-    one = perturb(GPT(GPTConfig(**settings(kind, method, n_layer=2)))).double()
+# DDP sees that one parameter is used many times, FSDP whatever a kind or a method does with parameters
+WRAPPED = [(wrap, "standard", "m1") for wrap in (DistributedDataParallel, fully_shard)]
+WRAPPED += [(shard, kind, method) for kind, method in GRID if kind == "standard" or method == "m4.2+input"]
+
+
+def compare_gradients(rank, folder):
+    """Be one of two processes that train. Compare their gradients with those of the whole batch."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     idx = torch.randint(19, (2, 12), generator=torch.Generator().manual_seed(0))
-    model = copy.deepcopy(one)
-    one(idx, idx)[1].backward()
-    together = wrap(model)
-    together(idx[rank : rank + 1], idx[rank : rank + 1])[1].backward()
-    for (name, p), q in zip(model.named_parameters(), one.parameters()):
-        gradient = p.grad if wrap is DistributedDataParallel else p.grad.full_tensor()
-        assert torch.allclose(gradient, q.grad, rtol=1e-9, atol=1e-11), (wrap.__name__, kind, method, name)
+    for wrap, kind, method in WRAPPED:
+        one = perturb(GPT(GPTConfig(**settings(kind, method, n_layer=2)))).double()
+        model = copy.deepcopy(one)
+        one(idx, idx)[1].backward()
+        together = wrap(model)
+        together(idx[rank : rank + 1], idx[rank : rank + 1])[1].backward()
+        for (name, p), q in zip(model.named_parameters(), one.parameters()):
+            gradient = p.grad if wrap is DistributedDataParallel else p.grad.full_tensor()
+            assert torch.allclose(gradient, q.grad, rtol=1e-9, atol=1e-11), (wrap.__name__, kind, method, name)
+    dist.barrier()
+    exit_program()  # as train.py ends: the interpreter's clearing up could abort a thread of gloo's
 
 
 def test_gradients_of_every_method(tmp_path):
-    two_processes(compare, (tmp_path,))
+    two_processes(compare_gradients, (tmp_path,))
 
 
 def numbers(out, event, name):
