@@ -183,13 +183,6 @@ def test_a_config_file_is_suggested(path, names):
     assert str(error.value) == f"{path}: no such config file (did you mean config/{names}?)"
 
 
-def test_files_that_disagree_are_noted(program, capsys):
-    Path("first.py").write_text("max_iters = 10\noffset = 1\ndropout = 0.2\nbias = True")
-    Path("second.py").write_text("max_iters = 20\noffset = 2\ndropout = 0.2")
-    read_settings(program, ["first.py", "second.py", "--offset=3"])
-    assert capsys.readouterr().out == "NOTE    second.py: max_iters = 20 overrides 10 of first.py\n"
-
-
 def test_a_text_is_not_run_as_a_config(program):
     Path("story.txt").write_text("import os; os.mkdir('executed')")
     with pytest.raises(UserError, match="config files end in .py; data/text/prepare.py reads texts"):

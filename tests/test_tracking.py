@@ -58,7 +58,6 @@ def test_wandb_without_a_key(repo, monkeypatch, capsys):
     command = f"train.py {TINY} --out_dir=run --lr_decay=none"
     error = error_of(repo, f"{command} --wandb", capsys)
     assert "error: wandb: No API key" in error and "set WANDB_MODE=offline\n" in error
-    assert not Path("run").exists()
     repo(command)
     assert refused(repo, f"{command} --wandb --max_iters=6 --init_from=resume", capsys) == error  # its log stays
 
