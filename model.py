@@ -86,12 +86,15 @@ class GPTConfig:
     def __post_init__(self):
         for field, choices in CHOICES.items():
             self.check(field, getattr(self, field) in choices, "one of " + ", ".join(choices))
-        for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_inner"):
-            value, least = getattr(self, field), 0 if field in ("n_kv_head", "n_inner") else 1
-            self.check(field, isinstance(value, Integral) and value >= least, f"a whole number, at least {least}")
+        for field in ("bias", "keep_input", "tie_weights"):
+            self.check(field, isinstance(getattr(self, field), bool), "True or False")
+        least = {"block_size": 1, "vocab_size": 1, "n_layer": 1, "n_head": 1, "n_embd": 1, "n_kv_head": 0, "n_inner": 0}
+        for field, low in least.items():
+            value = getattr(self, field)
+            self.check(field, isinstance(value, Integral) and value >= low, f"a whole number, at least {low}")
         for field, low, high in (("rope_theta", 1, math.inf), ("norm_eps", 0, math.inf), ("dropout", 0, 1)):
-            value, below = getattr(self, field), f" and below {high}" if high < math.inf else ""
-            self.check(field, isinstance(value, Real) and low <= value < high, f"a number, at least {low}{below}")
+            value = getattr(self, field)
+            self.check(field, isinstance(value, Real) and low <= value < high, f"a number from {low} to below {high}")
         self.check("n_head", self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
         self.check("n_head", self.head_dim % 2 == 0, f"such that n_embd / n_head is even; n_embd = {self.n_embd}")
         self.check("n_kv_head", self.n_head % self.kv_heads == 0, f"a divisor of n_head = {self.n_head}")
@@ -145,13 +148,13 @@ class Attention(nn.Module):
         # Without an identity path, averaging in layer after layer would make all tokens alike. With W_q = W_k a token
         # attends mostly to itself at first, which Methods 2 and 4 need to learn.
         self.starts_alike = config.summed_branch(layer) == "attention" and not config.keep_input
-        self.match(self.q_proj, self.k_proj)
-
-    def match(self, queries, keys):
-        """If W_q = W_k at first, give the Linear of the queries the weights of that of the keys."""
         if self.starts_alike:
-            weight = keys.weight.detach().unflatten(0, (self.G, -1))
-            queries.weight.data = weight.repeat_interleave(self.H // self.G, dim=0).flatten(0, 1)
+            self.copy_weights(self.k_proj, self.q_proj)
+
+    def copy_weights(self, keys, queries):
+        """Copy the weights of each head of keys to its group of heads of queries."""
+        heads = keys.weight.detach().unflatten(0, (self.G, -1))
+        queries.weight.data = heads.repeat_interleave(self.H // self.G, dim=0).flatten(0, 1)
 
     def project(self, normed, rope):
         """Return q (B, H, T, D), k and v (B, G, T, D); q and k are rotated."""
@@ -194,7 +197,8 @@ class W2Attention(Attention):
         if self.K:
             self.sigma_q = linear(config.n_embd, self.H * self.K)
             self.sigma_k = linear(config.n_embd, self.G * self.K)
-            self.match(self.sigma_q, self.sigma_k)
+            if self.starts_alike:
+                self.copy_weights(self.sigma_k, self.sigma_q)
         self.tau_shift = nn.Parameter(torch.zeros(self.H))
 
     @property
@@ -205,19 +209,18 @@ class W2Attention(Attention):
 
     def score_vectors(self, q, k, normed, earlier):
         if self.K:  # q and k are the means
-            numbers = torch.cat((self.sigma_q(normed), self.sigma_k(normed)), dim=-1)
-            sigma_q, sigma_k = self.sigma(numbers).type_as(q).split((self.H, self.G), dim=1)
-            q, k = torch.cat((q, sigma_q), dim=-1), torch.cat((k, sigma_k), dim=-1)
+            q = torch.cat((q, self.sigma_columns(self.sigma_q(normed)).type_as(q)), dim=-1)
+            k = torch.cat((k, self.sigma_columns(self.sigma_k(normed)).type_as(k)), dim=-1)
         # ‖μ_k‖² + ‖σ_k‖² is a column of k̂, and q̂ has a -1/2 there. 16 bits would round away the differences between
         # keys, so it takes two columns there, which sum to it.
         norm = squared_norm(k)
         columns = torch.cat(split_bfloat16(norm), dim=-1) if is_half(k) else norm
-        if k.is_cuda:  # zeros add nothing, but fused kernels need multiples of 8
+        if k.is_cuda:  # zeros change nothing, but a GPU's fused kernels need multiples of 8
             columns = F.pad(columns, (0, -(k.size(-1) + columns.size(-1)) % 8))
         half_tau = ((self.log_tau.exp() + 1e-6) / 2).view(-1, 1, 1).type_as(q)  # 1e-6 as in W2Attn
         return F.pad(q, (0, columns.size(-1)), value=-0.5) / half_tau, torch.cat((k, columns.type_as(k)), dim=-1)
 
-    def sigma(self, numbers):
+    def sigma_columns(self, numbers):
         """Return √(D/K) (σ - log 2), (B, H, T, K): distances are those of σ, but numbers near 0 round less."""
         sigma = F.softplus(numbers.to(at_least_float32(numbers))) - math.log(2)
         return rearrange(sigma * (self.D / self.K) ** 0.5, "B T (H K) -> B H T K", K=self.K)
@@ -234,7 +237,6 @@ class W2OverlapAttention(Attention):
         super().__init__(config, layer)
         self.sigma_q = linear(config.n_embd, self.H * self.D)
         self.sigma_k = linear(config.n_embd, self.G * self.D)
-        self.match(self.sigma_q, self.sigma_k)
 
     def score_vectors(self, q, k, normed, earlier):
         sigma_q, sigma_k = self.sigma(self.sigma_q(normed)), self.sigma(self.sigma_k(normed))
@@ -252,7 +254,7 @@ class W2OverlapAttention(Attention):
     def mix_values(self, q_hat, k_hat, v):
         k_hat, v = (heads.repeat_interleave(self.H // self.G, dim=1) for heads in (k_hat, v))
         (mu_q, sigma_q), (mu_k, sigma_k) = (vectors.tensor_split((-1,), dim=-1) for vectors in (q_hat, k_hat))
-        with no_autocast(v):
+        with torch.autocast(v.device.type, enabled=False):
             distance = mu_q @ mu_k.mT
         inverse = (sigma_q + sigma_k.mT).reciprocal()
         # few passes over T x T numbers: log(1/(σ_q + σ_k)) - ‖μ_q - μ_k‖²/(σ_q + σ_k)/D, and D/2 times that
@@ -366,12 +368,19 @@ class Block(nn.Module):
         assert not self.keeps or len(earlier) == self.layer, "this layer needs what every earlier layer has kept"
         own, attn = self.first_run(x, rope, earlier if self.attn.reads_earlier else (), cache)  # attn_l(x)
 
-        reruns = [kept.block.rerun(x, kept.q_hat, kept.k_hat, cache, self.layer) for kept in earlier if self.summed]
-        # h = Σ_i w_i attn_i(x), or x + attn_l(x)
-        h = self.sum_layers([*reruns, attn], residual=x) if self.summed == "attention" else x + attn
-        # x' = Σ_i w_i mlp_i(x + attn_i(x)), or h + mlp_l(h)
-        mlp = self.mlp_branch(h)
-        out = self.sum_layers([*reruns, mlp], residual=h) if self.summed == "mlp" else h + mlp
+        reruns = []
+        if self.summed:
+            reruns = [kept.block.rerun(x, kept.q_hat, kept.k_hat, cache, self.layer) for kept in earlier]
+
+        if self.summed == "attention":  # h = Σ_i w_i attn_i(x)
+            h = self.sum_layers([*reruns, attn], residual=x)
+        else:
+            h = x + attn
+        out = self.mlp_branch(h)
+        if self.summed == "mlp":  # x' = Σ_i w_i mlp_i(x + attn_i(x))
+            out = self.sum_layers([*reruns, out], residual=h)
+        else:
+            out = h + out
         return out, own if self.keeps else None
 
     # Where layers are rerun, the next four are compiled one by one, so none of them calls another.
@@ -454,7 +463,7 @@ class GPT(nn.Module):
         return self.norm(x)
 
     def forward(self, idx, targets=None):
-        """Return logits (B, T, V) and, with targets (B, T), their mean loss in nats; negative targets are ignored."""
+        """Return logits (B, T, V) and, with targets (B, T), their mean loss in nats; targets of -1 are ignored."""
         if targets is not None and targets.shape != idx.shape:
             raise ValueError(f"targets are {tuple(targets.shape)}; they must be {tuple(idx.shape)}, as idx is")
         logits = self.head(self.features(idx))
@@ -462,7 +471,7 @@ class GPT(nn.Module):
 
     def loss(self, logits, targets):
         # compiled on its own: compiled code that also returned the logits would compute a gradient for them, all zeros
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten().long().clamp_min(-1), ignore_index=-1)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, vocab_size=None):
@@ -569,7 +578,7 @@ def weigh(scores, v, dropout, scale=1.0):
     T, past = scores.size(-2), scores.size(-1) - scores.size(-2)
     scores = scores.to(at_least_float32(scores))
     mask = scores.new_full((T, past + T), -math.inf).triu(past + 1)
-    weights = torch.add(mask, scores, alpha=scale).softmax(dim=-1)
+    weights = torch.add(mask, scores, alpha=scale).softmax(dim=-1)  # in one pass: mask + scale * scores
     return F.dropout(weights, dropout).type_as(v) @ v
 
 
@@ -583,12 +592,6 @@ def linear(n_in, n_out, bias=False, terms=1):
     if bias:
         nn.init.zeros_(made.bias)
     return made
-
-
-def no_autocast(x):
-    """Return a context in which operations on the device of x keep their inputs' type."""
-    device = "cpu" if x.device.type == "meta" else x.device.type
-    return torch.autocast(device, enabled=False)
 
 
 def at_least_float32(x):

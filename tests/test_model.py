@@ -223,7 +223,7 @@ def test_bfloat16_is_causal_and_near_the_reference(row):
     assert (logits - reference.reference_logits(model, idx)).norm() < 5 * (rounded - exact).norm()
 
 
-# σ reaches 3. Scores are larger than q·k/√D, and so are their errors: without any σ, up to 1.7 times at D = 128.
+# σ reaches 3. Scores are larger than q·k/√D, and so are their errors: up to twice at D = 128.
 # Those of the overlap, μ·μ/(σ + σ), are the largest.
 @pytest.mark.parametrize("plain", [False, True])  # PyTorch's attention kernels for CPUs
 @pytest.mark.parametrize("D", [32, 64, 128])
@@ -243,7 +243,7 @@ def test_rope_turns_a_bfloat16_model_by_exact_angles():
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 @torch.no_grad()
 def test_w2_in_bfloat16_keeps_the_remainder_of_its_bias_compiled():
-    """A compiler that dropped a cast to bfloat16 and back would make the last column of k̂ 0."""
+    """A compiler that dropped a cast to bfloat16 and back would make the remainder's column of k̂ 0."""
     attn = build("w2-scalar", dtype=torch.float32).blocks[0].attn
     score_vectors = torch.compile(attn.score_vectors)
     x = torch.randn(2, 16, 32)
@@ -251,8 +251,8 @@ def test_w2_in_bfloat16_keeps_the_remainder_of_its_bias_compiled():
     with torch.autocast("cpu", torch.bfloat16):
         _, k_hat = score_vectors(q, k, x, ())
     assert k_hat.dtype == torch.bfloat16
-    vectors, bias = k_hat.double()[..., :-2], k_hat.double()[..., -2:]
-    close(bias.sum(dim=-1), vectors.square().sum(dim=-1), 2**-15)
+    vectors, norm = k_hat.double().split((8 + 1, 2), dim=-1)  # μ and σ; the two columns
+    close(norm.sum(dim=-1), vectors.square().sum(dim=-1), 2**-15)
 
 
 @over(COVER[::6])
@@ -390,7 +390,7 @@ def test_queries_and_keys_start_alike_without_an_identity_path(kind, residual):
     for keep_input in (False, True):
         for block in build(kind, residual, moved=False, n_kv_head=2, keep_input=keep_input).blocks[1:]:
             for queries, keys in (("q_proj", "k_proj"), ("sigma_q", "sigma_k")):
-                if hasattr(block.attn, queries):
+                if hasattr(block.attn, queries) and (kind, queries) != ("w2-overlap", "sigma_q"):
                     heads = getattr(block.attn, keys).weight.unflatten(0, (2, -1)).repeat_interleave(2, dim=0)
                     alike = torch.equal(getattr(block.attn, queries).weight, heads.flatten(0, 1))
                     assert alike != keep_input
