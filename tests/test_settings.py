@@ -127,6 +127,12 @@ def test_help_needs_no_pytorch(repo, program):
     assert "seed = 1337" in shown.stdout
 
 
+def test_an_error_is_one_line(capsys):
+    with pytest.raises(SystemExit):
+        report_error(UserError, UserError("two\nlines"), None)
+    assert capsys.readouterr().err.endswith(": error: two lines\n")
+
+
 def gpu_without_memory(n):
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
 
