@@ -26,7 +26,6 @@ import torch
 
 from config.runtime import checkpoints
 from config.runtime.devices import pick_device
-from config.runtime.checkpoints import build_model
 from config.runtime.program import UserError, one_line, quiet_pipe, read_text
 from data.tokenizer import first_tokens, tokenizer_from_state
 
@@ -39,7 +38,7 @@ ptdevice = pick_device(device)
 # the model and its tokenizer
 folder = Path(out_dir) if out_dir else checkpoints.newest_run()
 saved = checkpoints.load(checkpoints.find(folder, prefer=checkpoint))
-model = build_model(saved).to(ptdevice).eval()
+model = checkpoints.build_model(saved).to(ptdevice).eval()
 tokenizer = tokenizer_from_state(saved["tokenizer"])
 quiet_pipe()
 for note in checkpoints.code_notes(saved, checkpoints.code_version(), ["model.py"]):
@@ -53,13 +52,13 @@ tokens = tokenizer.encode(start) or first_tokens(tokenizer)
 val_loss = f"last validation loss {saved['val_loss']:.4f}" if saved["val_loss"] < math.inf else "not evaluated yet"
 about = f"step {saved['iter_num']}, {val_loss}, {saved['data']['source']}"
 print(one_line(f"{saved['path']}: {about}"))
-idx = torch.tensor([tokens], device=ptdevice)
+idx = torch.tensor([tokens] * num_samples, device=ptdevice)
+generator = torch.Generator(ptdevice).manual_seed(seed)
+samples = model.generate(idx, max_new_tokens, temperature, top_k, generator, tokenizer.vocab_size)
 next_document = tokenizer.document_start[:1]  # the token that begins one, if the tokenizer has such a token
 decoded = len(tokenizer.decode(tokens))
-generator = torch.Generator(ptdevice).manual_seed(seed)
-for _ in range(num_samples):
+for sample in samples[:, len(tokens) :].tolist():
+    document = takewhile(lambda token: token not in next_document, sample)
     print("-" * 80)
-    written = model.generate(idx, max_new_tokens, temperature, top_k, generator, tokenizer.vocab_size)
-    document = takewhile(lambda token: token not in next_document, written[0, len(tokens) :].tolist())
     # decoded together with the prompt: the text of a token may depend on the token before it
     print(start + tokenizer.decode([*tokens, *document])[decoded:])

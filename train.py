@@ -62,7 +62,6 @@ requested = start_program(__file__)  # the settings above and what overrides the
 
 import math
 import time
-from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import timedelta
 
@@ -85,9 +84,10 @@ processes.join(ptdevice)
 machine = devices.machine_name(ptdevice)
 ptdtype = devices.pick_dtype(dtype, ptdevice)
 settings["dtype"] = str(ptdtype).removeprefix("torch.")  # instead of auto: a resumed run must keep it
-keep_casts = ptdevice.type != "cuda"  # CUDA graphs need each cast of a weight
-ctx = torch.autocast(ptdevice.type, ptdtype, cache_enabled=keep_casts) if ptdtype != torch.float32 else nullcontext()
-if ptdevice.type == "cuda":
+cuda = ptdevice.type == "cuda"
+# without autocast's cache, since CUDA graphs need each cast of a weight
+ctx = torch.autocast(ptdevice.type, ptdtype, enabled=ptdtype != torch.float32, cache_enabled=not cuda)
+if cuda:
     torch.cuda.set_device(ptdevice)
     torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
 
@@ -96,7 +96,8 @@ if not eval_only:
     data.check_block_size(block_size)
 if ckpt:
     runs.check_data(data, ckpt, same_text=resuming and not eval_only)
-tokens, tokens_per_iter = data.meta["tokens"], batch_size * grad_accum_steps * block_size
+tokens = data.meta["tokens"]  # of each split
+tokens_per_iter = batch_size * grad_accum_steps * block_size
 
 # model
 torch.manual_seed(seed)
@@ -129,10 +130,10 @@ ckpt = None  # frees its memory
 
 def get_batch(iter_num, micro_step):
     """Return x and y, (B, T): a pure function of the seed, the step and the micro-step."""
-    x, y = data.batch(seed, iter_num, micro_step, batch_size, block_size, grad_accum_steps)
-    if ptdevice.type == "cuda":  # pinned memory is copied while the GPU computes
-        return x.pin_memory().to(ptdevice, non_blocking=True), y.pin_memory().to(ptdevice, non_blocking=True)
-    return x.to(ptdevice), y.to(ptdevice)
+    x, y = data.batch(seed, iter_num, micro_step, batch_size, block_size, shards=grad_accum_steps)
+    if cuda:  # pinned memory is copied while the GPU computes
+        x, y = x.pin_memory(), y.pin_memory()
+    return x.to(ptdevice, non_blocking=cuda), y.to(ptdevice, non_blocking=cuda)
 
 
 def get_lr(iter_num):
@@ -197,7 +198,7 @@ run = runs.Run(settings, iter_num)
 about = {"settings": settings, "config": asdict(raw_model.config), "data": data.meta, "machine": machine, "code": code}
 counted = {"parameters": parameters, "flops_per_token": flops_per_token}
 run.log("resume" if resuming else "start", iter_num, **about, **counted, notes=notes)
-loss_of, graphed = devices.capture(model, *get_batch(iter_num, rank), ctx, graphs)
+loss_of, graphed = devices.capture(model, *get_batch(iter_num, rank), ctx, graphs)  # the model's loss of a batch
 
 # -----------------------------------------------------------------------------
 # training
@@ -273,7 +274,7 @@ while iter_num < max_iters and not stopped_by:
     lossf = (processes.all_reduce(loss) / world_size).item()  # only here, because it waits for the GPU
     norm = grad_norm.item()
     rescaling = scaler.is_enabled() and scaler.get_scale() > 1  # an overflow only lowers the scale of the next step
-    if not math.isfinite(lossf) or not math.isfinite(norm) and not rescaling:
+    if not math.isfinite(lossf) or (not math.isfinite(norm) and not rescaling):
         end_diverged(f"the loss is {lossf}, the norm of its gradient {norm}")
     dt = time.perf_counter() - t0
     train_seconds += dt

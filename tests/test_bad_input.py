@@ -47,7 +47,7 @@ TRAIN_ARGUMENTS = {
     "--init_from=resume": r"out/shakespeare_char-\S+ holds no checkpoint .* part of a folder's name.: leave out",
     "--eval_only": "eval_only = True needs a trained model: add --init_from=resume",
     "--n_head=3 --dataset=shakespeare_bpe": "n_head = 3 .* divisor of n_embd = 16",  # and nothing is prepared
-    "--init_from=run:out/nowhere --dataset=shakespeare_bpe": "out/nowhere/best.pt: No such file",
+    "--init_from=run:out/nowhere --dataset=shakespeare_bpe": "out holds no run: train one first",
     "--out_dir=out/ckpt.pt": "out_dir = 'out/ckpt.pt' is invalid: it must be a run's folder",
     "--out_dir=train.py/run": "train.py/run.*: Not a directory",
 }
@@ -67,7 +67,7 @@ def test_no_number_is_negative(repo, capsys):
 def test_train_beside_a_run(trained, capsys):
     written = "out/run: no such config file .settings are written as .* as in --out_dir=FOLDER"
     check(trained, f"{TRAIN} out/run", written, capsys)
-    ways = "out/run already holds a run: --init_from=resume --out_dir=out/run continues .*; or remove the folder"
+    ways = "out/run already holds a run: continue it with --init_from=resume --out_dir=out/run .*--max_iters=N"
     check(trained, f"{TRAIN} --out_dir=out/run", ways, capsys)
     check(trained, f"{RESUME} --max_iters=4", "max_iters = 4, but out/run/ckpt.pt is at step 4: raise it", capsys)
     for path in Path("out/run").glob("*.pt"):  # as in a run that was killed before its first checkpoint
@@ -80,7 +80,7 @@ def test_train_beside_a_run(trained, capsys):
 # -- sample.py's ---------------------------------------------------------------------------------------------
 
 SAMPLE_ARGUMENTS = {
-    "--out_dir=out/nowhere": "out/nowhere/best.pt: No such file",
+    "--out_dir=out/nowhere": "out/nowhere/best.pt: no such checkpoint; the newest run is out/",
     "--checkpoint=worst": "checkpoint = 'worst' .*best or latest",
     "--start=é☃": "of its own text, not 'é', '☃'",
     "--start=FILE:out/run/ckpt.pt": "out/run/ckpt.pt: not UTF-8 text at byte",

@@ -239,10 +239,10 @@ def test_second_process_in_a_folder_is_refused(run, capsys):
 def in_step(step, monkeypatch, happens):
     batch = Dataset.batch
 
-    def batch_and_more(self, seed, done, micro_step, *rest):
+    def batch_and_more(self, seed, done, micro_step, *rest, **named):
         if (done + 1, micro_step) == (step, 0):
             happens()
-        return batch(self, seed, done, micro_step, *rest)
+        return batch(self, seed, done, micro_step, *rest, **named)
 
     monkeypatch.setattr(Dataset, "batch", batch_and_more)
 

@@ -145,7 +145,8 @@ def test_too_little_memory_ends_in_one_line(monkeypatch, capsys, allocate):
     with pytest.raises(SystemExit) as end:
         report_error(error.type, error.value, None)
     assert end.value.code == 2
-    assert capsys.readouterr().err == "sample.py: error: out of memory: use smaller sizes\n"
+    line = "sample.py: error: out of memory: lower batch_size or block_size, or use a smaller model\n"
+    assert capsys.readouterr().err == line
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*_shakespeare.py")), ids=lambda path: path.stem)

@@ -50,6 +50,8 @@ def newest_run():
 @file_errors()
 def load(path) -> dict:
     """Return a checkpoint, on the CPU, and its "path". No code in it is run."""
+    if not path.exists():
+        raise UserError(f"{path}: no such checkpoint; the newest run is {newest_run()}")
     checkpoint = None
     with open(path, "rb") as file, suppress(Exception):  # damaged bytes raise all sorts of errors
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)

@@ -236,9 +236,8 @@ def check_folder(folder, settings):
             cure = "add --init_from=resume, and the run's config or --out_dir"
             raise UserError(f"eval_only = True needs a trained model: {cure}")
     elif checkpoints.find(folder).exists():
-        resume = f"--init_from=resume --out_dir={folder}"
-        ways = f"{resume} continues it, another --out_dir leaves it alone; or remove the folder"
-        raise UserError(f"{folder} already holds a run: {ways}")
+        resume = f"--init_from=resume --out_dir={folder} (and --max_iters=N, to train longer)"
+        raise UserError(f"{folder} already holds a run: continue it with {resume}, or choose another --out_dir")
 
 
 def check_data(data, checkpoint, same_text):
