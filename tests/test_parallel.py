@@ -92,10 +92,10 @@ def numbers(out, event, name):
 def kill_the_second_in_step_6():
     batch = Dataset.batch
 
-    def batch_or_end(data, seed, step, *rest):
+    def batch_or_end(data, seed, step, *rest, **named):
         if os.environ["RANK"] == "1" and step == 5:
             os.kill(os.getpid(), signal.SIGKILL)
-        return batch(data, seed, step, *rest)
+        return batch(data, seed, step, *rest, **named)
 
     Dataset.batch = batch_or_end
 
