@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -103,8 +102,7 @@ def print0(line):
 def command(program, *arguments):
     """Return a shell command that runs a program of this repository from the current folder."""
     path = program if Path.cwd() == ROOT else ROOT / program
-    words = ["python", str(path), *map(str, arguments)]
-    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+    return shlex.join(["python", str(path), *map(str, arguments)])
 
 
 def one_line(text):
