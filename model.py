@@ -270,14 +270,15 @@ class SummedQKAttention(Attention):
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__(config, layer)
         self.qk_scale, self.m = config.qk_scale, layer + 1
-        learned = {  # 5.4 starts equal to 5.3; 5.5 to 5.7 start equal to 5.1
-            "5.4": {"a": torch.tensor([0.5]), "b": torch.tensor([1.0])},
-            "5.5": {"log_a": torch.zeros(self.m)},
-            "5.6": {"log_a": torch.zeros(self.m), "b": torch.full((self.m,), 0.5)},
-            "5.7": {"log_a": torch.full((self.m,), math.log(self.D) / 2)},
-        }.get(self.qk_scale, {})
-        for name, start in learned.items():
-            setattr(self, name, nn.Parameter(start))
+        # 5.4 starts equal to 5.3; 5.5 to 5.7 start equal to 5.1
+        if self.qk_scale == "5.4":
+            self.a, self.b = nn.Parameter(torch.tensor([0.5])), nn.Parameter(torch.tensor([1.0]))
+        if self.qk_scale in ("5.5", "5.6"):
+            self.log_a = nn.Parameter(torch.zeros(self.m))
+        if self.qk_scale == "5.6":
+            self.b = nn.Parameter(torch.full((self.m,), 0.5))
+        if self.qk_scale == "5.7":
+            self.log_a = nn.Parameter(torch.full((self.m,), math.log(self.D) / 2))
 
     def divisors(self):
         """Return what the scores of the layers 0..l are divided by, (m, 1), or one number for all of them."""
