@@ -92,9 +92,10 @@ class GPTConfig:
         for field, low in least.items():
             value = getattr(self, field)
             self.check(field, isinstance(value, Integral) and value >= low, f"a whole number, at least {low}")
-        for field, low, high in (("rope_theta", 1, math.inf), ("norm_eps", 0, math.inf), ("dropout", 0, 1)):
+        for field, low in (("rope_theta", 1), ("norm_eps", 0), ("dropout", 0)):
             value = getattr(self, field)
-            self.check(field, isinstance(value, Real) and low <= value < high, f"a number from {low} to below {high}")
+            self.check(field, isinstance(value, Real) and value >= low, f"a number, at least {low}")
+        self.check("dropout", self.dropout < 1, "below 1")
         self.check("n_head", self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
         self.check("n_head", self.head_dim % 2 == 0, f"such that n_embd / n_head is even; n_embd = {self.n_embd}")
         self.check("n_kv_head", self.n_head % self.kv_heads == 0, f"a divisor of n_head = {self.n_head}")
