@@ -135,8 +135,8 @@ def encode_all(coder, parts):
 
     def encode(part):
         split, begins, text = part
-        ids = [coder.document_start * begins, coder.encode_array(text)]
-        return split, np.concatenate(ids, dtype=dtype, casting="unsafe"), text
+        start = coder.document_start if begins else []
+        return split, np.concatenate((start, coder.encode_array(text)), dtype=dtype, casting="unsafe"), text
 
     with ThreadPoolExecutor() as pool:
         while some := list(islice(parts, 256)):  # so many are in memory at a time

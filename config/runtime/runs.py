@@ -162,7 +162,8 @@ def new_settings(requested, source) -> dict:
         settings["init_from"] = "scratch"
     if source:
         config, chosen = vars(checkpoints.config_of(source)), requested.given.keys() - SHAPE
-        settings |= {name: config[name] for name in config.keys() & settings.keys() - NOT_INHERITED - chosen}
+        inherited = (config.keys() & settings.keys()) - NOT_INHERITED - chosen
+        settings |= {name: config[name] for name in inherited}
     return settings
 
 
