@@ -116,10 +116,6 @@ class GPTConfig:
     def mlp_width(self):
         return self.n_inner or 64 * math.ceil(8 * self.n_embd / (3 * 64))
 
-    def summed_branch(self, layer):
-        """Return the branch whose outputs this layer sums: "attention", "mlp" or None."""
-        return RESIDUALS[self.residual][0] if layer > 0 else None
-
 
 class ConfigError(ValueError):
     """The message names the field, the value, and what would work."""
@@ -148,7 +144,7 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         # Without an identity path, averaging in layer after layer would make all tokens alike. With W_q = W_k a token
         # attends mostly to itself at first, which Methods 2 and 4 need to learn.
-        self.starts_alike = config.summed_branch(layer) == "attention" and not config.keep_input
+        self.starts_alike = RESIDUALS[config.residual][0] == "attention" and layer > 0 and not config.keep_input
         if self.starts_alike:
             self.copy_weights(self.k_proj, self.q_proj)
 
@@ -212,14 +208,9 @@ class W2Attention(Attention):
         if self.K:  # q and k are the means
             q = torch.cat((q, self.sigma_columns(self.sigma_q(normed)).type_as(q)), dim=-1)
             k = torch.cat((k, self.sigma_columns(self.sigma_k(normed)).type_as(k)), dim=-1)
-        # ‖μ_k‖² + ‖σ_k‖² is a column of k̂, and q̂ has a -1/2 there. 16 bits would round away the differences between
-        # keys, so it takes two columns there, which sum to it.
-        norm = squared_norm(k)
-        columns = torch.cat(split_bfloat16(norm), dim=-1) if is_half(k) else norm
-        if k.is_cuda:  # zeros change nothing, but a GPU's fused kernels need multiples of 8
-            columns = F.pad(columns, (0, -(k.size(-1) + columns.size(-1)) % 8))
+        norm = norm_columns(k)  # ‖μ_k‖² + ‖σ_k‖² in k̂, where q̂ has -1/2
         half_tau = ((self.log_tau.exp() + 1e-6) / 2).view(-1, 1, 1).type_as(q)  # 1e-6 as in W2Attn
-        return F.pad(q, (0, columns.size(-1)), value=-0.5) / half_tau, torch.cat((k, columns.type_as(k)), dim=-1)
+        return F.pad(q, (0, norm.size(-1)), value=-0.5) / half_tau, torch.cat((k, norm), dim=-1)
 
     def sigma_columns(self, numbers):
         """Return √(D/K) (σ - log 2), (B, H, T, K): distances are those of σ, but numbers near 0 round less."""
@@ -360,7 +351,7 @@ class Block(nn.Module):
 
         self.layer, self.keep_input = layer, config.keep_input
         self.branch, self.weighting = RESIDUALS[config.residual]
-        self.summed = config.summed_branch(layer)
+        self.summed = self.branch if layer > 0 else None
         if self.summed and self.weighting == "learned":
             self.mix = nn.Parameter(torch.zeros(layer + 1))
         self.keeps = self.branch is not None or self.attn.reads_earlier  # whether later layers read this one's Kept
@@ -625,12 +616,17 @@ def squared_norm(x):
     return x.to(at_least_float32(x)).square().sum(dim=-1, keepdim=True)
 
 
-def split_bfloat16(x):
-    """Return the first 8 bits of x, which bfloat16 holds exactly, and the rest of x, which has the gradient."""
-    # by arithmetic, since compilers drop a cast to bfloat16 and back
-    step = torch.exp2(x.detach().abs().clamp_min(1e-30).log2().floor() - 7)
-    coarse = (x.detach() / step).trunc() * step
-    return coarse, x - coarse
+def norm_columns(k):
+    """Return ‖k‖² as columns to append to k: one, or in 16 bits, which would round it too much, two that sum to it."""
+    columns = norm = squared_norm(k)
+    if is_half(k):  # the first 8 bits, which bfloat16 holds exactly, and the rest, which has the gradient
+        # by arithmetic, since compilers drop a cast to bfloat16 and back
+        step = torch.exp2(norm.detach().clamp_min(1e-30).log2().floor() - 7)
+        coarse = (norm.detach() / step).trunc() * step
+        columns = torch.cat((coarse, norm - coarse), dim=-1)
+    if k.is_cuda:  # zeros change nothing, but a GPU's fused kernels need multiples of 8
+        columns = F.pad(columns, (0, -(k.size(-1) + columns.size(-1)) % 8))
+    return columns.type_as(k)
 
 
 class KVCache:

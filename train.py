@@ -83,7 +83,7 @@ ptdevice, rank, world_size = devices.pick_device(device), processes.rank(), proc
 processes.join(ptdevice)
 machine = devices.machine_name(ptdevice)
 ptdtype = devices.pick_dtype(dtype, ptdevice)
-settings["dtype"] = str(ptdtype).removeprefix("torch.")  # instead of auto: a resumed run must keep it
+dtype = settings["dtype"] = str(ptdtype).removeprefix("torch.")  # instead of auto: a resumed run must keep it
 cuda = ptdevice.type == "cuda"
 # without autocast's cache, since CUDA graphs need each cast of a weight
 ctx = torch.autocast(ptdevice.type, ptdtype, enabled=ptdtype != torch.float32, cache_enabled=not cuda)
@@ -178,7 +178,7 @@ kept = ", input kept" if keep_input else ""
 print0(f"model   {attention} attention, {residual} residual{kept}: {size}, from {origin}")
 print0(f"data    {data.meta['source']} ({dataset}): {counts}")
 print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs")
-print0(f"device  {machine}, {settings['dtype']}; run in {out_dir}")
+print0(f"device  {machine}, {dtype}; run in {out_dir}")
 for note in notes:
     print0(f"NOTE    {note}")
 
@@ -192,7 +192,7 @@ if eval_only:
     program.exit_together()
 
 operations = flops_per_token * tokens_per_iter * (max_iters - iter_num)
-settings["compile"] = devices.compile_model(raw_model, compile, ptdevice, operations)
+compile = settings["compile"] = devices.compile_model(raw_model, compile, ptdevice, operations)
 processes.barrier()  # all processes have read the folder's old state, so the first may now write to it
 run = runs.Run(settings, iter_num)
 about = {"settings": settings, "config": asdict(raw_model.config), "data": data.meta, "machine": machine, "code": code}
@@ -234,7 +234,7 @@ def save(name):
 
 def end_diverged(what):
     run.log("diverged", iter_num)
-    likely = f"learning_rate = {learning_rate}, weight_decay = {weight_decay} or dtype = {settings['dtype']}"
+    likely = f"learning_rate = {learning_rate}, weight_decay = {weight_decay} or dtype = {dtype}"
     raise UserError(f"{what} at step {iter_num}: the run has diverged, most likely because of {likely}")
 
 

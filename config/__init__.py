@@ -122,7 +122,7 @@ def find_file(path, program) -> Path:
     near = near or difflib.get_close_matches(Path(path).name, known, n=1, cutoff=0.85)
     hint = "settings are written as --name=value, as in --out_dir=FOLDER or --start=FILE:story.txt; "
     hint += "config files end in .py; data/text/prepare.py reads texts"
-    if near:
+    if near and not Path(path).is_dir():  # a run's folder is named after its config
         hint = f"did you mean config/{' or config/'.join(near)}?"
     raise UserError(f"{path:.99}: no such config file ({hint})")
 

@@ -238,7 +238,8 @@ def check_folder(folder, settings):
             raise UserError(f"eval_only = True needs a trained model: {cure}")
     elif checkpoints.find(folder).exists():
         resume = f"--init_from=resume --out_dir={folder} (and --max_iters=N, to train longer)"
-        raise UserError(f"{folder} already holds a run: continue it with {resume}, or choose another --out_dir")
+        cure = f"continue it with {resume}, choose another --out_dir, or remove the folder"
+        raise UserError(f"{folder} already holds a run: {cure}")
 
 
 def check_data(data, checkpoint, same_text):
