@@ -36,7 +36,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from config import read_settings, start_program
+from config import check_range, read_settings, start_program
 from config.runtime.program import UserError, file_lock, import_optional, sha256
 from data.prepare import ensure_prepared
 
@@ -198,8 +198,10 @@ def main(argv):
     words = [word for word in argv if word not in own + common]
     options = start_program(__file__, own).values
     out, against = Path(options["out"]).resolve(), options["against"]
-    if options["seeds"] < 2 or options["first_seed"] < 1 or len(words) < 2 - bool(against):
-        raise UserError("a comparison needs two seeds, the first from 1, and two variants or --against=HEAD and one")
+    check_range(options, "seeds", 2)
+    check_range(options, "first_seed", 1)
+    if len(words) < 2 - bool(against):
+        raise UserError("name two variants, or --against=HEAD and one, as in compare.py --against=HEAD 'edit:'")
     pairs = [(against, f"{against}: {words[0]}")] * bool(against) + [("", one) for one in words]
     variants = [read_variant(one, common, copy_code(commit, out / "code")) for commit, one in pairs]
     if len({(variant.home, str(variant.settings)) for variant in variants}) < len(variants):
