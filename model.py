@@ -91,10 +91,11 @@ class GPTConfig:
         least = {"block_size": 1, "vocab_size": 1, "n_layer": 1, "n_head": 1, "n_embd": 1, "n_kv_head": 0, "n_inner": 0}
         for field, low in least.items():
             value = getattr(self, field)
-            self.check(field, isinstance(value, Integral) and value >= low, f"a whole number, at least {low}")
+            whole = isinstance(value, Integral) and not isinstance(value, bool)
+            self.check(field, whole and value >= low, f"a whole number, at least {low}")
         for field, low in (("rope_theta", 1), ("norm_eps", 0), ("dropout", 0)):
             value = getattr(self, field)
-            self.check(field, isinstance(value, Real) and value >= low, f"a number, at least {low}")
+            self.check(field, isinstance(value, Real) and low <= value < math.inf, f"a number, at least {low}")
         self.check("dropout", self.dropout < 1, "below 1")
         self.check("n_head", self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
         self.check("n_head", self.head_dim % 2 == 0, f"such that n_embd / n_head is even; n_embd = {self.n_embd}")
@@ -474,8 +475,8 @@ class GPT(nn.Module):
         drawn: give the tokenizer's if the model's was rounded up. Whenever the context is full, its older half is
         dropped and the newer half read again.
         """
-        if temperature < 0:
-            raise ValueError(f"temperature = {temperature} is invalid: it must be at least 0")
+        if not temperature >= 0 or (top_k or 0) < 0:
+            raise ValueError(f"temperature = {temperature}, top_k = {top_k} is invalid: both must be at least 0")
         block_size = self.config.block_size
         room = min(block_size, idx.size(1) + max_new_tokens)
         unread, cache = idx[:, -block_size:], KVCache(room)  # the context is what the cache holds, then `unread`
@@ -524,8 +525,8 @@ class GPT(nn.Module):
         return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / 312e12
 
     def crop_block_size(self, block_size):
-        if block_size > self.config.block_size:
-            raise ValueError(f"block_size = {block_size} is more than the model's {self.config.block_size}")
+        if not 1 <= block_size <= self.config.block_size:
+            raise ValueError(f"block_size = {block_size} is invalid: it must be 1 to {self.config.block_size}")
         self.config.block_size, self.flops = block_size, None
 
 

@@ -177,7 +177,8 @@ origin = f"step {iter_num:,} of {out_dir}" if resuming else init_from
 kept = ", input kept" if keep_input else ""
 print0(f"model   {attention} attention, {residual} residual{kept}: {size}, from {origin}")
 print0(f"data    {data.meta['source']} ({dataset}): {counts}")
-print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs")
+if not eval_only:
+    print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs")
 print0(f"device  {machine}, {dtype}; run in {out_dir}")
 for note in notes:
     print0(f"NOTE    {note}")

@@ -44,7 +44,7 @@ TRAIN_ARGUMENTS = {
     "--init_from=gpt2": "init_from = 'gpt2' .*auto, run:FOLDER",
     "--device=cuda:99": "device = 'cuda:99' .*this machine has .*cpu",
     # folders and files
-    "--init_from=resume": r"out/shakespeare_char-\S+ holds no checkpoint .* part of a folder's name.: leave out",
+    "--init_from=resume": r"out/shakespeare_char-\S+ holds no checkpoint .*: name the run's folder",
     "--eval_only": "eval_only = True needs a trained model: add --init_from=resume",
     "--n_head=3 --dataset=shakespeare_bpe": "n_head = 3 .* divisor of n_embd = 16",  # and nothing is prepared
     "--init_from=run:out/nowhere --dataset=shakespeare_bpe": "out holds no run: train one first",
@@ -72,7 +72,7 @@ def test_train_beside_a_run(trained, capsys):
     check(trained, f"{RESUME} --max_iters=4", "max_iters = 4, but out/run/ckpt.pt is at step 4: raise it", capsys)
     for path in Path("out/run").glob("*.pt"):  # as in a run that was killed before its first checkpoint
         path.unlink()
-    none = "out/run holds no checkpoint .* leave out --init_from=resume to start that run"
+    none = "out/run holds no checkpoint .* leave out --init_from=resume to start this run"
     check(trained, RESUME, none, capsys)
     trained(f"{TRAIN} --out_dir=out/run")
 

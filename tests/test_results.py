@@ -83,6 +83,14 @@ def in_words(mean, half_width):
     return f"{abs(mean):.3f} {'higher' if mean > 0 else 'lower'} ± {half_width:.3f}"
 
 
+def test_quick_start():
+    runs = stored("quick_start")["runs"]
+    for run in runs.values():
+        assert f" {run['seconds']:.0f} seconds" in README and f" {run['validation loss']['800']:.3f} " in README
+    share = runs["standard"]["flops_per_token"] / runs["Method 1"]["flops_per_token"]
+    assert f" {share:.0%} of the operations" in README
+
+
 def test_readme_results():
     rows = small_models("char").items()
     computed = {name: [f"{cost:.2f}", in_words(*steps), in_words(*compute)] for name, (cost, steps, compute) in rows}

@@ -34,10 +34,11 @@ CHOICES = {  # of settings that are not the model's
 
 # options that have no effect with certain values of other settings
 NO_EFFECT = {
+    "residual": {"n_layer=1"},
     "qk_scale": {"attention=standard", "attention=w2"},
     "w2_score": {"attention=standard", "attention=summed_qk"},
     "sigma": {"attention=standard", "attention=summed_qk", "w2_score=overlap"},
-    "keep_input": {"residual=standard"},
+    "keep_input": {"residual=standard", "n_layer=1"},
 }
 
 
@@ -131,7 +132,7 @@ def begin(requested) -> tuple[dict, dict | None, bool]:
     resuming = init_from == "resume" or init_from == "auto" and found.exists()
     if resuming:
         if folder.suffix != ".pt" and not found.exists():
-            cure = "leave out --init_from=resume to start that run; --out_dir=FOLDER names another one"
+            cure = "name the run's folder with --out_dir, or leave out --init_from=resume to start this run"
             raise UserError(f"{folder} holds no checkpoint (options are part of a folder's name): {cure}")
         checkpoint = checkpoints.load(found)
         settings = resumed_settings(checkpoint, requested)
