@@ -12,7 +12,7 @@ import torch
 import config
 from config import convert, read_settings
 from config.runtime.program import UserError, report_error
-from config.runtime.runs import METHOD
+from config.runtime.runs import METHOD, ineffective_settings
 
 CONFIGS = Path(config.__file__).parent
 PROGRAM = '''"""A program."""
@@ -195,3 +195,17 @@ def test_a_text_is_not_run_as_a_config(program):
     with pytest.raises(UserError, match="config files end in .py; data/text/prepare.py reads texts"):
         read_settings(program, ["story.txt"])
     assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize("name, value, idle, at_work", [
+    ("qk_scale", "5.2", "attention=w2", {"attention": "summed_qk"}),
+    ("sigma", "none", "w2_score=overlap", {"attention": "w2"}),
+    ("residual", "m1", "n_layer=1", {}),
+    ("keep_input", True, "residual=standard", {"residual": "m1"}),
+])  # fmt: skip
+def test_an_option_without_effect_is_noted(name, value, idle, at_work):
+    settings = read_settings(CONFIGS.parent / "train.py", []).values | at_work | {name: value}
+    assert ineffective_settings(settings, {name: value}) == []
+    other, what = idle.split("=")
+    lines = ineffective_settings(settings | {other: type(settings[other])(what)}, {name: value})
+    assert lines == [f"{name} = {value!r} has no effect with {idle}"]
