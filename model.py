@@ -117,6 +117,10 @@ class GPTConfig:
     def mlp_width(self):
         return self.n_inner or 64 * math.ceil(8 * self.n_embd / (3 * 64))
 
+    def summed_branch(self, layer):
+        """Return the branch whose outputs this layer sums: "attention", "mlp" or None."""
+        return RESIDUALS[self.residual][0] if layer > 0 else None
+
 
 class ConfigError(ValueError):
     """The message names the field, the value, and what would work."""
@@ -145,7 +149,7 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         # Without an identity path, averaging in layer after layer would make all tokens alike. With W_q = W_k a token
         # attends mostly to itself at first, which Methods 2 and 4 need to learn.
-        self.starts_alike = RESIDUALS[config.residual][0] == "attention" and layer > 0 and not config.keep_input
+        self.starts_alike = config.summed_branch(layer) == "attention" and not config.keep_input
         if self.starts_alike:
             self.copy_weights(self.k_proj, self.q_proj)
 
@@ -352,7 +356,7 @@ class Block(nn.Module):
 
         self.layer, self.keep_input = layer, config.keep_input
         self.branch, self.weighting = RESIDUALS[config.residual]
-        self.summed = self.branch if layer > 0 else None
+        self.summed = config.summed_branch(layer)
         if self.summed and self.weighting == "learned":
             self.mix = nn.Parameter(torch.zeros(layer + 1))
         self.keeps = self.branch is not None or self.attn.reads_earlier  # whether later layers read this one's Kept
@@ -496,7 +500,7 @@ class GPT(nn.Module):
         return idx
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        """Return AdamW. Only matrices decay: those of linear layers and embeddings."""
+        """Return AdamW. Only matrices decay, the parameters of two dimensions."""
         decayed = [p for p in self.parameters() if p.dim() == 2]
         others = [p for p in self.parameters() if p.dim() != 2]
         groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]

@@ -193,7 +193,7 @@ if eval_only:
     program.exit_together()
 
 operations = flops_per_token * tokens_per_iter * (max_iters - iter_num)
-compile = settings["compile"] = devices.compile_model(raw_model, compile, ptdevice, operations)
+settings["compile"] = devices.compile_model(raw_model, compile, ptdevice, operations)
 processes.barrier()  # all processes have read the folder's old state, so the first may now write to it
 run = runs.Run(settings, iter_num)
 about = {"settings": settings, "config": asdict(raw_model.config), "data": data.meta, "machine": machine, "code": code}
