@@ -48,7 +48,6 @@ eval_interval = 0  # steps between evaluations; 0: a quarter of max_iters, but a
 eval_tokens = 131072  # at most this many validation tokens per evaluation, and 1/16 as many training tokens
 eval_only = False  # print the loss over the whole validation split and exit
 log_interval = 10  # steps between log lines
-wandb = False  # log to Weights & Biases too
 # system
 seed = 1337  # the same seed on the same machine gives the same run
 device = "auto"  # auto, cpu, cuda, cuda:1, mps

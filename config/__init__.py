@@ -29,7 +29,6 @@ WORDS = {  # of nanoGPT, and what train.py has instead
     "decay_lr": "lr_decay, which may be none",
     "eval_iters": "eval_tokens, which counts tokens",
     "always_save_checkpoint": "checkpoint_interval, which counts steps",
-    "wandb_log": "wandb",
     "backend": "device, which chooses it",
 }
 BOOLS = {"true": True, "false": False}

@@ -47,7 +47,7 @@ TRAIN_ARGUMENTS = {
     "--init_from=resume": r"out/shakespeare_char-\S+ holds no checkpoint .*: name the run's folder",
     "--eval_only": "eval_only = True needs a trained model: add --init_from=resume",
     "--n_head=3 --dataset=shakespeare_bpe": "n_head = 3 .* divisor of n_embd = 16",  # and nothing is prepared
-    "--init_from=run:out/nowhere --dataset=shakespeare_bpe": "out holds no run: train one first",
+    "--init_from=run:out/nowhere --dataset=shakespeare_bpe": "out/nowhere/best.pt: no such checkpoint: name the folder",
     "--out_dir=out/ckpt.pt": "out_dir = 'out/ckpt.pt' is invalid: it must be a run's folder",
     "--out_dir=train.py/run": "train.py/run.*: Not a directory",
 }
@@ -80,7 +80,7 @@ def test_train_beside_a_run(trained, capsys):
 # -- sample.py's ---------------------------------------------------------------------------------------------
 
 SAMPLE_ARGUMENTS = {
-    "--out_dir=out/nowhere": "out/nowhere/best.pt: no such checkpoint; the newest run is out/",
+    "--out_dir=out/nowhere": "out/nowhere/best.pt: no such checkpoint: name the folder of a run",
     "--checkpoint=worst": "checkpoint = 'worst' .*best or latest",
     "--start=é☃": "of its own text, not 'é', '☃'",
     "--start=FILE:out/run/ckpt.pt": "out/run/ckpt.pt: not UTF-8 text at byte",

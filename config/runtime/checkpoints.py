@@ -51,7 +51,7 @@ def newest_run():
 def load(path) -> dict:
     """Return a checkpoint, on the CPU, and its "path". No code in it is run."""
     if not path.exists():
-        raise UserError(f"{path}: no such checkpoint; the newest run is {newest_run()}")
+        raise UserError(f"{path}: no such checkpoint: name the folder of a run, such as out/m1_shakespeare")
     checkpoint = None
     with open(path, "rb") as file, suppress(Exception):  # damaged bytes raise all sorts of errors
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)

@@ -111,7 +111,7 @@ def one_line(text):
 
 # -- how a program starts and ends
 
-held = ExitStack()  # what ends with a run: its lock, its trackers
+held = ExitStack()  # what ends with a program: the lock of its run
 
 
 def choose_waiting():

@@ -11,13 +11,13 @@ import torch
 from config import check_range
 from config.runtime import checkpoints, program
 from config.runtime.processes import rank, world_size
-from config.runtime.program import UserError, command, file_errors, import_optional, print0
+from config.runtime.program import UserError, command, file_errors, print0
 
 # settings that make a variant: in a folder's name, their values need no names
 METHOD = ("attention", "qk_scale", "w2_score", "sigma", "residual", "keep_input")
 # settings that a resumed run may change; with any other it would be a different run
 MAY_CHANGE = {"out_dir", "init_from", "eval_only", "max_iters", "device", "graphs", "compile"}
-MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval", "wandb"}
+MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval"}
 # what a new run chooses where a setting has this value, and a resumed one keeps
 AUTO = {"dtype": "auto", "compile": "auto", "warmup_iters": 0}
 
@@ -63,19 +63,18 @@ class Run:
                 cure = "wait for it, or choose another --out_dir"
                 raise UserError(f"{folder}: another process is training there: {cure}")
             self.log_file.truncate(end_of_log(self.log_path, iter_num))
-        self.track = start_tracker(self.folder, iter_num, settings)
 
     def log(self, event, step, **facts):
         """Write a line of JSON, which has no inf and nan: they are null."""
         if rank() != 0:
             return
-        numbers = {name: fact for name, fact in facts.items() if isinstance(fact, int | float)}
-        facts |= {name: None for name, number in numbers.items() if not math.isfinite(number)}
+        for name, fact in facts.items():
+            if isinstance(fact, float) and not math.isfinite(fact):
+                facts[name] = None
         line = json.dumps({"event": event, "step": step, **facts}).encode() + b"\n"
         with file_errors(self.log_path):
             while line:  # on a full disk only a part of it is written, and an error comes with the next part
                 line = line[self.log_file.write(line) :]
-        self.track({f"{event}/{name}": number for name, number in numbers.items()}, step)
 
     def save(self, name, state):
         """Write a checkpoint. If that fails, the previous one stays as it is."""
@@ -98,21 +97,6 @@ def end_of_log(path, iter_num) -> int:
             break
         end += len(line)
     return end
-
-
-def start_tracker(folder, iter_num, settings):
-    """Return a function (numbers, step) -> None: that of Weights & Biases if the settings ask for it."""
-    if not settings["wandb"]:
-        return lambda numbers, step: None
-    wandb = import_optional("wandb")
-    ids = [path.stem[4:] for path in sorted(folder.glob("wandb/*/run-*.wandb"))]
-    same = {"id": ids[-1], "resume": "allow"} if ids and iter_num else {}  # it goes on as the same run there
-    try:
-        run = wandb.init(name=folder.name, config=settings, dir=folder, **same)
-    except wandb.Error as error:  # no key, no network
-        raise UserError(f"wandb: {error} To log into the run's folder alone, set WANDB_MODE=offline") from None
-    program.held.callback(run.finish)
-    return run.log
 
 
 # -- how a run starts, or resumes
@@ -225,8 +209,6 @@ def check_settings(settings):
     if settings["grad_accum_steps"] % world_size() and not settings["eval_only"]:
         shared = f"it must be a multiple of {world_size()}, the number of processes"
         raise UserError(f"grad_accum_steps = {settings['grad_accum_steps']} is invalid: {shared}")
-    if settings["wandb"]:
-        import_optional("wandb")
     checkpoints.make_config(settings)
 
 
