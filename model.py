@@ -4,15 +4,16 @@ A GPT decoder in one file: Llama's block, with alternative attention kinds and r
 A query and a key of standard attention are vectors q and k. In w2 they are Gaussians with means μ and standard
 deviations σ, compared by their distance over a learned temperature τ. In layer l, summed_qk adds the scores of all
 earlier layers i to its own, each with a scale s_i (Method 5). These three kinds are exactly softmax(q̂ k̂ᵀ) v for some
-score vectors q̂ and k̂:
+score vectors q̂ and k̂, where q, k and μ are rotated (RoPE):
 
     kind         score of a query and a key          q̂                        k̂
     standard     q·k/√D                              q/√D                      k
     w2           -(‖μ_q - μ_k‖² + ‖σ_q - σ_k‖²)/τ    (2/τ)·[μ_q, σ_q, -1/2]    [μ_k, σ_k, ‖μ_k‖² + ‖σ_k‖²]
     summed_qk    Σ_i s_i q_i·k_i                     [s_0·q_0, ..., s_l·q_l]   [k_0, ..., k_l]
 
-So PyTorch's causal attention serves them, and no mask is passed around. w2 has a second score, w2_score = "overlap",
-which does not factor into vectors. It computes T x T weights, and masks them, in mix_values.
+In w2, q̂·k̂ leaves out a term of the query alone, which softmax cancels. So causal_attention serves all three kinds, and
+no mask is passed around. w2_score = "overlap" is another score, which does not factor into vectors. It computes T x T
+weights, and masks them, in mix_values.
 
 Under Methods 1 to 4 (residual m1 to m4.2), layer l >= 1 reruns every earlier layer i on layer l's input x, with the
 attention weights that layer i computed before. The layers keep them as (q̂_i, k̂_i), never as a T x T matrix. So the
@@ -35,7 +36,7 @@ References
     RealFormer                 He et al. 2020, https://arxiv.org/abs/2012.11747 (Method 5.1)
     L2 attention               Kim et al. 2020, https://arxiv.org/abs/2006.04710 (w2 without σ)
 
-Shapes: B batch, T time, C = n_embd, H heads (G of keys and values), D = C/H, S width of q̂ and k̂, K of σ,
+Shapes: B batch, T time, C = n_embd, H heads (G of keys and values), D = C/H, S the width of q̂ and k̂, K that of σ,
 V vocabulary. Layers count from 0; m = l + 1 is the number of layers in a sum.
 """
 

@@ -99,8 +99,10 @@ def test_readme_results():
 
 def test_three_layers():
     char, bpe = small_models("char"), small_models("bpe")
-    cells = {name: [signed(*one) for text in (char, bpe) for one in text.get(name, ())[1:]] for name in char}
-    check(table("Do Methods"), {name: row + [""] * (4 - len(row)) for name, row in cells.items()})
+    rows = {}
+    for name, (compute, *differences) in char.items():
+        rows[name] = [f"{compute:.2f}", *(signed(*one) for one in [*differences, *bpe[name][1:]])]
+    check(table("Do Methods"), rows)
 
 
 def test_eight_layers():
@@ -200,7 +202,8 @@ def test_speed():
     on_gpu, computed = stored("speed_h100")["124M"], {}
     for name, row in on_gpu.items():
         compute = f"{row['operations']:.2f}" if "operations" in row else ""
-        computed[name] = [compute, f"{row['ms']:.1f}", f"{row['ms'] / on_gpu['standard']['ms']:.2f}"]
+        relative = row["ms"] / on_gpu["standard"]["ms"]
+        computed[name] = [compute, f"{row['ms']:.1f}", f"{relative:.2f}", f"{row['gb']:.0f}"]
     check(table("How fast"), computed)
     on_cpu = stored("speed_cpu")["tables"]["training"]
     check(table("How fast", 1), {row.pop(""): [f"{cell:.2f}" for cell in row.values()] for row in on_cpu})
