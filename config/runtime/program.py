@@ -156,7 +156,7 @@ def report_error(kind, error, traceback):
 
 def exit_program(code=0):
     held.close()
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # a closed one is None
         try:
             stream.flush()
         except OSError:  # a full disk or a closed terminal, reported before

@@ -21,9 +21,8 @@ MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval"}
 # what a new run chooses where a setting has this value, and a resumed one keeps
 AUTO = {"dtype": "auto", "compile": "auto", "warmup_iters": 0}
 
-# settings that always come from the model that another one begins from, and those that never do
+# settings that always come from the model that another one begins from; its others may be changed
 SHAPE = {"n_layer", "n_head", "n_kv_head", "n_embd", "n_inner", "bias", "rope_theta", "norm_eps", "tie_weights"}
-NOT_INHERITED = {"block_size", "dropout"}
 
 CHOICES = {  # of settings that are not the model's
     "init_from": ("scratch", "resume", "auto", "run:FOLDER"),
@@ -62,6 +61,8 @@ class Run:
             if not program.file_lock(self.log_file):
                 cure = "wait for it, or choose another --out_dir"
                 raise UserError(f"{folder}: another process is training there: {cure}")
+            if iter_num == 0 and checkpoints.find(folder).exists():
+                raise UserError(f"{folder}: another process has trained there since this one started: start again")
             self.log_file.truncate(end_of_log(self.log_path, iter_num))
 
     def log(self, event, step, **facts):
@@ -140,15 +141,14 @@ def begin(requested) -> tuple[dict, dict | None, bool]:
 def new_settings(requested, source) -> dict:
     """Return the settings of a run that does not resume. `source` is another run's checkpoint, if it begins from one.
 
-    It inherits the shape of that run's model in any case, and the variant unless it is given.
+    It inherits the settings of that run's model, of which given ones may replace those that are not its shape.
     """
     settings = requested.values
     if settings["init_from"] == "auto":
         settings["init_from"] = "scratch"
     if source:
         config, chosen = vars(checkpoints.config_of(source)), requested.given.keys() - SHAPE
-        inherited = (config.keys() & settings.keys()) - NOT_INHERITED - chosen
-        settings |= {name: config[name] for name in inherited}
+        settings |= {name: config[name] for name in config.keys() & settings.keys() - chosen}
     return settings
 
 

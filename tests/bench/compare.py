@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from config import check_range, read_settings, start_program
-from config.runtime.program import UserError, file_lock, import_optional, sha256
+from config.runtime.program import UserError, atomic_write, file_lock, import_optional, sha256
 from data.prepare import ensure_prepared
 
 CODE = ("*.py", "config/**/*.py", "data/**/*.py", "tests/*.py")  # the files of a copy of the code
@@ -143,7 +143,8 @@ class Comparison:
                 loss = math.inf if "diverged" in log else log["eval"]["val_loss"]
                 tokens = steps * math.prod(settings[name] for name in ("batch_size", "grad_accum_steps", "block_size"))
                 result = loss, tokens * (log["start"]["flops_per_token"] or math.nan)
-                (folder / "result.json").write_text(json.dumps(result))
+                with atomic_write(folder / "result.json") as written:
+                    written.write(json.dumps(result).encode())
                 print(f"{label}: loss {loss:.4f} ({folder})\n", end="", flush=True)  # in one piece
                 for path in folder.glob("*.pt"):
                     path.unlink()
@@ -200,9 +201,11 @@ def main(argv):
     out, against = Path(options["out"]).resolve(), options["against"]
     check_range(options, "seeds", 2)
     check_range(options, "first_seed", 1)
-    if len(words) < 2 - bool(against):
+    pairs = [("", one) for one in words]
+    if against and words:
+        pairs.insert(0, (against, f"{against}: {words[0]}"))
+    if len(pairs) < 2:
         raise UserError("name two variants, or --against=HEAD and one, as in compare.py --against=HEAD 'edit:'")
-    pairs = [(against, f"{against}: {words[0]}")] * bool(against) + [("", one) for one in words]
     variants = [read_variant(one, common, copy_code(commit, out / "code")) for commit, one in pairs]
     if len({(variant.home, str(variant.settings)) for variant in variants}) < len(variants):
         raise UserError("two variants are the same: save your edit, or name another commit")

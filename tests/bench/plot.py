@@ -25,7 +25,7 @@ def read_run(folder):
     for line in map(json.loads, (folder / "log.jsonl").read_text().rpartition("\n")[0].splitlines()):
         if line["event"] in ("start", "resume"):
             sizes = [line["settings"][name] for name in ("batch_size", "grad_accum_steps", "block_size")]
-            per_step = line["flops_per_token"] * math.prod(sizes)
+            per_step = (line["flops_per_token"] or math.nan) * math.prod(sizes)  # null: they could not be counted
         elif line["event"] == "eval":
             operations.append(line["step"] * per_step)
             losses.append(line["val_loss"])
