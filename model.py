@@ -556,16 +556,14 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
 
     # On a GPU, wide vectors and float32 have one fused kernel. It takes any width of v, but no grouped heads. In 16
     # bits, plain products train three times as fast. They keep T x T weights, which up to this context is affordable.
-    any_width = v.is_cuda and (S > 256 or not is_half(v))
-    if any_width:
+    if v.is_cuda and (S > 256 or not is_half(v)):
         k_hat, v = (heads.repeat_interleave(q_hat.size(1) // heads.size(1), dim=1) for heads in (k_hat, v))
         if is_half(v) and T <= 2048:
             return weigh(q_hat @ k_hat.mT, v, dropout)
-
     # All other fused kernels need v as wide as q̂ and k̂. enable_flash_sdp(False) switches them off, on a CPU too.
-    fused = torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()
-    if S > D and fused and not any_width:
+    elif S > D and (torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()):
         v = F.pad(v, (0, S - D))
+
     # where lengths vary (torch.export), T > 1 is a symbol, but PyTorch's function takes only bools
     options = {"is_causal": True if T > 1 else False, "enable_gqa": True if q_hat.size(1) > k_hat.size(1) else False}
     y = F.scaled_dot_product_attention(q_hat, k_hat, v, dropout_p=dropout, scale=1.0, **options)
