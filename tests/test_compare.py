@@ -1,5 +1,6 @@
 """compare.py: its statistics, its search for rates, baselines of the same compute, what it leaves out, and resuming."""
 
+import json
 import math
 import os
 import shutil
@@ -16,8 +17,10 @@ from conftest import ROOT, copy_repository, hear_signals, load, log_of
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 import compare
+import verify
 from config.runtime import checkpoints
 from config.runtime.program import UserError
+from model import Block
 
 OPTIONS = {"seeds": 3, "first_seed": 101, "workers": 1, "tune": True}
 SETTINGS = {"learning_rate": 0.003, "max_iters": 800, "warmup_iters": 100}
@@ -82,10 +85,9 @@ def test_warm_up_is_as_long_in_proportion(judge, warmup, as_costly):
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     folder = copy_repository(tmp_path / "repo")
-    for name in ("verify.py", "reference.py", "bench/compare.py"):
+    for name in ("verify.py", "reference.py", "cover.py", "bench/compare.py"):
         (folder / "tests" / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / "tests" / name, folder / "tests" / name)
-    (folder / "tests" / "cover.py").write_text((ROOT / "tests" / "cover.py").read_text() + "\nCOVER = FEW  # quicker\n")
     monkeypatch.setattr(compare, "ROOT", folder)
     monkeypatch.setattr("data.prepare.DATA", folder / "data")
     for words in ("init -q", "add *.py config data/*.py tests", "-c user.name=x -c user.email=x@y commit -qm first"):
@@ -113,6 +115,15 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, capfd):
         assert f"left out: edit, verify.py: exit code 1: {told}" in capfd.readouterr().out
 
 
+def test_causality_is_checked_with_a_variants_own_settings(monkeypatch):
+    branch = Block.mlp_branch
+    leak = lambda self, h: branch(self, h) + (h.mean(1, True) if self.attn_norm.eps == 0.5 else 0)
+    monkeypatch.setattr(Block, "mlp_branch", leak)
+    monkeypatch.setattr(verify, "COVER", verify.COVER[:])
+    for norm_eps, code in (0.5, 1), (0.1, 0):
+        assert verify.main(["Causality", json.dumps({"norm_eps": norm_eps, "n_layer": 9})]) == code
+
+
 def test_a_copy_has_not_the_commit_of_the_repository_around_it(checkout, monkeypatch):
     monkeypatch.setattr(checkpoints, "ROOT", checkout)
     assert checkpoints.code_version()["commit"]
@@ -125,6 +136,7 @@ def test_a_copy_has_not_the_commit_of_the_repository_around_it(checkout, monkeyp
     (["a:", "b:"], "two variants are the same: save your edit"),
     (["a:", "b: --block_size=8"], "block_size: variants are comparable only with the same"),
     (["a:", "b: --out_dir=x"], "leave out out_dir, which a comparison sets itself"),
+    (["--against=HEAD", "b: --new=1"], "HEAD: b: --new: unknown setting"),
 ])  # fmt: skip
 def test_mistakes_are_named(checkout, arguments, named):
     with pytest.raises(UserError, match=named):

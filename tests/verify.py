@@ -3,11 +3,13 @@ A quick check of model.py, without pytest: python tests/verify.py
 
 One line per check; the exit code is 1 if one fails. `python tests/verify.py Causality` makes that check alone. Every
 attention kind with every residual method, and random other settings, is tested for causality, against reference.py, and
-against generation without a cache.
+against generation without a cache. With settings in JSON, '{"attention": "w2"}', only they are tested, on a tiny model.
 """
 
+import json
 import os
 import sys
+from dataclasses import fields
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -15,7 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import torch
 
 import reference
-from cover import COVER, KINDS, perturb, settings
+from cover import COVER, KINDS, TINY, perturb, settings
 from model import GPT, Block, GPTConfig, apply_rope, rope_table
 from reference import uncached_greedy
 
@@ -143,11 +145,15 @@ CHECKS = [
 ]
 
 
-def main(names):
+def main(arguments):
     torch.set_num_threads(1)  # tiny tensors: a second thread only costs time
     torch.manual_seed(0)
     failed = 0
     known = [name for name, _ in CHECKS]
+    names = [word for word in arguments if not word.startswith("{")]
+    if given := [json.loads(word) for word in arguments if word not in names]:
+        varied = {field.name for field in fields(GPTConfig)} - TINY.keys() - {"n_kv_head"}  # it may not fit TINY
+        COVER[:] = [{name: value for name, value in row.items() if name in varied} for row in given]
     for name in names:
         if name not in known:
             print(f"{name}: no such check; choose from {', '.join(known)}")

@@ -49,7 +49,10 @@ def read_variant(words, common, home):
     """Return the Variant of an argument. Its config files are those of its code."""
     name, _, rest = f"{words} ".rpartition(": ")
     own = [str(home / word) if (home / word).is_file() else word for word in shlex.split(rest)]
-    settings = read_settings(home / "train.py", [*common, *own])
+    try:
+        settings = read_settings(home / "train.py", [*common, *own])
+    except UserError as error:
+        raise UserError(f"{name or words}: {error}") from None
     if taken := settings.given.keys() & {"seed", "out_dir", "init_from", "eval_only"}:
         raise UserError(f"leave out {', '.join(sorted(taken))}, which a comparison sets itself")
     return Variant(name or words, home, settings.values)
@@ -161,9 +164,8 @@ class Comparison:
 
     def measure(self, variant):
         """Return the losses of a variant's seeds and the operations of a run, if verify.py finds that nothing leaks."""
-        if not (variant.home / "causal").exists():
-            self.run(f"{variant.name}, verify.py", variant.home / "tests/verify.py", "Causality")
-            (variant.home / "causal").touch()
+        verify = variant.home / "tests/verify.py", "Causality", json.dumps(variant.settings)
+        self.run(f"{variant.name}, verify.py", *verify)
         rate = self.best_rate(variant) if self.searches else variant.settings["learning_rate"]
         losses, costs = zip(*self.pool.map(self.train, repeat(variant), repeat(rate), self.seeds))
         if not math.isfinite(sum(losses + costs)):
@@ -212,6 +214,8 @@ def main(argv):
     equal = "dataset", "block_size", "eval_tokens", "max_iters"
     if differing := [name for name in equal if len({variant.settings[name] for variant in variants}) > 1]:
         raise UserError(f"{', '.join(differing)}: variants are comparable only with the same")
+    if common:
+        print(f"for all variants: {' '.join(common)}", flush=True)
     import_optional("scipy")  # now, and not after hours of runs
     comparison = Comparison(out / "runs", ensure_prepared(variants[0].settings["dataset"]).resolve(), options)
     threads = ThreadPoolExecutor(2 * len(variants))
