@@ -16,9 +16,9 @@ no mask is passed around. w2_score = "overlap" is another score, which does not 
 weights, and masks them, in mix_values.
 
 Under Methods 1 to 4 (residual m1 to m4.2), layer l >= 1 reruns every earlier layer i on layer l's input x, with the
-attention weights that layer i computed before. The layers keep them as (q̂_i, k̂_i), never as a T x T matrix. So the
-branches of layer i, rerun on x, are attn_i(x) = W_O softmax(q̂_i k̂_iᵀ) W_V norm_i(x) and mlp_i(h). In training, each
-rerun draws its own dropout.
+attention weights that layer i computed before. The layers keep them as (q̂_i, k̂_i), never as a T x T matrix. So a rerun
+gives attn_i(x) = softmax(q̂_i k̂_iᵀ) norm_i(x) W_V W_O, with layer i's norm and matrices, or mlp_i(x + attn_i(x)). In
+training, each rerun draws its own dropout.
 
     m2, m4.*     h  = Σ_i w_i attn_i(x)                 all others    h  = x + attn_l(x)
     m1, m3.*     x' = Σ_i w_i mlp_i(x + attn_i(x))      all others    x' = h + mlp_l(h)
@@ -180,7 +180,7 @@ class Attention(nn.Module):
         return causal_attention(q_hat, k_hat, v, self.dropout.p if self.training else 0.0)
 
     def forward(self, q_hat, k_hat, v):
-        """Return W_O softmax(q̂ k̂ᵀ) v, (B, T, C)."""
+        """Return softmax(q̂ k̂ᵀ) v W_O, (B, T, C)."""
         y = self.mix_values(q_hat, k_hat, v)
         return self.dropout(self.o_proj(rearrange(y, "B H T D -> B T (H D)")))
 
