@@ -143,21 +143,20 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
         self.H, self.G, self.D = config.n_head, config.kv_heads, config.head_dim
-        self.q_proj = linear(config.n_embd, self.H * self.D, config.bias)
-        self.k_proj = linear(config.n_embd, self.G * self.D, config.bias)
+        self.q_proj, self.k_proj = self.query_and_key(config, layer, self.D, config.bias)
         self.v_proj = linear(config.n_embd, self.G * self.D, config.bias)
         self.o_proj = linear(self.H * self.D, config.n_embd, config.bias, terms=2 * config.n_layer)
         self.dropout = nn.Dropout(config.dropout)
+
+    def query_and_key(self, config, layer, width, bias=False):
+        """Return two Linears, to `width` numbers for each head of queries, and of keys."""
+        q, k = (linear(config.n_embd, heads * width, bias) for heads in (self.H, self.G))
         # Without an identity path, averaging in layer after layer would make all tokens alike. With W_q = W_k a token
         # attends mostly to itself at first, which Methods 2 and 4 need to learn.
-        self.starts_alike = config.summed_branch(layer) == "attention" and not config.keep_input
-        if self.starts_alike:
-            self.copy_weights(self.k_proj, self.q_proj)
-
-    def copy_weights(self, keys, queries):
-        """Copy the weights of each head of keys to its group of heads of queries."""
-        heads = keys.weight.detach().unflatten(0, (self.G, -1))
-        queries.weight.data = heads.repeat_interleave(self.H // self.G, dim=0).flatten(0, 1)
+        if config.summed_branch(layer) == "attention" and not config.keep_input:
+            heads = k.weight.detach().unflatten(0, (self.G, -1))
+            q.weight.data = heads.repeat_interleave(self.H // self.G, dim=0).flatten(0, 1)
+        return q, k
 
     def project(self, normed, rope):
         """Return q (B, H, T, D), k and v (B, G, T, D); q and k are rotated."""
@@ -198,10 +197,7 @@ class W2Attention(Attention):
         super().__init__(config, layer)
         self.K = {"scalar": 1, "diagonal": self.D, "none": 0}[config.sigma]
         if self.K:
-            self.sigma_q = linear(config.n_embd, self.H * self.K)
-            self.sigma_k = linear(config.n_embd, self.G * self.K)
-            if self.starts_alike:
-                self.copy_weights(self.sigma_k, self.sigma_q)
+            self.sigma_q, self.sigma_k = self.query_and_key(config, layer, self.K)
         self.tau_shift = nn.Parameter(torch.zeros(self.H))
 
     @property
@@ -233,8 +229,7 @@ class W2OverlapAttention(Attention):
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__(config, layer)
-        self.sigma_q = linear(config.n_embd, self.H * self.D)
-        self.sigma_k = linear(config.n_embd, self.G * self.D)
+        self.sigma_q, self.sigma_k = self.query_and_key(config, layer, self.D)
 
     def score_vectors(self, q, k, normed, earlier):
         sigma_q, sigma_k = self.sigma(self.sigma_q(normed)), self.sigma(self.sigma_k(normed))
@@ -303,14 +298,15 @@ class SummedQKAttention(Attention):
         return (queries / self.divisors()).flatten(-2).type_as(q), keys
 
 
+W2_SCORES = {"distance": W2Attention, "overlap": W2OverlapAttention}
 ATTENTIONS = {
     "standard": Attention,
-    "w2": W2Attention,  # or W2OverlapAttention, by w2_score
+    "w2": lambda config, layer: W2_SCORES[config.w2_score](config, layer),
     "summed_qk": SummedQKAttention,
 }
 CHOICES = {  # of a GPTConfig
     "attention": tuple(ATTENTIONS),
-    "w2_score": ("distance", "overlap"),
+    "w2_score": tuple(W2_SCORES),
     "sigma": ("scalar", "diagonal", "none"),
     "qk_scale": ("5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "5.7"),
     "residual": tuple(RESIDUALS),
@@ -350,8 +346,7 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
         self.attn_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
-        overlap = config.attention == "w2" and config.w2_score == "overlap"
-        self.attn = (W2OverlapAttention if overlap else ATTENTIONS[config.attention])(config, layer)
+        self.attn = ATTENTIONS[config.attention](config, layer)
         self.mlp_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         self.mlp = MLP(config)
 

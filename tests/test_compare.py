@@ -117,11 +117,11 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, capfd):
 
 def test_causality_is_checked_with_a_variants_own_settings(monkeypatch):
     branch = Block.mlp_branch
-    leak = lambda self, h: branch(self, h) + (h.mean(1, True) if self.attn_norm.eps == 0.5 else 0)
+    leak = lambda self, h: branch(self, h) + (h.mean(1, True) if self.attn_norm.eps == 0.5 and h.size(1) > 16 else 0)
     monkeypatch.setattr(Block, "mlp_branch", leak)
     monkeypatch.setattr(verify, "COVER", verify.COVER[:])
     for norm_eps, code in (0.5, 1), (0.1, 0):
-        assert verify.main(["Causality", json.dumps({"norm_eps": norm_eps, "n_layer": 9})]) == code
+        assert verify.main(["Causality", json.dumps({"norm_eps": norm_eps, "block_size": 40, "n_head": 3})]) == code
 
 
 def test_a_copy_has_not_the_commit_of_the_repository_around_it(checkout, monkeypatch):

@@ -390,7 +390,7 @@ def test_queries_and_keys_start_alike_without_an_identity_path(kind, residual):
     for keep_input in (False, True):
         for block in build(kind, residual, moved=False, n_kv_head=2, keep_input=keep_input).blocks[1:]:
             for queries, keys in (("q_proj", "k_proj"), ("sigma_q", "sigma_k")):
-                if hasattr(block.attn, queries) and (kind, queries) != ("w2-overlap", "sigma_q"):
+                if hasattr(block.attn, queries):
                     heads = getattr(block.attn, keys).weight.unflatten(0, (2, -1)).repeat_interleave(2, dim=0)
                     alike = torch.equal(getattr(block.attn, queries).weight, heads.flatten(0, 1))
                     assert alike != keep_input

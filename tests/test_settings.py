@@ -11,6 +11,7 @@ import torch
 
 import config
 from config import convert, read_settings
+from config.runtime import checkpoints
 from config.runtime.program import UserError, report_error
 from config.runtime.runs import METHOD, ineffective_settings
 
@@ -145,8 +146,15 @@ def test_too_little_memory_ends_in_one_line(monkeypatch, capsys, allocate):
     with pytest.raises(SystemExit) as end:
         report_error(error.type, error.value, None)
     assert end.value.code == 2
-    line = "sample.py: error: out of memory: lower batch_size or block_size, or use a smaller model\n"
+    line = "sample.py: error: out of memory: use a smaller batch_size, block_size, num_samples or model\n"
     assert capsys.readouterr().err == line
+
+
+def test_a_checkpoint_too_large_for_memory_is_not_called_damaged(monkeypatch, tmp_path):
+    (tmp_path / "best.pt").touch()
+    monkeypatch.setattr(torch, "load", lambda *_, **__: torch.empty(2**58))
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        checkpoints.load(tmp_path / "best.pt")
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*_shakespeare.py")), ids=lambda path: path.stem)

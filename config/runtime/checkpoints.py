@@ -53,8 +53,12 @@ def load(path) -> dict:
     if not path.exists():
         raise UserError(f"{path}: no such checkpoint: name the folder of a run, such as out/m1_shakespeare")
     checkpoint = None
-    with open(path, "rb") as file, suppress(Exception):  # damaged bytes raise all sorts of errors
-        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    with open(path, "rb") as file:
+        try:
+            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # damaged bytes raise all sorts of errors
+            if "allocate" in str(error):  # memory
+                raise
     if not isinstance(checkpoint, dict) or "version" not in checkpoint:
         raise UserError(f"{path}: damaged, or not a checkpoint of train.py")
     if checkpoint["version"] != VERSION:

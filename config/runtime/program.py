@@ -144,7 +144,7 @@ def report_error(kind, error, traceback):
     elif issubclass(kind, OSError) and error.errno == errno.ENOSPC:
         line = f"{error.filename or 'the output'}: {error.strerror}"
     elif re.match(r"\w*MemoryError:|RuntimeError: .*DefaultCPUAllocator: ", f"{kind.__name__}: {error}"):
-        line = "out of memory: lower batch_size or block_size, or use a smaller model"
+        line = "out of memory: use a smaller batch_size, block_size, num_samples or model"
     else:
         code = 1
         sys.__excepthook__(kind, error, traceback)

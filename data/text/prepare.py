@@ -67,6 +67,8 @@ def read_documents(path):
     if path.suffix.lower() == ".jsonl":
         documents = [read_line(path, *line) for line in enumerate(text.split("\n"), 1)]
     elif separator:  # alone on its line, it takes the line's end with it
+        if separator not in text:
+            print0(f"NOTE    {path} is one document: it has no separator {separator!r}")
         mark = re.escape(separator)
         documents = re.split(rf"(?m:^{mark}\r?\n)|{mark}", text)
     else:

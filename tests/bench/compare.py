@@ -179,7 +179,7 @@ class Comparison:
             losses, cost = found.result()
         except UserError as why:
             return [candidate.name, "", "", "", f"left out: {why}"]
-        (same_steps, verdict), ratio = difference(losses, base), round(cost / base_cost, 2)
+        (same_steps, verdict), ratio = difference(losses, base), cost / base_cost
         same_compute = same_steps if 0.98 <= ratio <= 1.02 else ""
         if not same_compute and (ratio < 1 or verdict != "does not pay"):
             steps, warmup = (baseline.settings[name] for name in ("max_iters", "warmup_iters"))
