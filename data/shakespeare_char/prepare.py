@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
 from config import configure
-from config.runtime.program import atomic_write, file_errors, print0, read_text, sha256
+from config.runtime.program import atomic_write, command, file_errors, print0, read_text, sha256
 from data.prepare import new_folder, prepare
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -48,7 +48,8 @@ def fallback_text(path, why) -> tuple[str, str]:
 
     source = "NOT Tiny Shakespeare but text from Python's built-in help (pydoc_data.topics)"
     print0(f"NOTE    Tiny Shakespeare {why}: THE TEXT IS {source}")
-    print0(f"NOTE    LOSSES ARE NOT COMPARABLE with Tiny Shakespeare's: for those, put its text at {path}")
+    cure = f"put its text at {path}, or, with a network, run {command(f'data/{path.parent.name}/prepare.py')}"
+    print0(f"NOTE    LOSSES ARE NOT COMPARABLE with Tiny Shakespeare's: for those, {cure}")
     return "\n".join(topics[name] for name in sorted(topics)), source
 
 
