@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from config.runtime.program import ROOT, UserError, command, file_errors, sha256
+from config.runtime.program import ROOT, UserError, command, file_errors, out_of_memory, sha256
 from model import GPT, ConfigError, GPTConfig
 
 VERSION = 12  # of the layout of a checkpoint
@@ -57,7 +57,7 @@ def load(path) -> dict:
         try:
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # damaged bytes raise all sorts of errors
-            if "allocate" in str(error):  # memory
+            if out_of_memory(error):
                 raise
     if not isinstance(checkpoint, dict) or "version" not in checkpoint:
         raise UserError(f"{path}: damaged, or not a checkpoint of train.py")

@@ -143,7 +143,7 @@ def report_error(kind, error, traceback):
         line = error
     elif issubclass(kind, OSError) and error.errno == errno.ENOSPC:
         line = f"{error.filename or 'the output'}: {error.strerror}"
-    elif re.match(r"\w*MemoryError:|RuntimeError: .*DefaultCPUAllocator: ", f"{kind.__name__}: {error}"):
+    elif out_of_memory(error):
         line = "out of memory: use a smaller batch_size, block_size, num_samples or model"
     else:
         code = 1
@@ -152,6 +152,12 @@ def report_error(kind, error, traceback):
         process = f" (process {rank()})" if rank() else ""
         print(f"{Path(sys.argv[0]).name}: error{process}: {one_line(line)}", file=sys.stderr)
     exit_program(code)
+
+
+def out_of_memory(error) -> bool:
+    """Return whether an error says that memory is too small. PyTorch has no type of error for that on a CPU."""
+    text = f"{type(error).__name__}: {error}"
+    return bool(re.match(r"\w*MemoryError:|RuntimeError: .*DefaultCPUAllocator: ", text))
 
 
 def exit_program(code=0):
