@@ -496,9 +496,9 @@ class GPT(nn.Module):
         return idx
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        """Return AdamW. Only matrices decay, the parameters of two dimensions."""
-        decayed = [p for p in self.parameters() if p.dim() == 2]
-        others = [p for p in self.parameters() if p.dim() != 2]
+        """Return AdamW. Only matrices decay, the parameters of at least two dimensions."""
+        decayed = [p for p in self.parameters() if p.dim() >= 2]
+        others = [p for p in self.parameters() if p.dim() < 2]
         groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
         return torch.optim.AdamW(groups, learning_rate, betas=betas, fused=device_type in ("cuda", "cpu", "mps"))
 
@@ -636,12 +636,21 @@ class KVCache:
 
     def __init__(self, size):
         self.size, self.length = size, 0  # length: tokens that all layers have read
-        self.tensors = {}
+        self.tensors, self.filled = {}, {}  # filled: tokens that each tensor holds
 
     def append(self, name, new):
-        """Append the new tokens' keys (B, G, T, S) or values (B, G, T, D), and return those of all tokens."""
+        """Append the new tokens' keys (B, G, T, S) or values (B, G, T, D), and return those of all tokens.
+
+        Raises a ValueError if they do not fit, or if the name has them already.
+        """
         if name not in self.tensors:
-            self.tensors[name] = new.new_empty(*new.shape[:2], self.size, new.size(3))
-        end = self.length + new.size(2)
-        self.tensors[name][:, :, self.length : end] = new
-        return self.tensors[name][:, :, :end]
+            self.tensors[name], self.filled[name] = new.new_empty(*new.shape[:2], self.size, new.size(3)), 0
+        tensor, end = self.tensors[name], self.length + new.size(2)
+        if self.filled[name] != self.length:
+            raise ValueError(f"two layers have the number {name[0]}: give each run of a block a block.layer of its own")
+        if end > self.size or len(new) != len(tensor):
+            room = f"{len(tensor)} sequences of {self.size} tokens"
+            raise ValueError(f"{len(new)} sequences of {end} tokens do not fit a cache for {room}")
+        tensor[:, :, self.length : end] = new
+        self.filled[name] = end
+        return tensor[:, :, :end]

@@ -17,7 +17,7 @@ import verify
 from config.runtime.devices import compile_blocks, use_plain_attention
 from conftest import ROOT
 from cover import COVER, KINDS, settings
-from model import CHOICES, GPT, Block, ConfigError, GPTConfig, rope_table
+from model import CHOICES, GPT, Block, ConfigError, GPTConfig, KVCache, rope_table
 from reference import uncached_greedy
 from verify import build, close, tokens
 
@@ -82,6 +82,27 @@ def test_generation_past_the_context(block_size, prompt):
     with torch.no_grad():
         found = model.generate(idx, 11, temperature=0)
         assert torch.equal(found, uncached_greedy(model, idx, 11))
+
+
+@torch.no_grad()
+def test_a_block_that_runs_twice_needs_two_numbers():
+    model = build()
+    idx = tokens(model, 2, 3)
+    model.blocks.extend([copy.copy(block) for block in model.blocks])  # which share the weights
+    with pytest.raises(ValueError, match="two layers have the number 0: "):
+        model.generate(idx, 2)
+    for layer, block in enumerate(model.blocks):
+        block.layer = layer
+    assert torch.equal(model.generate(idx, 8, temperature=0), uncached_greedy(model, idx, 8))
+
+
+@pytest.mark.parametrize("size, B, what", [(5, 3, "3 sequences of 6 tokens"), (8, 1, "1 sequences of 6 tokens")])
+@torch.no_grad()
+def test_what_does_not_fit_the_cache_is_an_error(size, B, what):
+    model, cache = build(), KVCache(size)
+    model.features(tokens(model, 3, 5), cache)
+    with pytest.raises(ValueError, match=f"{what} do not fit a cache for 3 sequences of {size} tokens"):
+        model.features(tokens(model, B, 1), cache)
 
 
 @pytest.mark.parametrize("temperature, top_k", [(1.0, None), (0.5, None), (1.0, 1), (2.0, 3)])
@@ -320,6 +341,7 @@ def test_every_parameter_is_updated_once():
     optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
     updated = [p for group in optimizer.param_groups for p in group["params"]]
     assert len(updated) == len(set(updated)) and set(updated) == set(model.parameters())
+    assert {p.dim() for p in optimizer.param_groups[0]["params"]} == {2, 3}  # as in nanoGPT, all of these decay
 
 
 @pytest.mark.parametrize("field, value", [
