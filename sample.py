@@ -11,7 +11,7 @@ num_samples = 3  # number of samples
 max_new_tokens = 500  # tokens per sample, which is cut where the next document would begin
 temperature = 0.8  # below 1 favors likely tokens; 0: always the likeliest
 top_k = 0  # sample from the k likeliest tokens only; 0: from all
-seed = 1337  # the same seed gives the same text
+seed = 1337  # the same seed and num_samples give the same text
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 
 from config import check_range, configure

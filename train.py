@@ -101,7 +101,7 @@ tokens_per_iter = batch_size * grad_accum_steps * block_size
 # model
 torch.manual_seed(seed)
 iter_num, val_loss, best_val_loss = 0, math.inf, math.inf
-notes = runs.ineffective_settings(settings, requested.given)
+notes = runs.replaced_settings(requested.files) + runs.ineffective_settings(settings, requested.given)
 if resuming:
     raw_model = checkpoints.build_model(ckpt)
     notes += runs.resume_notes(ckpt, settings, machine, code)

@@ -19,7 +19,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from config.runtime.program import UserError, choose_waiting, file_errors, install_excepthook, quiet_pipe
+from config.runtime.program import (
+    UserError,
+    check_processes,
+    choose_waiting,
+    file_errors,
+    install_excepthook,
+    quiet_pipe,
+)
 
 WORDS = {  # of nanoGPT, and what train.py has instead
     "gradient_accumulation_steps": "grad_accum_steps",
@@ -61,6 +68,7 @@ def configure(program, argv=None):
 def start_program(program, argv=None) -> Settings:
     """Begin a program: return what read_settings does. Call it before PyTorch is imported, which takes seconds."""
     install_excepthook()  # from here on, users' mistakes end in one line and exit code 2
+    check_processes()
     choose_waiting()
     return read_settings(program, sys.argv[1:] if argv is None else argv)
 
@@ -83,7 +91,7 @@ def read_settings(program, argv) -> Settings:
 
 def read_defaults(program) -> tuple[dict, str]:
     """Return {name: default} of a program's settings, and its docstring with the lines that they stand on."""
-    source = Path(program).read_text(encoding="utf-8")
+    source = Path(program).read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
     tree = ast.parse(source)
     docstring, *statements = tree.body
     settings = list(takewhile(lambda statement: not isinstance(statement, (ast.Import, ast.ImportFrom)), statements))

@@ -57,7 +57,8 @@ class CharTokenizer(Tokenizer):
 
 
 def code_points(text):
-    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+    # what is not UTF-8 on a command line is there as surrogates, which no tokenizer knows
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
 
 
 class BPETokenizer(Tokenizer):

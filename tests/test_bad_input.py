@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from config import read_settings
-from conftest import ROOT, TINY, hear_signals, load, refused
+from conftest import ROOT, TINY, change_checkpoint, hear_signals, load, log_of, refused
 
-TRAIN, LATEST = f"train.py {TINY}", Path("out/run/ckpt.pt")
+TRAIN, LATEST, BEST = f"train.py {TINY}", Path("out/run/ckpt.pt"), Path("out/run/best.pt")
 RESUME = f"{TRAIN} --out_dir=out/run --init_from=resume --max_iters=6"
 SAMPLE = "sample.py --checkpoint=latest --num_samples=1 --max_new_tokens=2"
 
@@ -67,14 +67,24 @@ def test_no_number_is_negative(repo, capsys):
 def test_train_beside_a_run(trained, capsys):
     written = "out/run: no such config file .settings are written as .* as in --out_dir=FOLDER"
     check(trained, f"{TRAIN} out/run", written, capsys)
-    ways = "out/run already holds a run: continue it with --init_from=resume --out_dir=out/run .*--max_iters=N"
+    ways = "out/run already holds a run: add --init_from=resume to continue it .*, or --out_dir=FOLDER for another run"
     check(trained, f"{TRAIN} --out_dir=out/run", ways, capsys)
     check(trained, f"{RESUME} --max_iters=4", "max_iters = 4, but out/run/ckpt.pt is at step 4: raise it", capsys)
-    for path in Path("out/run").glob("*.pt"):  # as in a run that was killed before its first checkpoint
-        path.unlink()
-    none = "out/run holds no checkpoint .* leave out --init_from=resume to start this run"
-    check(trained, RESUME, none, capsys)
-    trained(f"{TRAIN} --out_dir=out/run")
+    for start in ("scratch", "auto"):
+        for path in Path("out/run").glob("*.pt"):  # as in a run that was killed before its first checkpoint
+            path.unlink()
+        none = "out/run holds no checkpoint .* leave out --init_from=resume to start this run"
+        check(trained, RESUME, none, capsys)
+        trained(f"{TRAIN} --out_dir=out/run --init_from={start}")
+        assert [line["step"] for line in log_of("out/run", "step")] == [1, 2, 3, 4]  # those of the first try are gone
+
+
+def test_a_run_that_starts_from_another_says_how_to_resume_it(trained, capsys):
+    command = f"{TRAIN} --init_from=run:out/run"
+    trained(command)
+    error = refused(trained, command, capsys)
+    resume = re.search("add (.*) to continue it", error)[1]
+    trained(f"{TRAIN} {resume} --max_iters=6")
 
 
 # -- sample.py's ---------------------------------------------------------------------------------------------
@@ -83,6 +93,7 @@ SAMPLE_ARGUMENTS = {
     "--out_dir=out/nowhere": "out/nowhere/best.pt: no such checkpoint: name the folder of a run",
     "--checkpoint=worst": "checkpoint = 'worst' .*best or latest",
     "--start=é☃": "of its own text, not 'é', '☃'",
+    "--start=caf\udce9": r"of its own text, not '\\udce9'",  # a byte that is not UTF-8, as Python shows it
     "--start=FILE:out/run/ckpt.pt": "out/run/ckpt.pt: not UTF-8 text at byte",
     "--top_k=-3": "top_k = -3 .* at least 0",
     "config/m1_shakespeare.py": "config/m1_shakespeare.py: residual: unknown setting",
@@ -122,8 +133,18 @@ NO_CHECKPOINT = "ckpt.pt: damaged, or not a checkpoint of train.py"
 
 def test_a_damaged_checkpoint(trained, capsys):
     LATEST.write_bytes(LATEST.read_bytes()[:-1])
+    change_checkpoint(BEST, iter_num=2)
     for command in (SAMPLE, RESUME):
-        check(trained, command, NO_CHECKPOINT, capsys)
+        check(trained, command, f"{NO_CHECKPOINT}: remove it to use out/run/best.pt, saved at another step", capsys)
+    LATEST.unlink()
+    assert "from step 2 of out/run" in trained(RESUME)
+
+
+def test_a_damaged_best_checkpoint_is_replaced(trained):
+    BEST.write_bytes(b"")
+    note = "NOTE    out/run/best.pt cannot be read: the run continues from out/run/ckpt.pt"
+    assert note in trained(f"{RESUME} --eval_interval=1")
+    assert load(BEST)["iter_num"] > 4
 
 
 class Call:

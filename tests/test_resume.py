@@ -19,6 +19,7 @@ fcntl = pytest.importorskip("fcntl")  # and the signals of Unix
 import faults
 import model
 from config.runtime import checkpoints, devices
+from config.runtime.program import atomic_write
 from conftest import (
     TEXT,
     TINY,
@@ -210,7 +211,8 @@ def test_other_data_are_refused(killed, capsys):
         assert "out/resumed/ckpt.pt was not trained on" in error and f"data/shakespeare_char: {cure}" in error
     Path("data/shakespeare_char/input.txt").unlink()
     prepare("data/shakespeare_char", TEXT, "the same text from another file")
-    killed(RESUME)
+    Path("data/shakespeare_char").rename("data/moved")
+    killed(f"{RESUME} --dataset=moved")
     assert differences(RESUMED / "ckpt.pt", WHOLE / "ckpt.pt") == ["['data']['source']"]
 
 
@@ -248,6 +250,16 @@ def test_what_another_process_has_trained_since_the_start_stays(run, capsys, mon
 
 
 # -- writes that fail ----------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_replaced_is_not_written_over(tmp_path):
+    """... since a program that is killed in the middle would leave a part of the new file."""
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with open(path, "rb") as old:
+        with atomic_write(path) as new:
+            new.write(b"newer")
+        assert (path.read_bytes(), old.read()) == (b"newer", b"old")
 
 
 def in_step(step, monkeypatch, happens):

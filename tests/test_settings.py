@@ -13,7 +13,8 @@ import config
 from config import convert, read_settings
 from config.runtime import checkpoints
 from config.runtime.program import UserError, report_error
-from config.runtime.runs import METHOD, ineffective_settings
+from config.runtime.runs import METHOD, ineffective_settings, replaced_settings
+from conftest import TINY, refused
 
 CONFIGS = Path(config.__file__).parent
 PROGRAM = '''"""A program."""
@@ -53,6 +54,8 @@ def test_files_in_order_then_options(program, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert read_settings(program, ["second.py"]).given["max_iters"] == 20  # found next to the program
+    program.write_text("\ufeff" + PROGRAM, encoding="utf-8")  # the byte-order mark of some editors
+    assert read_settings(program, []).defaults == DEFAULTS
 
 
 @pytest.mark.parametrize("value, default, expected", [
@@ -218,3 +221,30 @@ def test_an_option_without_effect_is_noted(name, value, idle, at_work):
     other, what = idle.split("=")
     lines = ineffective_settings(settings | {other: type(settings[other])(what)}, {name: value})
     assert lines == [f"{name} = {value!r} has no effect with {idle}"]
+
+
+def test_a_config_file_that_replaces_a_value_of_another_is_noted():
+    files = [CONFIGS / f"{name}_shakespeare.py" for name in ("w2", "m3_2", "m5_2", "m4_1", "m4_1")]
+    lines = replaced_settings(read_settings(CONFIGS.parent / "train.py", [*map(str, files), "--residual=m1"]).files)
+    assert lines == [
+        f"attention = 'summed_qk' of {files[2]} replaces 'w2' of {files[0]}",
+        f"residual = 'm4.1' of {files[3]} replaces 'm3.2' of {files[1]}",
+    ]
+
+
+@pytest.mark.parametrize("environment, words", [
+    ("WORLD_SIZE=2", "WORLD_SIZE = '2', but no RANK"),
+    ("WORLD_SIZE=2 RANK=1", "WORLD_SIZE = '2', but no LOCAL_RANK"),
+    ("WORLD_SIZE=two RANK=0 LOCAL_RANK=0", "WORLD_SIZE = 'two'"),
+    ("WORLD_SIZE=2 RANK=x LOCAL_RANK=0", "RANK = 'x'"),
+    ("RANK=0", None),
+    ("WORLD_SIZE=1 LOCAL_RANK=1", None),
+])  # fmt: skip
+def test_a_part_of_what_torchrun_sets_is_named(repo, capsys, monkeypatch, environment, words):
+    for variable in environment.split():
+        monkeypatch.setenv(*variable.split("="))
+    if words:
+        error = refused(repo, "train.py", capsys)
+        assert f"the environment has {words}: start several processes with torchrun, which sets all" in error
+    else:
+        assert "steps   0 to 4" in repo(f"train.py {TINY}")

@@ -60,7 +60,9 @@ def load(path) -> dict:
             if out_of_memory(error):
                 raise
     if not isinstance(checkpoint, dict) or "version" not in checkpoint:
-        raise UserError(f"{path}: damaged, or not a checkpoint of train.py")
+        other = path.with_name({"ckpt.pt": "best.pt", "best.pt": "ckpt.pt"}.get(path.name, path.name))
+        cure = f": remove it to use {other}, saved at another step" if other != path and other.exists() else ""
+        raise UserError(f"{path}: damaged, or not a checkpoint of train.py{cure}")
     if checkpoint["version"] != VERSION:
         versions = f"version {checkpoint['version']!r}; this program reads version {VERSION}"
         raise UserError(f"{path}: checkpoint {versions}: train again")

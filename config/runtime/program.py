@@ -126,6 +126,18 @@ def choose_waiting():
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def check_processes():
+    """Raise a UserError if the environment has only a part of what torchrun sets, as on some clusters."""
+    size = os.environ.get("WORLD_SIZE") or "1"
+    for name in () if size == "1" else ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        value = os.environ.get(name)
+        if not (value or "").isdecimal():
+            del os.environ["WORLD_SIZE"]  # a single process reports the error
+            found = f"{name} = {value!r}" if value else f"WORLD_SIZE = {size!r}, but no {name}"
+            cure = "start several processes with torchrun, which sets all of these variables, or one without WORLD_SIZE"
+            raise UserError(f"the environment has {found}: {cure}")
+
+
 def install_excepthook():
     """From here on, show users' mistakes in one line on stderr, and end silently on Ctrl-C, even during imports."""
     sys.excepthook = report_error

@@ -133,8 +133,11 @@ def begin(requested) -> tuple[dict, dict | None, bool]:
                 raise UserError(f"max_iters = {settings['max_iters']}, but {reached}: raise it to continue")
             print0(f"{reached}: nothing left to do")
             raise SystemExit(0)
-        # that of best.pt, which may be newer than ckpt.pt and must not be replaced by a worse one
-        checkpoint["best_val_loss"] = checkpoints.load(checkpoints.find(folder, "best"))["best_val_loss"]
+        best = checkpoints.find(folder, "best")
+        try:  # it may be newer than ckpt.pt and must not be replaced by a worse one
+            checkpoint["best_val_loss"] = checkpoints.load(best)["best_val_loss"]
+        except UserError:
+            print0(f"NOTE    {best} cannot be read: the run continues from {found}, and will replace it")
     return settings, checkpoint, resuming
 
 
@@ -184,7 +187,8 @@ def resumed_settings(checkpoint, requested) -> dict:
     settings["eval_only"] = False
     ignored = {"init_from", "out_dir"} | (SHAPE if settings["init_from"].startswith("run:") else set())
     ignored |= {name for name, auto in AUTO.items() if given.get(name) == auto}
-    may_change = MAY_CHANGE | ({"dataset", "batch_size", "dtype"} if given.get("eval_only") else set())
+    may_change = MAY_CHANGE | {"dataset"}  # a folder that has moved: check_data sees whether it is the same text
+    may_change |= {"batch_size", "dtype"} if given.get("eval_only") else set()
     changes = {name: value for name, value in given.items() if name not in ignored and value != settings[name]}
     fixed = [f"{name} = {changes[name]!r} (was {settings[name]!r})" for name in changes if name not in may_change]
     if fixed:
@@ -220,8 +224,9 @@ def check_folder(folder, settings):
             cure = "add --init_from=resume, and the run's config or --out_dir"
             raise UserError(f"eval_only = True needs a trained model: {cure}")
     elif checkpoints.find(folder).exists():
-        resume = f"--init_from=resume --out_dir={folder} (and --max_iters=N, to train longer)"
-        cure = f"continue it with {resume}, choose another --out_dir, or remove the folder"
+        # with these, the same command finds the folder, whose name may have the run that this one starts from
+        resume = "--init_from=resume" + f" --out_dir={folder}" * settings["init_from"].startswith("run:")
+        cure = f"add {resume} to continue it (and --max_iters=N to train longer), or --out_dir=FOLDER for another run"
         raise UserError(f"{folder} already holds a run: {cure}")
 
 
@@ -250,6 +255,18 @@ def ineffective_settings(settings, given):
         lines += [f"{name} = {value!r} has no effect with {other}" for other in without_effect(settings, name)]
         if name in SHAPE and value != settings[name]:
             lines.append(f"{name} = {value!r} has no effect: {settings['init_from']} has {settings[name]!r}")
+    return lines
+
+
+def replaced_settings(files):
+    """Return a line for each setting that a config file replaces with another value than that of an earlier file."""
+    lines, found = [], {}
+    for path, values in files:
+        for name, value in values.items():
+            earlier, was = found.get(name, (path, value))
+            if value != was:
+                lines.append(f"{name} = {value!r} of {path} replaces {was!r} of {earlier}")
+            found[name] = path, value
     return lines
 
 
