@@ -6,6 +6,7 @@ documents, and rows of a table without one (None), are left out.
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -153,6 +154,11 @@ def write_dataset(folder, coder, encoded, length, source, settings):
     hashes, text_hash = {split: hashlib.sha256() for split in SPLITS}, hashlib.sha256()
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:  # at its end the files take their places, the last opened first
+        if hasattr(os, "O_DIRECTORY"):  # Windows can neither open a folder nor lock a file
+            opened = os.open(folder, os.O_DIRECTORY)
+            stack.callback(os.close, opened)
+            if not file_lock(opened):  # it leaves no file in the folder
+                raise UserError(f"{folder}: another program is preparing this dataset: wait until it has ended")
         stack.callback(lambda: any(folder.iterdir()) or folder.rmdir())  # a new folder, if nothing came into it
         names = ("meta.json", "train.bin", "val.bin")
         files = {name: stack.enter_context(atomic_write(folder / name)) for name in names}

@@ -64,6 +64,24 @@ def test_on_a_full_disk_what_was_there_stays(folder, monkeypatch, name):
     assert contents(folder) == before
 
 
+@pytest.mark.parametrize("name", ["words", "new"])
+def test_of_two_preparations_at_once_the_second_ends(folder, monkeypatch, name):
+    """... and the first one's data are whole, in a folder that holds data and in a new one."""
+    target, encode_all = folder.with_name(name), data.prepare.encode_all
+
+    def encode_beside_another(coder, parts):
+        monkeypatch.setattr(data.prepare, "encode_all", encode_all)
+        with pytest.raises(UserError, match=f"{target}: another program is preparing this dataset: wait until"):
+            prepare(target, TEXT.upper(), "the second")
+        yield from encode_all(coder, parts)
+
+    monkeypatch.setattr(data.prepare, "encode_all", encode_beside_another)
+    prepare(target, TEXT, "the first")
+    assert load_dataset(target).meta["source"] == "the first"
+    assert sorted(path.name for path in target.iterdir()) == ["meta.json", "train.bin", "val.bin"]
+    prepare(target, TEXT, "the third")
+
+
 def test_shakespeare_is_downloaded_once_and_checked(tmp_path, monkeypatch):
     monkeypatch.setattr(shakespeare, "download", lambda url: TEXT.encode())
     monkeypatch.setattr(shakespeare, "SHAKESPEARE_SHA256", sha256(TEXT.encode()))
