@@ -139,7 +139,15 @@ def test_tables_and_compressed_files_are_refused(tmp_path, capsys, suffix):
             text_files(path)
     (tmp_path / "b.txt").touch()
     assert text_files(tmp_path) == [tmp_path / "b.txt"]
-    assert capsys.readouterr().out == f"NOTE    {tmp_path}: left out a{suffix}: not plain text or .jsonl\n"
+    assert capsys.readouterr().out.startswith(f"NOTE    {tmp_path}: left out a{suffix}: a folder stands for its .txt,")
+
+
+def test_the_files_that_a_folder_does_not_stand_for_are_named(tmp_path, capsys):
+    for name in ("README.txt", "ca01", "more/ca02", ".hidden"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert text_files(tmp_path) == [tmp_path / "README.txt"]
+    assert f"NOTE    {tmp_path}: left out ca01 and 1 more: " in capsys.readouterr().out
 
 
 def test_a_text_of_its_own_to_validate_on(repo):

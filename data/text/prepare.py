@@ -38,13 +38,14 @@ def text_files(path):
             raise UserError(f"{path}: {other_program(path)}")
         return [path]
     below = sorted(path / name for name in glob("**", root_dir=path, recursive=True))  # also behind links
-    texts = [file for file in below if file.suffix.lower() in TEXTS and file.is_file()]
-    others = [file for file in below if file.suffix.lower() in OTHERS]
+    files = [file for file in below if file.is_file()]
+    texts = [file for file in files if file.suffix.lower() in TEXTS]
+    others = [file for file in files if file.suffix.lower() not in TEXTS]
     if not texts:
-        cure = f"; {other_program(path)}" if others else ""
+        cure = f"; {other_program(path)}" if any(file.suffix.lower() in OTHERS for file in others) else ""
         raise UserError(f"{path}: no .txt, .md or .jsonl files below this folder{cure}")
     if others:
-        print0(f"NOTE    {path}: left out {summary(others)}: not plain text or .jsonl")
+        print0(f"NOTE    {path}: left out {summary(others)}: a folder stands for its .txt, .md and .jsonl files")
     return texts
 
 
