@@ -1,5 +1,6 @@
 """From texts to data folders: data/prepare.py and the scripts."""
 
+import json
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from conftest import TINY, contents, refused
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared, prepare
 from data.shakespeare_char.prepare import tiny_shakespeare
-from data.text.prepare import OTHERS, text_files
+from data.text.prepare import OTHERS, read_documents, text_files
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 
@@ -171,6 +172,28 @@ def test_standard_input(repo):
     assert sum(loaded.meta["bytes"].values()) == len(TEXT.encode())
 
 
+@pytest.mark.parametrize("value", ["5", "0", "false", "[]"])
+def test_of_json_lines_only_null_and_empty_texts_are_left_out(tmp_path, value):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": null}\n{"text": ""}\n\n{"text": "good"}\n')
+    assert read_documents(path) == ["good"]
+    path.write_text(f'{{"text": "good"}}\n{{"text": {value}}}\n')
+    with pytest.raises(UserError, match="a.jsonl: line 2 is not JSON with a text in field 'text'"):
+        read_documents(path)
+
+
+@pytest.mark.parametrize("name", ["a.ndjson", "a.JSONLINES", "- --field=text", "<(cat a.ndjson) --field=text"])
+def test_json_lines_by_other_names(repo, name):
+    """... and from standard input or a pipe, which have no name: there --field tells."""
+    lines = "".join(f"{json.dumps({'text': line})}\n" for line in TEXT.splitlines())
+    for path in ("a.ndjson", "a.JSONLINES"):
+        Path(path).write_text(lines)
+    command = f"{sys.executable} data/text/prepare.py {name} --name=chat < a.ndjson"
+    subprocess.run(["bash", "-c", command], check=True, stdout=subprocess.DEVNULL)
+    loaded = load_dataset("data/chat")
+    assert loaded.tokenizer.decode(loaded.splits["train"]) == TEXT[: len(loaded.splits["train"])]
+
+
 def test_a_text_is_prepared_without_pytorch(repo):
     """... which takes seconds to import."""
     Path("torch.py").write_text("1 / 0")
@@ -184,6 +207,8 @@ def test_a_text_is_prepared_without_pytorch(repo):
     ("text good.txt bad.jsonl", "bad.jsonl: line 3 is not JSON with a text in field 'text'"),
     ("text bad.jsonl --field=title", "bad.jsonl: line 1 is not JSON with a text in field 'title'"),
     ("text cut.jsonl", "cut.jsonl: line 1 is not JSON with a text in field 'text'"),
+    ("text good.txt --field=text", "field = 'text' has no effect: it needs a .jsonl file or standard input"),
+    ("text lines.jsonl --separator=x", "separator = 'x' has no effect on .jsonl files"),
     ("text config/runtime", "config/runtime: no .txt, .md or .jsonl files below"),
     ("text good.txt --name=..", "name = '..' is invalid: use letters, digits"),
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
@@ -198,6 +223,7 @@ def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, na
     Path("bad.jsonl").write_text('{"text": "good"}\n\n{"text": 3}')
     Path("cut.jsonl").write_text('{"text": "good')
     Path("empty.txt").touch()
+    Path("lines.jsonl").write_text(json.dumps({"text": TEXT}))
     name, _, arguments = command.partition(" ")
     error = refused(repo, f"data/{name}/prepare.py {arguments}".strip(), capsys)
     assert error.startswith("prepare.py: error: ") and re.search(named, error)

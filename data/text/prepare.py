@@ -1,14 +1,15 @@
 """Your own texts: python data/text/prepare.py my.txt [more.jsonl | folder ...] [--name=plays] [--tokenizer=bpe]
 
 Takes plain text in UTF-8 (- is standard input), .jsonl (a document on each line, in --field), and folders of .txt, .md
-and .jsonl files. Then train with --dataset=plays; without a name, with --dataset=text. Tables, compressed files, the
-Hugging Face hub and texts too large for memory: data/openwebtext/prepare.py --help.
+and .jsonl files. With --field, standard input is .jsonl, too. Then train with --dataset=plays; without a name, with
+--dataset=text. Tables, compressed files, the Hugging Face hub and texts too large for memory:
+data/openwebtext/prepare.py --help.
 
 Byte-pair tokenizers encode any text. A character tokenizer fails at the first character it does not know.
 """
 
 name = "text"  # for train.py's --dataset: a folder in data/ or, with a slash, the path of any folder
-field = "text"  # field of a .jsonl file with the text
+field = ""  # field of a .jsonl file with the text; empty: text
 separator = ""  # text that separates the documents of a plain file, such as <|endoftext|>
 tokenizer = "char"  # char, bpe, gpt2 or run:FOLDER
 vocab_size = 0  # number of bpe tokens to learn; 0: 1024
@@ -26,7 +27,8 @@ from config import configure
 from config.runtime.program import UserError, command, print0, read_text
 from data.prepare import new_folder, prepare
 
-TEXTS = (".txt", ".md", ".jsonl")  # what is read from a folder
+JSON_LINES = (".jsonl", ".ndjson", ".jsonlines")
+TEXTS = (".txt", ".md", *JSON_LINES)  # what is read from a folder
 OTHERS = (".csv", ".tsv", ".json", ".parquet", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".zip")  # not plain text
 
 
@@ -56,16 +58,20 @@ def summary(files):
 def other_program(path):
     """Return a sentence with the command that prepares a table, a compressed file or a folder of them."""
     new = name if name != "text" else re.sub(r"\W", "_", path.absolute().name.partition(".")[0])
-    options = {"dataset": path, "name": new, "field": field, "tokenizer": tokenizer, "vocab_size": vocab_size}
+    options = {"dataset": path, "name": new, "field": field or "text", "tokenizer": tokenizer, "vocab_size": vocab_size}
     options["val_fraction"] = val_fraction
     program = command("data/openwebtext/prepare.py", *(f"--{option}={value}" for option, value in options.items()))
     return f"tables and compressed files are read by {program}"
 
 
+def is_json_lines(path):
+    return path.suffix.lower() in JSON_LINES or bool(field) and not path.is_file()  # - and pipes have no suffix
+
+
 def read_documents(path):
-    """Return the documents of a file: those of a .jsonl's lines, else its text, cut at each separator."""
+    """Return the documents of a file: those of its lines of JSON, else its text, cut at each separator."""
     text = read_text(path)
-    if path.suffix.lower() == ".jsonl":
+    if is_json_lines(path):
         documents = [read_line(path, *line) for line in enumerate(text.split("\n"), 1)]
     elif separator:  # alone on its line, it takes the line's end with it
         if separator not in text:
@@ -78,11 +84,12 @@ def read_documents(path):
 
 
 def read_line(path, number, line):
+    key = field or "text"
     try:
-        document = json.loads(line)[field] if line.strip() else None
-        return (document or "").encode(errors="replace").decode()  # JSON can hold a lone surrogate
+        document = json.loads(line)[key] if line.strip() else None
+        return "" if document is None else document.encode(errors="replace").decode()  # JSON can hold a lone surrogate
     except (AttributeError, LookupError, TypeError, ValueError):
-        raise UserError(f"{path}: line {number} is not JSON with a text in field {field!r}") from None
+        raise UserError(f"{path}: line {number} is not JSON with a text in field {key!r}") from None
 
 
 if __name__ == "__main__":
@@ -96,6 +103,11 @@ if __name__ == "__main__":
     files = [file for real, file in found.items() if real not in held_out]
     if not files:
         raise UserError("nothing to train on: give files or folders, as in python data/text/prepare.py my.txt")
+    json_lines = [is_json_lines(file) for file in files + val_files]
+    if field and not any(json_lines):
+        raise UserError(f"field = {field!r} has no effect: it needs a .jsonl file or standard input (-)")
+    if separator and all(json_lines):
+        raise UserError(f"separator = {separator!r} has no effect on .jsonl files: each of their lines is a document")
     source = summary(files) + (f", validated on {val}" if val else "")
     documents = [document for file in files for document in read_documents(file)]
     train_documents = len(documents) if val else None
