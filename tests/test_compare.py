@@ -143,6 +143,12 @@ def test_mistakes_are_named(checkout, arguments, named):
         compare.main([*arguments, f"--out={checkout.parent / 'out'}"])
 
 
+def test_a_missing_git_is_named(checkout, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match="against = 'HEAD' needs git, which is not installed: install it, or leave"):
+        compare.main(["--against=HEAD", "edit:"])
+
+
 @pytest.mark.parametrize("send, number", [(os.kill, signal.SIGTERM), (os.killpg, signal.SIGINT)])
 def test_a_stopped_comparison_lets_its_runs_save(checkout, send, number):
     """Only the parent hears of it, also at a terminal's Ctrl-C: its runs have sessions of their own."""

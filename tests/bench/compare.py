@@ -24,6 +24,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,6 +62,9 @@ def read_variant(words, common, home):
 def copy_code(commit, folder):
     """Copy the code of a commit, or of the working tree. The copy's name is the hash of all but the tests."""
     if commit:
+        if not shutil.which("git"):
+            cure = "install it, or leave --against out and name two variants"
+            raise UserError(f"against = {commit!r} needs git, which is not installed: {cure}")
         done = subprocess.run(["git", "archive", commit, "*.py"], cwd=ROOT, capture_output=True)
         if done.returncode:
             raise UserError(f"against = {commit!r} is no commit here: {done.stderr.decode().strip()}")
