@@ -115,6 +115,13 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, capfd):
         assert f"left out: edit, verify.py: exit code 1: {told}" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("file", [r"config\own.py", "bob's.py", '6".py'])
+def test_a_variant_is_split_at_spaces_alone(checkout, file):
+    (checkout / file).write_text("residual = 'm2'\n")
+    variant = compare.read_variant(f"bob's edit: {file} --keep_input", [], checkout)
+    assert variant.name == "bob's edit" and variant.settings["residual"] == "m2" and variant.settings["keep_input"]
+
+
 def test_causality_is_checked_with_a_variants_own_settings(monkeypatch):
     branch = Block.mlp_branch
     leak = lambda self, h: branch(self, h) + (h.mean(1, True) if self.attn_norm.eps == 0.5 and h.size(1) > 16 else 0)

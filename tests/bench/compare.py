@@ -23,7 +23,6 @@ import io
 import json
 import math
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -49,7 +48,7 @@ Variant = namedtuple("Variant", "name home settings")  # home: the copy of its c
 def read_variant(words, common, home):
     """Return the Variant of an argument. Its config files are those of its code."""
     name, _, rest = f"{words} ".rpartition(": ")
-    own = [str(home / word) if (home / word).is_file() else word for word in shlex.split(rest)]
+    own = [str(home / word) if (home / word).is_file() else word for word in rest.split()]
     try:
         settings = read_settings(home / "train.py", [*common, *own])
     except UserError as error:
