@@ -122,6 +122,14 @@ def test_a_variant_is_split_at_spaces_alone(checkout, file):
     assert variant.name == "bob's edit" and variant.settings["residual"] == "m2" and variant.settings["keep_input"]
 
 
+def test_workers_are_as_many_as_the_cores_to_use(monkeypatch, tmp_path):
+    workers = lambda: compare.Comparison(tmp_path, None, OPTIONS | {"workers": 0}).pool._max_workers
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5, 7}, raising=False)
+    assert workers() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")  # macOS and Windows have none
+    assert workers() == os.cpu_count()
+
+
 def test_causality_is_checked_with_a_variants_own_settings(monkeypatch):
     branch = Block.mlp_branch
     leak = lambda self, h: branch(self, h) + (h.mean(1, True) if self.attn_norm.eps == 0.5 and h.size(1) > 16 else 0)

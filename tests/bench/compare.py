@@ -17,7 +17,7 @@ out = "out/compare"  # folder of the copies of the code and the runs
 tune = True  # search for each variant's best learning rate, starting at its own
 seeds = 5  # runs of each variant at its best rate
 first_seed = 1  # 101, for example, confirms a verdict on new seeds; the search uses the seed before
-workers = 0  # runs at a time, with a thread each; 0: as many as there are cores; on a GPU, use 1
+workers = 0  # runs at a time, with a thread each; 0: one for each core that this process may use; on a GPU, use 1
 
 import io
 import json
@@ -108,7 +108,9 @@ class Comparison:
     def __init__(self, folder, dataset, options):
         self.folder, self.dataset, self.searches = folder, dataset, options["tune"]
         self.seeds = range(options["first_seed"], options["first_seed"] + options["seeds"])
-        self.pool, self.processes = ThreadPoolExecutor(options["workers"] or os.cpu_count()), set()
+        # under taskset or Slurm, a process may use fewer cores than the machine has
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        self.pool, self.processes = ThreadPoolExecutor(options["workers"] or cores), set()
 
     def run(self, label, *command):
         """Run a Python program. Raise a UserError if it fails, unless it is a run that diverges."""
