@@ -3,25 +3,54 @@
 import sys
 from pathlib import Path
 
-from conftest import ROOT, TINY, error_of, log_of
+import pytest
+
+from conftest import ROOT, TEXT, TINY, error_of, log_of
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there
 
-from plot import read_run
+from data.prepare import prepare
+from plot import draw_losses, read_run
 
 PLOT = str(ROOT / "tests" / "bench" / "plot.py")
 
 
-def test_runs_in_one_picture(repo, capsys):
+RUN = f"train.py {TINY} --lr_decay=none"
+
+
+def test_runs_in_one_picture(repo):
     """The FLOPs of training until each evaluation, also where a run has resumed, and the loss."""
-    run = f"train.py {TINY} --lr_decay=none"
-    repo(f"{run} --out_dir=out/a")
-    repo(f"{run} --out_dir=out/a --init_from=resume --max_iters=8")
-    (*_, operations), (*_, loss) = read_run(Path("out/a"))
-    assert loss == log_of("out/a", "eval")[-1]["val_loss"]
+    repo(f"{RUN} --out_dir=out/a")
+    repo(f"{RUN} --out_dir=out/a --init_from=resume --max_iters=8")
+    _, (*_, operations), (*_, last) = read_run(Path("out/a"))
+    assert last == log_of("out/a", "eval")[-1]
     assert operations == 8 * 2 * 16 * log_of("out/a", "start")[0]["flops_per_token"]
 
-    repo(f"{run} --out_dir=out/deeper/b$_{{x$")
-    assert "no evaluated run in: nowhere" in error_of(repo, [PLOT, "nowhere"], capsys)
-    assert repo([PLOT, "out", "--out=both.svg"]).endswith("figure: both.svg\n")
+    repo(f"{RUN} --out_dir=out/deeper/b$_{{x$")
+    assert repo([PLOT, "out", "--out=both.svg"]) == "figure: both.svg\n"
     assert Path("both.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_a_run_that_is_not_drawn_is_named(repo, capsys):
+    repo(f"{RUN} --out_dir=out/a")
+    whole = Path("out/a/log.jsonl").read_text().splitlines(keepends=True)
+    Path("out/b").mkdir()
+    Path("out/b/log.jsonl").write_text(whole[0])  # as while it trains
+    assert repo([PLOT, "out"]) == "NOTE    out/b is left out: it has no evaluation yet\nfigure: runs.png\n"
+    assert "no evaluated run in: out/b" in error_of(repo, [PLOT, "out/b"], capsys)
+    assert "nowhere holds no run: name folders of" in error_of(repo, [PLOT, "out/a", "nowhere"], capsys)
+    assert "no folder given" in error_of(repo, [PLOT], capsys)
+
+
+@pytest.mark.parametrize("tokenizer, measure, unit", [
+    ("char", "val_loss", "nats per token"),
+    ("bpe", "bits_per_byte", "bits per byte of text"),
+])  # fmt: skip
+def test_different_tokens_are_compared_in_bits_per_byte(repo, tokenizer, measure, unit):
+    prepare(repo.folder / "data" / "other", TEXT, "test", tokenizer, 270 if tokenizer == "bpe" else 0)
+    repo(f"{RUN} --out_dir=out/a")
+    repo(f"{RUN} --out_dir=out/b --dataset=other")
+    (axis,) = draw_losses([Path("out")]).axes
+    assert axis.get_ylabel() == f"validation loss ({unit})"
+    for folder, line in zip(("out/a", "out/b"), axis.lines, strict=True):
+        assert list(line.get_ydata()) == [evaluation[measure] for evaluation in log_of(folder, "eval")]

@@ -1,7 +1,8 @@
 """
 The losses of runs over their training FLOPs, in one picture: python tests/bench/plot.py out/RUN out/OTHER
 
-Folders are searched for runs at any depth. The legend has each run's lowest validation loss.
+Folders are searched for runs at any depth. The legend has each run's lowest validation loss. Losses are in nats per
+token, or in bits per byte of text if the runs are not evaluated on the same tokens.
 """
 
 out = "runs.png"  # output file; its suffix sets the format
@@ -20,29 +21,43 @@ from config.runtime.program import UserError, file_errors
 
 
 def read_run(folder):
-    """Return the operations of training until each evaluation of a run, and the validation losses."""
-    operations, losses = [], []
+    """Return the hash of a run's validation tokens, the operations of training until each evaluation, and these."""
+    tokens, operations, evaluations = None, [], []
     for line in map(json.loads, (folder / "log.jsonl").read_text().rpartition("\n")[0].splitlines()):
         if line["event"] in ("start", "resume"):
             sizes = [line["settings"][name] for name in ("batch_size", "grad_accum_steps", "block_size")]
             per_step = (line["flops_per_token"] or math.nan) * math.prod(sizes)  # null: they could not be counted
+            tokens = line["data"]["sha256"]["val"]
         elif line["event"] == "eval":
             operations.append(line["step"] * per_step)
-            losses.append(line["val_loss"])
-    return operations, losses
+            evaluations.append(line)
+    return tokens, operations, evaluations
 
 
 def draw_losses(paths):
     """Draw the validation losses of all runs below some folders."""
+    runs = {}
+    for path in paths:
+        folders = [log.parent for log in sorted(path.rglob("log.jsonl"))]
+        if not folders:
+            raise UserError(f"{path} holds no run: name folders of train.py's runs, or folders above them")
+        for folder in folders:
+            tokens, operations, evaluations = read_run(folder)
+            if evaluations:
+                runs[folder] = tokens, operations, evaluations
+            else:
+                print(f"NOTE    {folder} is left out: it has no evaluation yet")
+    if not runs:
+        raise UserError(f"no evaluated run in: {', '.join(map(str, paths)) or 'no folder given'}")
+    # a token of one tokenizer may stand for more text than one of another
+    same = len({tokens for tokens, *_ in runs.values()}) == 1
+    measure, unit = ("val_loss", "nats per token") if same else ("bits_per_byte", "bits per byte of text")
     figure = Figure(layout="constrained")
     axis = figure.subplots()
-    for folder in [log.parent for path in paths for log in sorted(path.rglob("log.jsonl"))]:
-        operations, losses = read_run(folder)
-        if losses:
-            axis.plot(operations, losses, label=f"{min(losses):.3f}  {folder}".replace("$", r"\$"))
-    if not axis.lines:
-        raise UserError(f"no evaluated run in: {', '.join(map(str, paths)) or 'no folder given'}")
-    axis.set(xlabel="training FLOPs", ylabel="validation loss (nats per token)")
+    for folder, (_, operations, evaluations) in runs.items():
+        losses = [evaluation[measure] for evaluation in evaluations]
+        axis.plot(operations, losses, label=f"{min(losses):.3f}  {folder}".replace("$", r"\$"))
+    axis.set(xlabel="training FLOPs", ylabel=f"validation loss ({unit})")
     figure.legend(loc="outside upper center", frameon=False)
     return figure
 
