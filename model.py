@@ -203,7 +203,7 @@ class W2Attention(Attention):
     @property
     def log_tau(self):
         """Return log τ (H,): τ = 2√D · exp(0.1 tau_shift), so that q·k is scaled by 1/√D at first."""
-        # The 0.1 slows τ down tenfold: at the full rate it tripled before W2 began to learn associative recall.
+        # The 0.1 slows τ down tenfold. At the full rate, it may grow, and flatten attention, before W2 learns.
         return math.log(2 * self.D**0.5) + 0.1 * self.tau_shift
 
     def score_vectors(self, q, k, normed, earlier):
@@ -577,7 +577,7 @@ def weigh(scores, v, dropout, scale=1.0):
 def linear(n_in, n_out, bias=False, terms=1):
     """Return a Linear whose weights start with a standard deviation of 1/√(n_in · terms), and its biases at 0.
 
-    So a sum of `terms` outputs is as large as the inputs. With the usual 0.02, Methods 1 to 4 barely learn at first.
+    So a sum of `terms` outputs is as large as the inputs.
     """
     made = nn.Linear(n_in, n_out, bias)
     nn.init.normal_(made.weight, std=(n_in * terms) ** -0.5)
