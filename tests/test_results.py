@@ -208,6 +208,22 @@ def test_other_claims():
 # -- speed ---------------------------------------------------------------------------------------------------
 
 
+def test_losses_on_a_gpu():
+    runs = stored("speed_h100")["runs with CUDA graphs"]
+    ours = runs["standard + size_gpu.py, best validation loss"]
+    in_nanogpt = runs["nanoGPT's own program, config/train_shakespeare_char.py, best validation loss"]
+    nanogpt, standard, published = in_nanogpt.values()
+    assert f"lowest validation loss was {standard:.3f}, against {nanogpt:.3f}" in README
+    untied, kept, tied = (ours[name] for name in ("0.3", "m1, input kept, 0.3", list(ours)[-2]))
+    for words in (
+        f"nanoGPT's model reached a validation loss of {nanogpt:.3f}, and our standard model {standard:.3f}",
+        f"the standard model reached {untied:.3f} in 5,000 steps, and Method 1 with the input kept {kept:.3f}",
+        f"the standard model reached {tied:.3f} in 2,500 steps",
+        f"close to the {published} in nanoGPT's README",
+    ):
+        assert words in RESULTS
+
+
 def test_speed():
     on_gpu, computed = stored("speed_h100")["124M"], {}
     for name, row in on_gpu.items():
