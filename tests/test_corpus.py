@@ -152,6 +152,18 @@ def test_a_file_of_plain_text_is_one_document(repo, limit):
         assert tokens_of(load_dataset("data/rows")) == GPT2.encode(END + text) * documents
 
 
+@pytest.mark.parametrize("limit", ["", " --limit=1"])
+@pytest.mark.parametrize("name, separator", [("a.csv", ","), ("a.tsv", "\t")])
+def test_words_for_missing_values_are_texts(repo, name, separator, limit):
+    """... also behind an empty row, and next to numbers of which some are missing."""
+    words = ["null", "NA", "nan", "N/A", "None", "007", "text"]
+    rows = [("id", "text"), (1, ""), ("NA", ""), *((i if i % 2 else "", word) for i, word in enumerate(words))]
+    Path(name).write_text("".join(f"{i}{separator}{word}\n" for i, word in rows))
+    repo(f"{READ} --dataset={name}{limit} --tokenizer=char")
+    loaded = load_dataset("data/rows")
+    assert loaded.tokenizer.decode(tokens_of(loaded)) == "\n".join(words)
+
+
 @pytest.mark.parametrize("path, name", [("a[1].csv", "a_1_"), ("splits", "splits")])
 def test_the_text_program_names_the_command_that_reads_tables(repo, capsys, path, name):
     """... with the options that were given."""
@@ -186,6 +198,9 @@ def test_a_limit_streams_that_much_and_no_more(repo, tmp_path):
 @pytest.mark.parametrize("arguments, named", [
     ("a.csv --field=body", "a.csv: no text in field 'body'; fields with text: text"),
     ("a.csv --field=id", "a.csv: no text in field 'id'; fields with text: text"),
+    ("numbers.csv", "numbers.csv: no text in field 'text'; fields with text: title"),  # behind an empty row
+    ("bytes.parquet", "bytes.parquet: no text in field 'text'; fields with text: title"),
+    ("lists.jsonl.gz", "lists.jsonl.gz: no text in field 'text'; fields with text: title"),
     ("broken.csv", "broken.csv: cannot be read: ParserError: .*Expected 2 fields in line 3, saw 4"),
     ("val_only", "val_only: cannot be read: .*validation"),
     ("missing", "missing: cannot be read: ConnectionError: .*missing"),
@@ -195,6 +210,9 @@ def test_bad_datasets(repo, capsys, arguments, named, limit):
     ROWS.to_csv("a.csv")
     Path("broken.csv").write_text('id,text\n1,"one"\n2,"two",three,four\n')
     ROWS.to_parquet("val_only/validation.parquet")
+    for name, value in (("numbers.csv", 5), ("bytes.parquet", b"5"), ("lists.jsonl.gz", ["5"])):
+        rows = datasets.Dataset.from_dict({"text": [None, value], "title": ["a", "b"]})
+        {"csv": rows.to_csv, "parquet": rows.to_parquet, "gz": rows.to_json}[name.rpartition(".")[2]](name)
     error = refused(repo, f"{READ} --dataset={arguments}{limit}", capsys)
     assert re.match(f"prepare.py: error: {named}", error), error
 

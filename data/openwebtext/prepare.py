@@ -44,9 +44,18 @@ def open_dataset(datasets):
     else:
         path, _, configuration = dataset.partition(":")
         where = {"path": path, "name": configuration or None, "revision": REVISIONS.get(path)}
-    if datasets.load_dataset_builder(**where).name == "text":
+    builder = datasets.load_dataset_builder(**where)
+    if builder.name == "text":
         where["sample_by"] = "document"  # by default, each line is a row
+    if builder.name == "csv" and field in text_fields(datasets, builder.as_streaming_dataset("train")):
+        where |= {"usecols": [field], "keep_default_na": False}  # by default, null, NA and the like are no texts
     return datasets.load_dataset(**where, split="train", streaming=bool(limit))
+
+
+def text_fields(datasets, rows):
+    """Return the columns that hold texts, as far as is known: a column that begins with empty rows may."""
+    features = rows.features or datasets.Dataset.from_dict(next(rows.iter(64), {})).features
+    return [name for name, kind in features.items() if getattr(kind, "dtype", "") in ("string", "large_string", "null")]
 
 
 def read_texts():
@@ -54,9 +63,8 @@ def read_texts():
     datasets = import_optional("datasets")
     try:
         rows = open_dataset(datasets)
-        first = next(iter(rows), {})
-        if not isinstance(first.get(field, 0), (str, type(None))):
-            choices = [column for column, value in first.items() if isinstance(value, str)]
+        choices = text_fields(datasets, rows)
+        if field not in choices:
             raise UserError(f"{dataset}: no text in field {field!r}; fields with text: {', '.join(choices) or 'none'}")
         if not limit:
             return rows[field]
