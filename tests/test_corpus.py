@@ -124,9 +124,17 @@ def folder_of_splits(path):
         rows.to_parquet(f"{path}/{name}.parquet")
 
 
+def folder_with_brackets(path):
+    """Write the folder splits_[1], and other rows to splits_1, which fits that name as a pattern."""
+    folder_of_splits("splits_[1]")
+    ROWS.select([0]).to_parquet("splits_1/train.parquet")
+
+
 FORMS = {  # a file or folder, and how to write DOCUMENTS as such
     "a[1].csv": ROWS.to_csv,
     "splits": folder_of_splits,
+    "splits_[1]": folder_with_brackets,
+    "splits_[1]/train.parquet": folder_with_brackets,
     "saved": ROWS.save_to_disk,
     "saved_splits": SPLITS.save_to_disk,
 }

@@ -37,10 +37,14 @@ def open_dataset(datasets):
         saved = datasets.load_from_disk(dataset)
         return saved["train"] if isinstance(saved, dict) else saved
     file = Path(dataset).absolute()
+    escaped = glob.escape(file.as_posix())  # or else "[1]" in a name would stand for "1"
     if file.is_file():
-        where = {"path": str(file.parent), "data_files": glob.escape(file.name)}
+        where = {"path": str(file.parent), "data_files": escaped}
     elif file.exists():
         where = {"path": dataset}
+        if escaped != file.as_posix():
+            patterns = datasets.data_files.get_data_patterns(escaped)
+            where["data_files"] = {split: [f"{escaped}/{end}" for end in patterns[split]] for split in patterns}
     else:
         path, _, configuration = dataset.partition(":")
         where = {"path": path, "name": configuration or None, "revision": REVISIONS.get(path)}
