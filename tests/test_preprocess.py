@@ -214,6 +214,9 @@ def test_a_text_is_prepared_without_pytorch(repo):
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
     ("openwebtext --name=text", "data/text has its own prepare.py"),
     ("openwebtext --dataset=a.csv", "dataset = 'a.csv': choose a --name for it"),
+    ("openwebtext --limit=-1", "limit = -1.0 is invalid: it must be at least 0"),
+    ("openwebtext --dataset= --name=rows", "dataset = '' is invalid: it must be a dataset on the hub, a file or a f"),
+    ("text  good.txt", "'' is invalid: it must be a file or a folder"),  # an unset variable in quotes
     ("text good.txt --val=good.txt", "nothing to train on"),
     ("text good.txt --val=empty.txt", "val part has fewer than two tokens"),
 ])  # fmt: skip

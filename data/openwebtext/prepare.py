@@ -24,7 +24,7 @@ from itertools import chain
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from any folder
-from config import configure
+from config import check_range, configure
 from config.runtime.program import UserError, import_optional, one_line
 from data.prepare import new_folder, prepare
 
@@ -89,6 +89,9 @@ def read_texts():
 
 if __name__ == "__main__":
     configure(globals())
+    check_range(globals(), "limit", 0)
+    if not dataset:  # as a path, it would be the current folder
+        raise UserError("dataset = '' is invalid: it must be a dataset on the hub, a file or a folder")
     if name == "openwebtext" and dataset not in REVISIONS:
         raise UserError(f"dataset = {dataset!r}: choose a --name for it, since data/openwebtext is for OpenWebText")
     folder = new_folder(name, __file__)

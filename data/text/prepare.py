@@ -34,6 +34,8 @@ OTHERS = (".csv", ".tsv", ".json", ".parquet", ".arrow", ".gz", ".bz2", ".xz", "
 
 def text_files(path):
     """Return `path` itself ("-" is standard input) or the texts below a folder, by name, but not the hidden ones."""
+    if not path:  # as a path, it would be the current folder
+        raise UserError("'' is invalid: it must be a file or a folder")
     path = Path(path).expanduser()
     if not path.is_dir():
         if path.suffix.lower() in OTHERS:
