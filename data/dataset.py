@@ -83,8 +83,12 @@ class Dataset:
             raise UserError(f"{problem}; the maximum is {tokens - 1}")
 
     def read(self, split, places):
-        """Return the tokens there as int64."""
-        return self.splits[split][places].astype(np.int64)
+        """Return the tokens there as int64. One beyond the vocabulary is a UserError: large files are not hashed."""
+        ids = self.splits[split][places].astype(np.int64)
+        if ids.max() >= self.meta["vocab_size"]:
+            problem = f"token {ids.max()} is beyond the vocabulary of {self.meta['vocab_size']} tokens"
+            raise damaged(self.folder / f"{split}.bin", problem)
+        return ids
 
     def batch(self, seed, step, shard, batch_size, block_size, shards=1):
         """Return windows of the train split: x and, one token on, y, both (batch_size, block_size) int64.

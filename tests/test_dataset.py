@@ -55,6 +55,18 @@ def test_damaged_data_is_refused_with_file_and_cure(whole, tmp_path, name, harm,
     assert message.endswith("; prepare the text again") or not harm
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_tokens_beyond_the_vocabulary_are_refused_in_files_too_large_to_be_hashed(whole, tmp_path, split):
+    folder = shutil.copytree(whole, tmp_path / "words")
+    path = folder / f"{split}.bin"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("data.dataset.HASHED", 0)
+        np.full(path.stat().st_size // 2, 300, np.uint16).tofile(path)
+        words = load_dataset(folder)
+    with pytest.raises(UserError, match=f"{path}: token 300 is beyond the vocabulary of 300 tokens; prepare the text"):
+        words.batch(0, 0, 0, 2, 8) if split == "train" else next(words.windows("val", 2, 8, 100))
+
+
 def test_batch_is_a_pure_function_of_its_arguments():
     words = dataset(range(1000), range(100))
     before = torch.get_rng_state()
