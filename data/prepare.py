@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from config.runtime.program import UserError, atomic_write, file_errors, file_lock, print0
+from config.runtime.program import UserError, atomic_write, command, file_errors, file_lock, print0
 from data.tokenizer import END, CharTokenizer, gpt2_tokenizer, tokenizer_from_state, train_bpe
 
 VERSION = 2  # of the layout of a data folder
@@ -52,9 +52,12 @@ def ensure_prepared(name) -> Path:
     script, meta = folder / "prepare.py", folder / "meta.json"
     if meta.exists():
         return folder
+    if folder == DATA / "text":  # its prepare.py needs a file
+        raise UserError(f"dataset = 'text' is not prepared yet: run {command('data/text/prepare.py', 'my.txt')}")
     if folder.parent != DATA or not script.exists():
-        names = sorted({path.parent.name for path in [*DATA.glob("*/prepare.py"), *DATA.glob("*/meta.json")]})
-        others = f"{', '.join(names)}, or your own text, prepared by data/text/prepare.py"
+        names = {path.parent.name for path in DATA.glob("*/prepare.py")} - {"text"}
+        names |= {path.parent.name for path in DATA.glob("*/meta.json")}
+        others = f"{', '.join(sorted(names))}, or your own text, prepared by data/text/prepare.py"
         raise UserError(f"dataset = {name!r} is invalid: it must be one of {others}")
     with open(script, "rb") as file:
         file_lock(file, wait=True)  # of runs that start together one prepares, and the others wait for it

@@ -255,3 +255,13 @@ def test_data_may_be_anywhere(repo):
 def test_what_is_no_dataset_is_refused(repo, name):
     with pytest.raises(UserError, match=f"dataset = '{name}' is invalid: it must be one of openwebtext, .*, or your"):
         ensure_prepared(name)
+
+
+def test_the_dataset_of_your_own_text_is_offered_once_it_is_prepared(repo, capsys):
+    train = f"train.py {TINY} --dataset"
+    assert "openwebtext, shakespeare_bpe, shakespeare_char, or your own" in refused(repo, f"{train}=foo", capsys)
+    cure = "dataset = 'text' is not prepared yet: run python data/text/prepare.py my.txt\n"
+    assert refused(repo, f"{train}=text", capsys) == f"train.py: error: {cure}"
+    prepare("data/text", TEXT, "my.txt")
+    assert ", shakespeare_char, text, or your own" in refused(repo, f"{train}=foo", capsys)
+    assert ensure_prepared("text") == repo.folder / "data/text"
