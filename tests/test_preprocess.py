@@ -91,6 +91,21 @@ def test_shakespeare_is_downloaded_once_and_checked(tmp_path, monkeypatch):
     assert tiny_shakespeare(tmp_path) == (TEXT, "Tiny Shakespeare")
 
 
+@pytest.mark.parametrize("here, there", [("bpe", "char"), ("char", "bpe")])
+def test_shakespeare_is_copied_from_next_door(tmp_path, monkeypatch, here, there):
+    """... but no other text is."""
+    here, there = tmp_path / f"shakespeare_{here}", tmp_path / f"shakespeare_{there}"
+    monkeypatch.setattr(shakespeare, "download", lambda url: b"of a captive portal")
+    monkeypatch.setattr(shakespeare, "SHAKESPEARE_SHA256", sha256(TEXT.encode()))
+    for folder in (here, there):
+        folder.mkdir()
+    (there / "input.txt").write_text("somebody's own")
+    assert tiny_shakespeare(here)[1].startswith("NOT Tiny Shakespeare")
+    (there / "input.txt").write_bytes(TEXT.encode())
+    assert tiny_shakespeare(here) == (TEXT, "Tiny Shakespeare")
+    assert (here / "input.txt").read_bytes() == TEXT.encode()
+
+
 @pytest.mark.parametrize("answer", [OSError("no network"), b"of a captive portal"])
 def test_shakespeare_offline_is_loudly_something_else(tmp_path, monkeypatch, capsys, answer):
     def download(url):

@@ -1,7 +1,8 @@
 """Tiny Shakespeare in byte-pair tokens: python data/shakespeare_bpe/prepare.py [--tokenizer=gpt2]
 
-Uses input.txt in this folder if there is one, else downloads it. The tokens are learned from the text, so that no
-vocabulary has to be downloaded, except with --tokenizer=gpt2.
+Uses input.txt in this folder if there is one, else copies Tiny Shakespeare from data/shakespeare_char if it is there,
+else downloads it. The tokens are learned from the text, so that no vocabulary has to be downloaded, except with
+--tokenizer=gpt2.
 """
 
 tokenizer = "bpe"  # bpe, gpt2 or run:FOLDER

@@ -1,6 +1,7 @@
 """Tiny Shakespeare, character by character: python data/shakespeare_char/prepare.py
 
-Uses input.txt in this folder if there is one, else downloads it: one megabyte of plays.
+Uses input.txt in this folder if there is one, else copies Tiny Shakespeare from data/shakespeare_bpe if it is there,
+else downloads it: one megabyte of plays.
 """
 
 import sys
@@ -19,14 +20,15 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 
 @file_errors()
 def tiny_shakespeare(folder) -> tuple[str, str]:
-    """Return the text and its source: `folder`/input.txt, else a download, else English text that ships with Python.
+    """Return the text and its source: `folder`/input.txt, else English text that ships with Python.
 
-    The last needs no network, so everything runs everywhere. Its source says that it is another text.
+    If there is no input.txt, Tiny Shakespeare is first copied there from the folder next door, or downloaded. The text
+    of Python needs no network, so everything runs everywhere. Its source says that it is another text.
     """
     path = Path(folder) / "input.txt"
     if not path.exists():
         try:
-            content = download(SHAKESPEARE_URL)
+            content = text_next_door(path.parent) or download(SHAKESPEARE_URL)
         except (OSError, ValueError, HTTPException) as error:  # no network, or a proxy with a wrong name or answer
             return fallback_text(path, f"could not be downloaded ({error})")
         if sha256(content) != SHAKESPEARE_SHA256:
@@ -36,6 +38,12 @@ def tiny_shakespeare(folder) -> tuple[str, str]:
     text = read_text(path)
     genuine = sha256(text.encode()) == SHAKESPEARE_SHA256
     return text, "Tiny Shakespeare" if genuine else f"your own {path.parent.name}/input.txt"
+
+
+def text_next_door(folder) -> bytes:
+    """Return Tiny Shakespeare from the folder next to `folder` that has it, or nothing."""
+    texts = (path.read_bytes() for path in folder.parent.glob("shakespeare_*/input.txt"))
+    return next((text for text in texts if sha256(text) == SHAKESPEARE_SHA256), b"")
 
 
 def download(url) -> bytes:
