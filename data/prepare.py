@@ -158,9 +158,9 @@ def write_dataset(folder, coder, encoded, length, source, settings):
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:  # at its end the files take their places, the last opened first
         if hasattr(os, "O_DIRECTORY"):  # Windows can neither open a folder nor lock a file
-            opened = os.open(folder, os.O_DIRECTORY)
+            opened = os.open(folder, os.O_DIRECTORY)  # a lock of the folder itself leaves no file in it
             stack.callback(os.close, opened)
-            if not file_lock(opened):  # it leaves no file in the folder
+            if not file_lock(opened):
                 raise UserError(f"{folder}: another program is preparing this dataset: wait until it has ended")
         stack.callback(lambda: any(folder.iterdir()) or folder.rmdir())  # a new folder, if nothing came into it
         names = ("meta.json", "train.bin", "val.bin")
