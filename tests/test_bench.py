@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch._dynamo.testing import CompileCounter
 
 from config.runtime.devices import compile_blocks
 from config.runtime.program import UserError
-from conftest import ROOT
+from conftest import ROOT, log_of
 from cover import perturb, settings
 from model import GPT, GPTConfig
 
@@ -28,6 +29,65 @@ def test_the_speed_of_all_variants(monkeypatch, capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     rows = [line.strip("| ").split(" | ") for line in lines[2:]]
     assert [row[0] for row in rows] == speed.VARIANTS and all(float(cell) > 0 for row in rows for cell in row[1:])
+
+
+NANOGPT = """
+import torch
+from dataclasses import dataclass
+
+@dataclass
+class GPTConfig:
+    block_size: int = 1024
+    vocab_size: int = 50304
+    n_layer: int = 12
+    n_embd: int = 768
+    bias: bool = True
+
+class GPT(torch.nn.Embedding):
+    def __init__(self, config):
+        super().__init__(config.vocab_size, config.vocab_size)
+        self.config = config
+
+    def forward(self, idx, targets=None):
+        logits = super().forward(idx)
+        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+        return torch.optim.AdamW(self.parameters(), learning_rate, betas, weight_decay=weight_decay)
+
+    def get_num_params(self, non_embedding=True):
+        return self.weight.numel()
+"""  # the parts of its model.py that programs call
+
+
+def test_equal_seconds_next_to_nanogpt(repo, monkeypatch, capsys):
+    """Train both by train.py: ours, half as fast, for half the steps. A later command takes the times of the first."""
+    Path("nanoGPT").mkdir()
+    Path("nanoGPT/model.py").write_text(NANOGPT)
+    small = {"block_size": 16, "n_layer": 1, "n_head": 1, "n_embd": 16, "batch_size": 2}
+    monkeypatch.setattr(speed, "SETTINGS", speed.SETTINGS | small)
+    monkeypatch.setattr(speed, "STEPS", 6)
+    train = speed.Comparison.train
+    by_rate = lambda self, variant, rate, seed: train(self, variant, rate, seed) if seed else (abs(rate - 0.016), 0)
+    monkeypatch.setattr(speed.Comparison, "train", by_rate)
+    for ratio, *more in (2, "--seeds=0"), (3, "--seeds=1"):
+        monkeypatch.setattr(speed, "alternate", lambda *steppers, ratio=ratio: [one() for one in steppers] and ratio)
+        speed.main(["--nanogpt=nanoGPT", *more])
+    runs, models = {}, json.loads(Path("out/nanogpt/nanogpt.json").read_text())["models"]
+    for log in Path("out/nanogpt/runs").glob("*/log.jsonl"):
+        (start,), (last,) = log_of(log.parent, "start"), log_of(log.parent, "eval")
+        name = "standard" if "attention" in start["config"] else "nanoGPT's model"
+        runs[name] = last["step"], start["settings"]["learning_rate"], [round(last["val_loss"], 4)]
+    steps = {"nanoGPT's model": 6, "standard": 3}
+    assert runs == {name: (steps[name], 0.016, model["losses"]) for name, model in models.items()}
+    rates = ["0.002", "0.004", "0.008", "0.016", "0.032"]  # until the best is not at the edge
+    assert all(list(model["tuning"]) == rates for model in models.values())
+    assert "| standard | " in capsys.readouterr().out
+
+
+def test_variants_are_not_compared_with_nanogpt():
+    with pytest.raises(UserError, match="--residual=m1: leave variants out with --nanogpt"):
+        speed.main(["kept: --residual=m1", "--nanogpt=nanoGPT"])
 
 
 @pytest.mark.parametrize("kind, method", [("standard", "m4.1"), ("w2-scalar", "m3.2"), ("summed-5.5", "m1")])

@@ -58,8 +58,11 @@ def read_variant(words, common, home):
     return Variant(name or words, home, settings.values)
 
 
-def copy_code(commit, folder):
-    """Copy the code of a commit, or of the working tree. The copy's name is the hash of all but the tests."""
+def copy_code(commit, folder, changes=()):
+    """Copy the code of a commit, or of the working tree. The copy's name is the hash of all but the tests.
+
+    `changes` are files, {name: content}, that the copy has instead of its own.
+    """
     if commit:
         if not shutil.which("git"):
             cure = "install it, or leave --against out and name two variants"
@@ -71,6 +74,7 @@ def copy_code(commit, folder):
             files = {one.name: tar.extractfile(one).read() for one in tar if one.isfile()}
     else:
         files = {str(path.relative_to(ROOT)): path.read_bytes() for pattern in CODE for path in ROOT.glob(pattern)}
+    files |= changes
     code = sorted(item for item in files.items() if not item[0].startswith("tests/"))
     home = folder / sha256(repr(code).encode())[:12]
     for name, content in files.items():

@@ -3,13 +3,25 @@ What a training step costs in time, over the standard model's: python tests/benc
 
 Variants are written as for compare.py, as in "kept: --residual=m1 --keep_input". Steps of two models alternate: the
 speed of a shared machine drifts, but the median ratio of such pairs hardly does.
+
+With --nanogpt=FOLDER, nanoGPT's model and the standard one are timed instead, on a CPU and at the size of train.py.
+With --seeds=3, both then train for as long as nanoGPT's model takes for 800 steps, each at its best learning rate. The
+step counts follow from the times of an earlier command, if there was one, so a busy machine does no harm. Rerun the
+command to continue.
 """
 
 device = "auto"  # auto, cpu, cuda, cuda:1
+nanogpt = ""  # folder of a checkout of nanoGPT
+seeds = 0  # with nanogpt: runs of each model at its best learning rate; 0: only time steps
+out = "out/nanogpt"  # with nanogpt: folder of the runs, and of nanogpt.json, which has all figures
 
+import json
+import runpy
 import statistics
 import sys
 import time
+from dataclasses import fields
+from itertools import repeat
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -20,20 +32,25 @@ choose_waiting()  # before PyTorch is imported
 
 import torch
 
-from compare import ROOT, as_table, read_variant
-from config import read_settings, start_program
-from config.runtime.checkpoints import of_model
+from compare import ROOT, Comparison, Variant, as_table, copy_code, read_variant, search
+from config import check_range, read_settings, start_program
+from config.runtime.checkpoints import code_version, of_model
 from config.runtime.devices import compile_blocks, machine_name, pick_attention_kernel, pick_device, pick_dtype
+from config.runtime.program import UserError, atomic_write, file_errors
+from data.prepare import ensure_prepared
 from model import GPT, GPTConfig
 
 SHAPE = {"block_size": 256, "n_layer": 6, "n_head": 6, "n_embd": 384, "vocab_size": 65}  # of all models
 SECONDS = 5  # of alternating steps
 VARIANTS = ["--attention=w2", "--attention=summed_qk", "--residual=m1", "--residual=m2"]
+STEPS, RATES = 800, [2e-3, 4e-3, 8e-3, 16e-3]  # of nanoGPT's model; of both models, to be tried first
+SETTINGS = {"device": "cpu", "dtype": "float32", "eval_tokens": 10**9}  # of both, where they differ from train.py's
+MISSING = b"\nConfigError, GPTConfig.attention = ValueError, 'standard'\n"  # in nanoGPT's model.py, for train.py
 
 
-def stepper(config, batch_size, device, dtype):
+def stepper(config, batch_size, device, dtype, model_class=GPT):
     """Return a function that makes a training step on random tokens, as train.py does, and returns its seconds."""
-    model = GPT(config).to(device)
+    model = model_class(config).to(device)
     optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type)
     shape = batch_size, model.config.block_size
     x, y = (torch.randint(model.config.vocab_size, shape, device=device) for _ in range(2))
@@ -67,9 +84,66 @@ def alternate(one, other, turns=5):
     return statistics.median(ratios)
 
 
+def time_models(homes, settings):
+    """Return {name: ms of a step, and steps in equal seconds} of the models of two copies of the code."""
+    steppers = []
+    for home in homes.values():
+        module = runpy.run_path(str(home / "model.py"))
+        config = {field.name: settings[field.name] for field in fields(module["GPTConfig"])}
+        shape = module["GPTConfig"](**config), settings["batch_size"]
+        steppers.append(stepper(*shape, torch.device("cpu"), torch.float32, module["GPT"]))
+    ratio, ms = alternate(*steppers), 1000 * statistics.median(steppers[0]() for _ in range(20))
+    return {name: {"ms": round(ms * cost, 1), "steps": round(STEPS / cost)} for name, cost in zip(homes, (1, ratio))}
+
+
+def tuned_losses(variant, comparison):
+    """Return a model's losses at several rates on seed 0, the best rate, and the losses of all seeds there."""
+
+    def losses_of(rates, seeds):
+        return [round(loss, 4) for loss, _ in comparison.pool.map(comparison.train, repeat(variant), rates, seeds)]
+
+    rate, tuning = search(RATES, lambda rates: losses_of(rates, repeat(0)))
+    return {"tuning": tuning, "rate": rate, "losses": losses_of(repeat(rate), comparison.seeds)}
+
+
+def compare_with_nanogpt(checkout, out, seeds):
+    """Print the times of both models and, with seeds, their losses. Write them to a file."""
+    path, settings = out / "nanogpt.json", read_settings(ROOT / "train.py", []).defaults | SETTINGS
+    with file_errors():
+        model = (checkout / "model.py").read_bytes() + MISSING
+    homes = {"nanoGPT's model": copy_code("", out / "code", {"model.py": model})}
+    homes["standard"] = copy_code("", out / "code")
+    if seeds and path.exists():
+        results = json.loads(path.read_text())
+    else:
+        times = time_models(homes, settings | {"vocab_size": SHAPE["vocab_size"]})
+        results = {"machine": machine_name(torch.device("cpu")), "models": times}
+    results["code"] = code_version()
+    if seeds:
+        options = {"tune": True, "seeds": seeds, "first_seed": 1, "workers": 0}
+        comparison = Comparison(out / "runs", ensure_prepared(settings["dataset"]).resolve(), options)
+        try:
+            for name, found in results["models"].items():
+                variant = Variant(name, homes[name], settings | {"max_iters": found["steps"]})
+                found |= tuned_losses(variant, comparison)
+        finally:
+            comparison.stop()
+    with atomic_write(path) as file:
+        file.write(json.dumps(results, indent=1).encode())
+    rows = [[name, *map(str, found.values())] for name, found in results["models"].items()]
+    print(results["machine"], "\n")
+    print(as_table(["", *results["models"]["standard"]], rows))
+
+
 def main(argv):
     words = [word for word in argv if not word.startswith("-")]
     own = start_program(__file__, [word for word in argv if word.startswith("-")]).values
+    check_range(own, "seeds", 0)
+    if own["nanogpt"]:
+        if words:
+            raise UserError(f"{words[0]}: leave variants out with --nanogpt, which is for the standard model alone")
+        compare_with_nanogpt(Path(own["nanogpt"]), Path(own["out"]).resolve(), own["seeds"])
+        return
     device = pick_device(own["device"])
     torch.manual_seed(0)
     dtypes = torch.float32, pick_dtype("auto", device)
