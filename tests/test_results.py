@@ -115,20 +115,40 @@ def test_twenty_tokens_per_parameter():
     rows = small_models(training_runs("training"), 2844).items()
     computed = {name: [f"{cost:.2f}", *(signed(*one) for one in both)] for name, (cost, *both) in rows}
     check(table("Do Methods", 1), computed)
+    kept, w2 = (in_words(*dict(rows)[name][2]) for name in ("Method 3.1, input kept", "W2, distance"))
+    assert f"ends {kept} for the same compute, and W2's distance {w2}." in README
+
+
+def deeper_models(steps, **settings):
+    """Return {variant: cells of the table}. The losses for the same compute are interpolated, over log(steps)."""
+    runs, rows = training_runs("depth", **settings), {}
+    lengths = sorted(length for name, length in runs if name == "standard")
+    curve = [fmean(runs["standard", length][0]) for length in lengths]
+    for (name, length), (losses, cost) in runs.items():
+        if length == steps:
+            ratio = cost / runs["standard", steps][1]
+            expected = np.interp(math.log(steps * ratio), np.log(lengths), curve)
+            same_steps = signed(*difference(losses, runs["standard", steps][0]))
+            rows[name] = [f"{ratio:.2f}", same_steps, f"{fmean(losses) - expected:+.3f}"]
+    return rows
 
 
 def test_eight_layers():
-    """Here, the loss of a standard model of the same compute is interpolated over the logarithm of the steps."""
-    runs, rows = training_runs("depth", n_embd="256"), {}
-    lengths = sorted(steps for name, steps in runs if name == "standard")
-    curve = [fmean(runs["standard", steps][0]) for steps in lengths]
-    for (name, steps), (losses, cost) in runs.items():
-        if steps == 1000:
-            ratio = cost / runs["standard", 1000][1]
-            expected = np.interp(math.log(1000 * ratio), np.log(lengths), curve)
-            same_steps = signed(*difference(losses, runs["standard", 1000][0]))
-            rows[name] = [f"{ratio:.2f}", same_steps, f"{fmean(losses) - expected:+.3f}"]
-    check(table("Do Methods", 2), rows)
+    check(table("Do Methods", 2), deeper_models(1000, n_embd="256"))
+
+
+def test_narrow_models():
+    """The text names those at 2, 4 and 8 layers, then those at 8 alone."""
+    depths = [deeper_models(2000, n_embd="64", n_layer=str(layers)) for layers in (2, 4, 8)]
+    higher = {name: [rows[name][2].strip("+") for rows in depths if name in rows] for name in depths[-1]}
+    for name, words in {
+        "Method 1": "Method 1 was {}, {} and {} higher",
+        "Method 1, input kept": "Method 1 with the input kept {}, {} and {},",
+        "Method 2, input kept": "Method 2 with the input kept {}, {} and {}.",
+        "Method 3.1, input kept": "Method 3.1 with the input kept was {} higher",
+        "Method 5.2": "Method 5.2 {}.",
+    }.items():
+        assert words.format(*higher[name]) in RESULTS
 
 
 # -- the W2 document's benchmarks ----------------------------------------------------------------------------
