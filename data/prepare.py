@@ -8,12 +8,13 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -144,7 +145,21 @@ def encode_all(coder, parts):
 
     with ThreadPoolExecutor() as pool:
         while some := list(islice(parts, 256)):  # so many are in memory at a time
-            yield from pool.map(encode, some)
+            with ctrl_c_held():  # between two lines of the pool's own code, it would leave a lock that threads wait for
+                encoded = pool.map(encode, some)
+            yield from encoded
+
+
+@contextmanager
+def ctrl_c_held():
+    """Let a Ctrl-C inside wait for the end, except on Windows."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def token_dtype(vocab_size) -> np.dtype:
