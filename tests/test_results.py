@@ -240,6 +240,16 @@ def test_other_claims():
 # -- speed ---------------------------------------------------------------------------------------------------
 
 
+def test_next_to_nanogpt():
+    nanogpt, ours = stored("nanogpt")["models"].values()
+    assert abs(ours["steps"] - nanogpt["steps"] * nanogpt["ms"] / ours["ms"]) <= 1  # of rounded times
+    losses = [f"{fmean(model['losses']):.3f}" for model in (nanogpt, ours)]
+    assert f"takes {ours['ms'] / nanogpt['ms']:.2f} times as long as one of nanoGPT's" in README
+    assert "its loss is lower: {1} against {0}.".format(*losses) in README
+    assert f"the standard model takes {ours['ms']:.0f} ms, and one of nanoGPT's model {nanogpt['ms']:.0f} ms" in RESULTS
+    assert f"for the {ours['steps']} that" in RESULTS and "ended at {} and ours at {}".format(*losses) in RESULTS
+
+
 def test_losses_on_a_gpu():
     runs = stored("speed_h100")["runs with CUDA graphs"]
     ours = runs["standard + size_gpu.py, best validation loss"]
