@@ -59,6 +59,7 @@ def ensure_prepared(name) -> Path:
         names = {path.parent.name for path in DATA.glob("*/prepare.py")} - {"text"}
         names |= {path.parent.name for path in DATA.glob("*/meta.json")}
         others = f"{', '.join(sorted(names))}, or your own text, prepared by data/text/prepare.py"
+        others += "; if a run's data have moved, resume it with --dataset=FOLDER"
         raise UserError(f"dataset = {name!r} is invalid: it must be one of {others}")
     with open(script, "rb") as file:
         file_lock(file, wait=True)  # of runs that start together one prepares, and the others wait for it

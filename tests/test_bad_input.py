@@ -135,16 +135,22 @@ def test_a_damaged_checkpoint(trained, capsys):
     LATEST.write_bytes(LATEST.read_bytes()[:-1])
     change_checkpoint(BEST, iter_num=2)
     for command in (SAMPLE, RESUME):
-        check(trained, command, f"{NO_CHECKPOINT}: remove it to use out/run/best.pt, saved at another step", capsys)
+        check(trained, command, f"{NO_CHECKPOINT}: remove it to try out/run/best.pt, saved at another step", capsys)
     LATEST.unlink()
     assert "from step 2 of out/run" in trained(RESUME)
 
 
 def test_a_damaged_best_checkpoint_is_replaced(trained):
     BEST.write_bytes(b"")
-    note = "NOTE    out/run/best.pt cannot be read: the run continues from out/run/ckpt.pt"
+    change_checkpoint(LATEST, best_val_loss=0.0)  # lower than any that follows
+    note = "NOTE    out/run/best.pt is damaged: the run continues from out/run/ckpt.pt"
     assert note in trained(f"{RESUME} --eval_interval=1")
     assert load(BEST)["iter_num"] > 4
+
+
+def test_a_best_checkpoint_of_another_version_stays(trained, capsys):
+    change_checkpoint(BEST, version=9)
+    check(trained, RESUME, "best.pt: checkpoint version 9; this program reads version", capsys)
 
 
 class Call:

@@ -239,3 +239,8 @@ def test_an_interrupted_program_ends_and_leaves_what_was_there(repo, tmp_path):
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=120)[1] == b"" and process.returncode == 130
     assert contents(Path("data/plays")) == before
+
+
+def test_numbers_behind_many_empty_rows_are_no_text(repo, capsys):
+    Path("late.csv").write_text("id,text\n" + "".join(f"{i},\n" for i in range(70)) + "70,6\n71,12345\n")
+    assert "no text in field 'text'" in refused(repo, f"{READ} --dataset=late.csv", capsys)

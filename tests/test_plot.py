@@ -40,6 +40,7 @@ def test_a_run_that_is_not_drawn_is_named(repo, capsys):
     assert "no evaluated run in: out/b" in error_of(repo, [PLOT, "out/b"], capsys)
     assert "nowhere holds no run: name folders of" in error_of(repo, [PLOT, "out/a", "nowhere"], capsys)
     assert "no folder given" in error_of(repo, [PLOT], capsys)
+    assert "'' is invalid" in error_of(repo, [PLOT, ""], capsys)
 
 
 @pytest.mark.parametrize("tokenizer, measure, unit", [

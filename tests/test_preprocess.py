@@ -102,6 +102,7 @@ def test_shakespeare_is_copied_from_next_door(tmp_path, monkeypatch, here, there
     (there / "input.txt").write_text("somebody's own")
     assert tiny_shakespeare(here)[1].startswith("NOT Tiny Shakespeare")
     (there / "input.txt").write_bytes(TEXT.encode())
+    (tmp_path / "shakespeare_0" / "input.txt").mkdir(parents=True)  # cannot be read
     assert tiny_shakespeare(here) == (TEXT, "Tiny Shakespeare")
     assert (here / "input.txt").read_bytes() == TEXT.encode()
 

@@ -47,6 +47,10 @@ def newest_run():
     return Path(max(saved, key=os.path.getmtime)).parent
 
 
+class Damaged(UserError):
+    """The file is none that train.py has written."""
+
+
 @file_errors()
 def load(path) -> dict:
     """Return a checkpoint, on the CPU, and its "path". No code in it is run."""
@@ -61,8 +65,8 @@ def load(path) -> dict:
                 raise
     if not isinstance(checkpoint, dict) or "version" not in checkpoint:
         other = path.with_name({"ckpt.pt": "best.pt", "best.pt": "ckpt.pt"}.get(path.name, path.name))
-        cure = f": remove it to use {other}, saved at another step" if other != path and other.exists() else ""
-        raise UserError(f"{path}: damaged, or not a checkpoint of train.py{cure}")
+        cure = f": remove it to try {other}, saved at another step" if other != path and other.exists() else ""
+        raise Damaged(f"{path}: damaged, or not a checkpoint of train.py{cure}")
     if checkpoint["version"] != VERSION:
         versions = f"version {checkpoint['version']!r}; this program reads version {VERSION}"
         raise UserError(f"{path}: checkpoint {versions}: train again")

@@ -129,13 +129,19 @@ def choose_waiting():
 def check_processes():
     """Raise a UserError if the environment has only a part of what torchrun sets, as on some clusters."""
     size = os.environ.get("WORLD_SIZE") or "1"
-    for name in () if size == "1" else ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
-        value = os.environ.get(name)
-        if not (value or "").isdecimal():
-            del os.environ["WORLD_SIZE"]  # a single process reports the error
-            found = f"{name} = {value!r}" if value else f"WORLD_SIZE = {size!r}, but no {name}"
-            cure = "start several processes with torchrun, which sets all of these variables, or one without WORLD_SIZE"
-            raise UserError(f"the environment has {found}: {cure}")
+    if size == "1":
+        return
+    numbers, texts = ("WORLD_SIZE", "RANK", "LOCAL_RANK"), ("MASTER_ADDR", "MASTER_PORT")
+    wrong = [name for name in numbers if not os.environ.get(name, "").isdecimal()]
+    wrong += [name for name in texts if not os.environ.get(name)]
+    if not wrong and int(os.environ["RANK"]) >= int(size):
+        wrong = ["RANK"]
+    if wrong:
+        value = os.environ.get(wrong[0])
+        found = f"WORLD_SIZE = {size!r}, " + (f"{wrong[0]} = {value!r}" if value else f"but no {wrong[0]}")
+        cure = "start several processes with torchrun, which sets all of these variables, or one without WORLD_SIZE"
+        del os.environ["WORLD_SIZE"]  # a single process reports the error
+        raise UserError(f"the environment has {found}: {cure}")
 
 
 def install_excepthook():

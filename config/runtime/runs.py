@@ -136,8 +136,9 @@ def begin(requested) -> tuple[dict, dict | None, bool]:
         best = checkpoints.find(folder, "best")
         try:  # it may be newer than ckpt.pt and must not be replaced by a worse one
             checkpoint["best_val_loss"] = checkpoints.load(best)["best_val_loss"]
-        except UserError:
-            print0(f"NOTE    {best} cannot be read: the run continues from {found}, and will replace it")
+        except checkpoints.Damaged:
+            checkpoint["best_val_loss"] = math.inf
+            print0(f"NOTE    {best} is damaged: the run continues from {found}, and its next evaluation replaces it")
     return settings, checkpoint, resuming
 
 

@@ -51,15 +51,16 @@ def open_dataset(datasets):
     builder = datasets.load_dataset_builder(**where)
     if builder.name == "text":
         where["sample_by"] = "document"  # by default, each line is a row
-    if builder.name == "csv" and field in text_fields(datasets, builder.as_streaming_dataset("train")):
+    if builder.name == "csv" and field in text_fields(datasets, builder.as_streaming_dataset("train"), empty=False):
         where |= {"usecols": [field], "keep_default_na": False}  # by default, null, NA and the like are no texts
     return datasets.load_dataset(**where, split="train", streaming=bool(limit))
 
 
-def text_fields(datasets, rows):
-    """Return the columns that hold texts, as far as is known: a column that begins with empty rows may."""
+def text_fields(datasets, rows, empty=True):
+    """Return the columns that hold texts, as far as is known: one that begins with many `empty` rows may."""
+    kinds = ["string", "large_string", "string_view"] + ["null"] * empty
     features = rows.features or datasets.Dataset.from_dict(next(rows.iter(64), {})).features
-    return [name for name, kind in features.items() if getattr(kind, "dtype", "") in ("string", "large_string", "null")]
+    return [name for name, kind in features.items() if getattr(kind, "dtype", "") in kinds]
 
 
 def read_texts():

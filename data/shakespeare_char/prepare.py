@@ -6,6 +6,7 @@ else downloads it: one megabyte of plays.
 
 import sys
 import urllib.request
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 
@@ -42,8 +43,11 @@ def tiny_shakespeare(folder) -> tuple[str, str]:
 
 def text_next_door(folder) -> bytes:
     """Return Tiny Shakespeare from the folder next to `folder` that has it, or nothing."""
-    texts = (path.read_bytes() for path in folder.parent.glob("shakespeare_*/input.txt"))
-    return next((text for text in texts if sha256(text) == SHAKESPEARE_SHA256), b"")
+    for path in folder.parent.glob("shakespeare_*/input.txt"):
+        with suppress(OSError):  # a file that cannot be read is no reason not to download one
+            if sha256(text := path.read_bytes()) == SHAKESPEARE_SHA256:
+                return text
+    return b""
 
 
 def download(url) -> bytes:

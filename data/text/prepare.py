@@ -27,7 +27,7 @@ from config import configure
 from config.runtime.program import UserError, command, print0, read_text
 from data.prepare import new_folder, prepare
 
-JSON_LINES = (".jsonl", ".ndjson", ".jsonlines")
+JSON_LINES = (".jsonl", ".ndjson", ".jsonlines", ".jl")
 TEXTS = (".txt", ".md", *JSON_LINES)  # what is read from a folder
 OTHERS = (".csv", ".tsv", ".json", ".parquet", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".zip")  # not plain text
 

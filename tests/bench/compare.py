@@ -212,6 +212,7 @@ def main(argv):
     out, against = Path(options["out"]).resolve(), options["against"]
     check_range(options, "seeds", 2)
     check_range(options, "first_seed", 1)
+    check_range(options, "workers", 0)
     pairs = [("", one) for one in words]
     if against and words:
         pairs.insert(0, (against, f"{against}: {words[0]}"))

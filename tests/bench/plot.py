@@ -65,6 +65,8 @@ def draw_losses(paths):
 def main(argv):
     paths = [Path(word) for word in argv if not word.startswith("-")]
     configure(globals(), [word for word in argv if word.startswith("-")])
+    if "" in argv:  # as a path, it would be the current folder
+        raise UserError("'' is invalid: name folders of train.py's runs, or folders above them")
     with file_errors():
         draw_losses(paths).savefig(out, dpi=120)
     print(f"figure: {out}")
