@@ -22,7 +22,7 @@ def test_runs_in_one_picture(repo):
     """The FLOPs of training until each evaluation, also where a run has resumed, and the loss."""
     repo(f"{RUN} --out_dir=out/a")
     repo(f"{RUN} --out_dir=out/a --init_from=resume --max_iters=8")
-    _, (*_, operations), (*_, last) = read_run(Path("out/a"))
+    _, (*_, last), (*_, operations) = read_run(Path("out/a"))
     assert last == log_of("out/a", "eval")[-1]
     assert operations == 8 * 2 * 16 * log_of("out/a", "start")[0]["flops_per_token"]
 

@@ -67,7 +67,8 @@ def other_program(path):
 
 
 def is_json_lines(path):
-    return path.suffix.lower() in JSON_LINES or bool(field) and not path.is_file()  # - and pipes have no suffix
+    no_file = not path.is_file()  # standard input (-) and pipes, which have no suffix
+    return path.suffix.lower() in JSON_LINES or (bool(field) and no_file)
 
 
 def read_documents(path):

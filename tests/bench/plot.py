@@ -21,7 +21,7 @@ from config.runtime.program import UserError, file_errors
 
 
 def read_run(folder):
-    """Return the hash of a run's validation tokens, the operations of training until each evaluation, and these."""
+    """Return the hash of a run's validation tokens, its evaluations, and the operations of training until each."""
     tokens, operations, evaluations = None, [], []
     for line in map(json.loads, (folder / "log.jsonl").read_text().rpartition("\n")[0].splitlines()):
         if line["event"] in ("start", "resume"):
@@ -31,7 +31,7 @@ def read_run(folder):
         elif line["event"] == "eval":
             operations.append(line["step"] * per_step)
             evaluations.append(line)
-    return tokens, operations, evaluations
+    return tokens, evaluations, operations
 
 
 def draw_losses(paths):
@@ -42,9 +42,9 @@ def draw_losses(paths):
         if not folders:
             raise UserError(f"{path} holds no run: name folders of train.py's runs, or folders above them")
         for folder in folders:
-            tokens, operations, evaluations = read_run(folder)
+            tokens, evaluations, operations = read_run(folder)
             if evaluations:
-                runs[folder] = tokens, operations, evaluations
+                runs[folder] = tokens, evaluations, operations
             else:
                 print(f"NOTE    {folder} is left out: it has no evaluation yet")
     if not runs:
@@ -54,7 +54,7 @@ def draw_losses(paths):
     measure, unit = ("val_loss", "nats per token") if same else ("bits_per_byte", "bits per byte of text")
     figure = Figure(layout="constrained")
     axis = figure.subplots()
-    for folder, (_, operations, evaluations) in runs.items():
+    for folder, (_, evaluations, operations) in runs.items():
         losses = [evaluation[measure] for evaluation in evaluations]
         axis.plot(operations, losses, label=f"{min(losses):.3f}  {folder}".replace("$", r"\$"))
     axis.set(xlabel="training FLOPs", ylabel=f"validation loss ({unit})")

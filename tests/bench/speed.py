@@ -44,7 +44,7 @@ SHAPE = {"block_size": 256, "n_layer": 6, "n_head": 6, "n_embd": 384, "vocab_siz
 SECONDS = 5  # of alternating steps
 VARIANTS = ["--attention=w2", "--attention=summed_qk", "--residual=m1", "--residual=m2"]
 STEPS, RATES = 800, [2e-3, 4e-3, 8e-3, 16e-3]  # of nanoGPT's model; of both models, to be tried first
-SETTINGS = {"device": "cpu", "dtype": "float32", "eval_tokens": 10**9}  # of both, where they differ from train.py's
+SETTINGS = {"device": "cpu", "dtype": "float32"}  # of both, where they differ from train.py's
 MISSING = b"\nConfigError, GPTConfig.attention = ValueError, 'standard'\n"  # in nanoGPT's model.py, for train.py
 
 
