@@ -32,13 +32,13 @@ SAMPLE = 16 * 2**20  # characters to learn byte pairs from, at most
 
 def dataset_folder(name) -> Path:
     """Return the folder of a dataset: data/NAME or, if the name has a slash, the folder of that path."""
-    return Path(name) if "/" in name else DATA / name
+    return Path(name).resolve() if "/" in name else DATA / name
 
 
 def new_folder(name, script) -> Path:
     """Return the folder of a dataset that `script` is to make. Raise a UserError if it cannot."""
     folder = dataset_folder(name)
-    if folder.parent == DATA and not re.fullmatch(r"\w[\w.-]*", name):
+    if "/" not in name and not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"name = {name!r} is invalid: use letters, digits, '_', '-' and '.'")
     own = folder / "prepare.py"
     if own.exists() and not own.samefile(script):

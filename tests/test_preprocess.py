@@ -225,8 +225,9 @@ def test_a_text_is_prepared_without_pytorch(repo):
     ("text cut.jsonl", "cut.jsonl: line 1 is not JSON with a text in field 'text'"),
     ("text good.txt --field=text", "field = 'text' has no effect: it needs a .jsonl file or standard input"),
     ("text lines.jsonl --separator=x", "separator = 'x' has no effect on .jsonl files"),
-    ("text config/runtime", "config/runtime: no .txt, .md or .jsonl files below"),
+    ("text config/runtime", "no .txt, .md or .jsonl files below this folder; other text files are read if named one"),
     ("text good.txt --name=..", "name = '..' is invalid: use letters, digits"),
+    ("text good.txt --name=", "name = '' is invalid: use letters, digits"),
     ("text good.txt --name=shakespeare_char", "data/shakespeare_char has its own prepare.py"),
     ("openwebtext --name=text", "data/text has its own prepare.py"),
     ("openwebtext --dataset=a.csv", "dataset = 'a.csv': choose a --name for it"),
@@ -277,7 +278,8 @@ def test_the_dataset_of_your_own_text_is_offered_once_it_is_prepared(repo, capsy
     train = f"train.py {TINY} --dataset"
     assert "openwebtext, shakespeare_bpe, shakespeare_char, or your own" in refused(repo, f"{train}=foo", capsys)
     cure = "dataset = 'text' is not prepared yet: run python data/text/prepare.py my.txt\n"
-    assert refused(repo, f"{train}=text", capsys) == f"train.py: error: {cure}"
+    for path in ("text", "./data/text", f"{repo.folder}/data/text"):
+        assert refused(repo, f"{train}={path}", capsys) == f"train.py: error: {cure}"
     prepare("data/text", TEXT, "my.txt")
     assert ", shakespeare_char, text, or your own" in refused(repo, f"{train}=foo", capsys)
     assert ensure_prepared("text") == repo.folder / "data/text"

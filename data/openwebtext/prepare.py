@@ -41,7 +41,7 @@ def open_dataset(datasets):
     if file.is_file():
         where = {"path": str(file.parent), "data_files": escaped}
     elif file.exists():
-        where = {"path": dataset}
+        where = {"path": str(file)}
         if escaped != file.as_posix():
             patterns = datasets.data_files.get_data_patterns(escaped)
             where["data_files"] = {split: [f"{escaped}/{end}" for end in patterns[split]] for split in patterns}

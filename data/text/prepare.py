@@ -46,8 +46,9 @@ def text_files(path):
     texts = [file for file in files if file.suffix.lower() in TEXTS]
     others = [file for file in files if file.suffix.lower() not in TEXTS]
     if not texts:
-        cure = f"; {other_program(path)}" if any(file.suffix.lower() in OTHERS for file in others) else ""
-        raise UserError(f"{path}: no .txt, .md or .jsonl files below this folder{cure}")
+        tables = any(file.suffix.lower() in OTHERS for file in others)
+        cure = other_program(path) if tables else "other text files are read if named one by one"
+        raise UserError(f"{path}: no .txt, .md or .jsonl files below this folder; {cure}")
     if others:
         print0(f"NOTE    {path}: left out {summary(others)}: a folder stands for its .txt, .md and .jsonl files")
     return texts
