@@ -34,11 +34,11 @@ import torch
 
 from compare import ROOT, Comparison, Variant, as_table, copy_code, read_variant, search
 from config import check_range, read_settings, start_program
-from config.runtime.checkpoints import code_version, of_model
+from config.runtime.checkpoints import code_version, make_config
 from config.runtime.devices import compile_blocks, machine_name, pick_attention_kernel, pick_device, pick_dtype
 from config.runtime.program import UserError, atomic_write, file_errors
 from data.prepare import ensure_prepared
-from model import GPT, GPTConfig
+from model import GPT
 
 SHAPE = {"block_size": 256, "n_layer": 6, "n_head": 6, "n_embd": 384, "vocab_size": 65}  # of all models
 SECONDS = 5  # of alternating steps
@@ -150,7 +150,7 @@ def main(argv):
     standard = read_settings(ROOT / "train.py", []).defaults
     rows = []
     for name, _, settings in (read_variant(one, [], ROOT) for one in words or VARIANTS):
-        configs = [GPTConfig(**of_model(one) | SHAPE) for one in (standard, settings)]
+        configs = [make_config(one | SHAPE) for one in (standard, settings)]
         costs = [GPT(config).flops_per_token() for config in configs]
         size = 4 if device.type == "cpu" else 64
         pairs = ([stepper(config, size, device, dtype) for config in configs] for dtype in dtypes)
