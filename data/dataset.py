@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from config import read_settings
 from config.runtime.program import UserError, command, file_errors, read_text, sha256
 from data.prepare import SPLITS, VERSION
 from data.tokenizer import Tokenizer, tokenizer_from_state
@@ -56,10 +55,7 @@ def check_input(folder, meta):
     if folder.name == "text" or not (text.exists() and script.exists()):  # data/text is made from other files
         return
     if sha256(read_text(text).encode()) != meta["text_sha256"]:
-        defaults = read_settings(script, []).defaults
-        used = meta["settings"]
-        options = [f"--{name}={used[name]}" for name in used if name in defaults and used[name] != defaults[name]]
-        raise UserError(f"{text} has changed since it was prepared: run {command(script, *options)}")
+        raise UserError(f"{text} has changed since it was prepared: run {command(script)}, with the options of before")
 
 
 def damaged(path, problem) -> UserError:

@@ -203,7 +203,7 @@ def write_dataset(folder, coder, encoded, length, source, settings):
             "vocab_size": coder.vocab_size,
             "dtype": token_dtype(coder.vocab_size).name,
             "source": source,
-            "settings": settings,  # with which a new input.txt is prepared
+            "settings": settings,
             "text_sha256": text_hash.hexdigest(),
             "tokens": tokens,
             "bytes": sizes,  # of text

@@ -254,9 +254,9 @@ def test_a_changed_input_is_an_error_that_gives_the_command(repo, capsys):
     load_dataset("data/shakespeare_bpe")
     Path("data/shakespeare_bpe/input.txt").write_text(TEXT, encoding="utf-8")
     error = refused(repo, f"train.py {TINY} --dataset=shakespeare_bpe", capsys)
-    program, options = repo.folder / "data/shakespeare_bpe/prepare.py", "--vocab_size=300"
-    assert error.endswith(f"input.txt has changed since it was prepared: run python {program} {options}\n")
-    repo(f"data/shakespeare_bpe/prepare.py {options}")
+    cure = f"run python {repo.folder}/data/shakespeare_bpe/prepare.py, with the options of before"
+    assert error.endswith(f"input.txt has changed since it was prepared: {cure}\n")
+    repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
     assert load_dataset("data/shakespeare_bpe").meta["vocab_size"] == 300
 
 

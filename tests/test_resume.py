@@ -235,20 +235,6 @@ def test_second_process_in_a_folder_is_refused(run, capsys):
     run(f"{RESUME} --lr_decay=none")
 
 
-def test_what_another_process_has_trained_since_the_start_stays(run, capsys, monkeypatch):
-    command = f"{RUN} --max_iters=3 --out_dir=out/same"
-    count_flops = devices.count_flops
-
-    def meanwhile(model):
-        monkeypatch.setattr(devices, "count_flops", count_flops)
-        run(command)
-        return count_flops(model)
-
-    monkeypatch.setattr(devices, "count_flops", meanwhile)
-    assert "out/same: another process has trained there" in error_of(run, command, capsys)
-    assert log_of("out/same", "end")
-
-
 # -- writes that fail ----------------------------------------------------------------------------------------
 
 

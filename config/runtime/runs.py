@@ -61,8 +61,6 @@ class Run:
             if not program.file_lock(self.log_file):
                 cure = "wait for it, or choose another --out_dir"
                 raise UserError(f"{folder}: another process is training there: {cure}")
-            if iter_num == 0 and checkpoints.find(folder).exists():
-                raise UserError(f"{folder}: another process has trained there since this one started: start again")
             self.log_file.truncate(end_of_log(self.log_path, iter_num))
 
     def log(self, event, step, **facts):

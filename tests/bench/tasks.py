@@ -61,7 +61,6 @@ PUBLISHED = {
 MEMORY = [("base", (192, 198), 32), ("long", (176, 227), 4), ("long", (176, 227), 32), ("deep", (300, 311), 32)]
 TIMED = ("base", "long", "deep")  # the document: about 1.2 times as long
 LAST = "last 100 steps"  # the mean loss of these steps of training
-PLATEAU = 6.5  # a copying model whose loss is lower has begun to copy: guessing has ln 1024 = 6.93
 
 # -- data: x and y (B, T) for a step, y is -1 where there is no target --------------------------------------
 
@@ -124,8 +123,7 @@ def trial(run, device):
         model.head = torch.nn.Linear(model.config.n_embd, 2, bias=False)
     initialize(model, run.get("init", "orthogonal"))
     losses = fit(run, model.to(device), DATA[task])
-    left = next((step for step, loss in enumerate(losses, 1) if loss < PLATEAU), None)
-    results = {LAST: statistics.fmean(losses[-100:]), "left": left}
+    results = {LAST: statistics.fmean(losses[-100:])}
     # the document's micro-benchmarks are judged by their last training steps alone
     tests = {"entailment": {"seen ": SEEN, "": HELD_OUT}, "micro": {}}.get(task, {"": UNSEEN})
     size = 4096 if task == "entailment" else 512
@@ -141,7 +139,7 @@ def trial(run, device):
 
 
 def memory(run, device):
-    """Return the MB that autograd keeps for a step's backward pass, parameters left out, and a GPU's peak."""
+    """Return the MB that autograd keeps for a step's backward pass, parameters left out."""
     model, kept = GPT(GPTConfig(**run["model"])).to(device), {}
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
@@ -150,13 +148,8 @@ def memory(run, device):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = model(*(tensor.to(device) for tensor in copies(run, 0)))[1]
-    results = {"MB kept": sum(size for place, size in kept.items() if place not in own) / 1e6}
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        loss.backward()
-        results["MB at the peak"] = torch.cuda.max_memory_allocated(device) / 1e6
-    return results
+        model(*(tensor.to(device) for tensor in copies(run, 0)))
+    return {"MB kept": sum(size for place, size in kept.items() if place not in own) / 1e6}
 
 
 @torch.no_grad()
@@ -273,10 +266,7 @@ def published_cells(name, equal_widths=False):
 
 
 def print_results(name, results, *columns):
-    """Print the mean and standard deviation of columns over each kind's seeds, with the document's losses or the rates.
-
-    After the last 100 steps' loss, brackets say when each run left the plateau.
-    """
+    """Print mean and standard deviation of columns over each kind's seeds, with the document's losses or the rates."""
     rates, rows = [group[0]["run"]["learning_rate"] for group in results.values()], []
     numbers = PUBLISHED[name][4] if name in PUBLISHED else rates
     for column in columns:
@@ -284,8 +274,6 @@ def print_results(name, results, *columns):
         for group in results.values():
             values = [math.nan if one[column] is None else one[column] for one in group]
             cells.append(f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}")
-            if column == LAST and any(one["left"] for one in group):
-                cells[-1] += f" ({', '.join(str(one['left'] or '-') for one in group)})"
         rows.append([name if column == LAST else f"{name}: {column}", *cells, ", ".join(map(str, numbers))])
     print(f"\n{as_table(['', *results, 'document (standard, W2), or rates'], rows)}", flush=True)
 
