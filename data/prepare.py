@@ -64,7 +64,7 @@ def ensure_prepared(name) -> Path:
     with open(script, "rb") as file:
         file_lock(file, wait=True)  # of runs that start together one prepares, and the others wait for it
         if not meta.exists():
-            print0(f"data/{name}: not prepared yet, running data/{name}/prepare.py")
+            print0(f"data/{folder.name}: not prepared yet, running data/{folder.name}/prepare.py")
             if subprocess.run([sys.executable, script], stdout=2).returncode:  # to stderr: stdout is train.py's
                 raise SystemExit(2)  # prepare.py has printed the reason
     return folder
@@ -203,7 +203,7 @@ def write_dataset(folder, coder, encoded, length, source, settings):
             "vocab_size": coder.vocab_size,
             "dtype": token_dtype(coder.vocab_size).name,
             "source": source,
-            "settings": settings,
+            "settings": settings,  # the options of prepare.py
             "text_sha256": text_hash.hexdigest(),
             "tokens": tokens,
             "bytes": sizes,  # of text

@@ -83,6 +83,7 @@ def on_shakespeare(text):
 
 def on_dictionary():
     """Return what small_models does. A variant is compared with the standard runs of the machines that trained it."""
+    # one machine trained in bfloat16, the other in float32
     machines, found = [training_runs("training", dtype=dtype) for dtype in ("bfloat16", "float32")], {}
     for variant in {name for runs in machines for name, _ in runs} - {"standard"}:
         pooled = defaultdict(lambda: ([], 0))
@@ -129,7 +130,10 @@ def test_twenty_tokens_per_parameter():
     rows = on_dictionary()
     computed = {name: [f"{cost:.2f}", *(signed(*one) for one in both)] for name, (cost, *both) in rows.items()}
     check(table("Do Methods", 1), computed)
-    assert all(in_words(*same_compute) in README for _, _, same_compute in rows.values())
+    words = {name: in_words(*same_compute) for name, (_, _, same_compute) in rows.items()}
+    assert f"Method 5.2 ends {words['Method 5.2']} and W2's distance {words['W2, distance']}." in README
+    assert f"Method 1 ends {words['Method 1']}, or {words['Method 1, input kept']} with the input kept." in README
+    assert f"Method 3.1 with the input kept ends {words['Method 3.1, input kept']}," in README
 
 
 def deeper_models(steps):
