@@ -112,28 +112,22 @@ def test_quick_start():
     assert f" {share:.0%} of the compute" in README
 
 
-def test_readme_results():
-    rows = on_shakespeare("char").items()
-    computed = {name: [f"{cost:.2f}", in_words(*steps), in_words(*compute)] for name, (cost, steps, compute) in rows}
-    check(table("Results", page=README), computed)
+def test_twenty_tokens_per_parameter():
+    rows = on_dictionary().items()
+    for title, page, form in (("Do Methods", RESULTS, signed), ("Results", README, in_words)):
+        computed = {name: [f"{cost:.2f}", *(form(*one) for one in both)] for name, (cost, *both) in rows}
+        check(table(title, page=page), computed)
 
 
-def test_three_layers():
+def test_short_training():
     char, bpe = on_shakespeare("char"), on_shakespeare("bpe")
     rows = {}
     for name, (compute, *differences) in char.items():
         rows[name] = [f"{compute:.2f}", *(signed(*one) for one in [*differences, *bpe[name][1:]])]
-    check(table("Do Methods"), rows)
-
-
-def test_twenty_tokens_per_parameter():
-    rows = on_dictionary()
-    computed = {name: [f"{cost:.2f}", *(signed(*one) for one in both)] for name, (cost, *both) in rows.items()}
-    check(table("Do Methods", 1), computed)
-    words = {name: in_words(*same_compute) for name, (_, _, same_compute) in rows.items()}
-    assert f"Method 5.2 ends {words['Method 5.2']} and W2's distance {words['W2, distance']}." in README
-    assert f"Method 1 ends {words['Method 1']}, or {words['Method 1, input kept']} with the input kept." in README
-    assert f"Method 3.1 with the input kept ends {words['Method 3.1, input kept']}," in README
+    check(table("Do Methods", 1), rows)
+    words = {name: in_words(*same_compute) for name, (_, _, same_compute) in char.items()}
+    assert f"Method 1 ends {words['Method 1']}, Method 2 {words['Method 2']}," in README
+    assert f"W2 with diagonal σ {words['W2, diagonal σ']}, and the overlap {words['W2, overlap']}." in README
 
 
 def deeper_models(steps):
