@@ -117,6 +117,9 @@ def test_twenty_tokens_per_parameter():
     for title, page, form in (("Do Methods", RESULTS, signed), ("Results", README, in_words)):
         computed = {name: [f"{cost:.2f}", *(form(*one) for one in both)] for name, (cost, *both) in rows}
         check(table(title, page=page), computed)
+    runs = training_runs("training", dtype="float32")  # 3,369 steps: its compute if attention weights were kept
+    weights_kept = difference(runs["Method 4.2, input kept", 2844][0], runs["standard", 3369][0])
+    assert f"Method 4.2 would be within the noise ({in_words(*weights_kept)})" in RESULTS
 
 
 def test_short_training():
