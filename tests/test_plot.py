@@ -1,4 +1,4 @@
-"""plot.py draws the losses of runs."""
+"""plot.py draws the losses of runs, and differences with their intervals."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from conftest import ROOT, TEXT, TINY, error_of, log_of
 sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there
 
 from data.prepare import prepare
-from plot import draw_losses, read_run
+from plot import draw_differences, draw_losses, read_run
 
 PLOT = str(ROOT / "tests" / "bench" / "plot.py")
 
@@ -55,3 +55,13 @@ def test_different_tokens_are_compared_in_bits_per_byte(repo, tokenizer, measure
     assert axis.get_ylabel() == f"validation loss ({unit})"
     for folder, line in zip(("out/a", "out/b"), axis.lines, strict=True):
         assert list(line.get_ydata()) == [evaluation[measure] for evaluation in log_of(folder, "eval")]
+
+
+def test_differences_and_their_intervals():
+    (axis,) = draw_differences({"one": {5: (0.5, 0.25), 20: (-1, 0.5)}, "other": {5: (2, 1), 20: (0, 1)}}).axes
+    for container, differences, intervals in zip(
+        axis.containers, ([0.5, -1], [2, 0]), ([[0.25, 0.75], [-1.5, -0.5]], [[1, 3], [-1, 1]]), strict=True
+    ):
+        line, _, (bars,) = container.lines
+        assert list(line.get_ydata()) == differences
+        assert [list(bar[:, 1]) for bar in bars.get_segments()] == intervals

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import sys
 from collections import defaultdict
 from statistics import fmean
 
@@ -12,8 +13,12 @@ from scipy.stats import ttest_ind
 from conftest import ROOT
 
 BENCH = ROOT / "tests" / "bench"
+sys.path.insert(0, str(BENCH))
+from plot import draw_differences
+
 RESULTS = (BENCH / "RESULTS.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PLOT = ROOT / ".github" / "tokens.png"  # its description lists what it shows
 LAST = "last 100 steps"  # of training: their mean loss
 
 
@@ -73,26 +78,24 @@ def small_models(runs, steps):
     return found
 
 
-def on_shakespeare(text):
+def on_characters():
     """Return what small_models does. Each file has standard runs of its own."""
-    found = {}
-    for file in ("methods", "w2"):
-        found |= small_models(training_runs(file, dataset=f"shakespeare_{text}"), 400)
-    return found
+    return small_models(training_runs("methods"), 400) | small_models(training_runs("w2"), 400)
 
 
-def on_dictionary():
+def on_dictionary(steps=2844):
     """Return what small_models does. A variant is compared with the standard runs of the machines that trained it."""
     # one machine trained in bfloat16, the other in float32
     machines, found = [training_runs("training", dtype=dtype) for dtype in ("bfloat16", "float32")], {}
     for variant in {name for runs in machines for name, _ in runs} - {"standard"}:
         pooled = defaultdict(lambda: ([], 0))
         for runs in machines:
-            if (variant, 2844) in runs:
-                for (name, steps), (losses, flops) in runs.items():
+            if (variant, steps) in runs:
+                for (name, trained), (losses, flops) in runs.items():
                     if name in ("standard", variant):
-                        pooled[name, steps] = pooled[name, steps][0] + losses, flops
-        found |= small_models(pooled, 2844)
+                        pooled[name, trained] = pooled[name, trained][0] + losses, flops
+        if pooled:
+            found |= small_models(pooled, steps)
     return found
 
 
@@ -104,6 +107,18 @@ def in_words(mean, half_width):
     return f"{abs(mean):.3f} {'higher' if mean > 0 else 'lower'} ± {half_width:.3f}"
 
 
+def as_cells(rows, form=signed):
+    """Return the table of what small_models found."""
+    return {name: [f"{compute:.2f}", *(form(*one) for one in both)] for name, (compute, *both) in rows.items()}
+
+
+def over_tokens():
+    """Return {variant: {tokens per parameter: difference for the same compute}}, rounded."""
+    runs = {5: on_dictionary(711), 20: on_dictionary()}
+    names = sorted(set.intersection(*map(set, runs.values())))
+    return {name: {tokens: [round(float(x), 3) for x in runs[tokens][name][2]] for tokens in runs} for name in names}
+
+
 def test_quick_start():
     runs = stored("quick_start")["runs"]
     for run in runs.values():
@@ -113,24 +128,29 @@ def test_quick_start():
 
 
 def test_twenty_tokens_per_parameter():
-    rows = on_dictionary().items()
-    for title, page, form in (("Do Methods", RESULTS, signed), ("Results", README, in_words)):
-        computed = {name: [f"{cost:.2f}", *(form(*one) for one in both)] for name, (cost, *both) in rows}
-        check(table(title, page=page), computed)
+    check(table("Do Methods"), as_cells(on_dictionary()))
+    check(table("Results", page=README), as_cells(on_dictionary(), in_words))
     runs = training_runs("training", dtype="float32")  # 3,369 steps: its compute if attention weights were kept
     weights_kept = difference(runs["Method 4.2, input kept", 2844][0], runs["standard", 3369][0])
     assert f"Method 4.2 with the input kept would be within the noise ({in_words(*weights_kept)})" in RESULTS
 
 
+def test_five_tokens_per_parameter():
+    rows = on_dictionary(711)
+    check(table("Do Methods", 1), as_cells(rows))
+    words = [in_words(*rows[f"Method {version}, input kept"][2]) for version in ("1", "3.1")]
+    assert "Method 1 ends {} for the same compute, and Method 3.1 {}.".format(*words) in README
+    assert str(over_tokens()).encode() in PLOT.read_bytes(), "draw it again: python tests/test_results.py"
+
+
 def test_short_training():
-    char, bpe = on_shakespeare("char"), on_shakespeare("bpe")
-    rows = {}
-    for name, (compute, *differences) in char.items():
-        rows[name] = [f"{compute:.2f}", *(signed(*one) for one in [*differences, *bpe[name][1:]])]
-    check(table("Do Methods", 1), rows)
-    words = {name: in_words(*same_compute) for name, (_, _, same_compute) in char.items()}
-    assert f"Method 1 ends {words['Method 1']}, Method 2 {words['Method 2']}," in README
+    rows = on_characters()
+    check(table("Do Methods", 2), as_cells(rows))
+    words = {name: in_words(*same_compute) for name, (*_, same_compute) in rows.items()}
     assert f"W2 with diagonal σ {words['W2, diagonal σ']}, and the overlap {words['W2, overlap']}." in README
+    for version in ("5.3", "5.4", "5.5", "5.6", "5.7"):
+        *_, (mean, half_width) = rows[f"Method {version}"]
+        assert abs(mean) < half_width, f"Method {version} is not within the noise"
 
 
 def deeper_models(steps):
@@ -148,7 +168,7 @@ def deeper_models(steps):
 
 
 def test_eight_layers():
-    check(table("Do Methods", 2), deeper_models(1000))
+    check(table("Do Methods", 3), deeper_models(1000))
 
 
 # -- the W2 document's benchmarks ----------------------------------------------------------------------------
@@ -276,3 +296,8 @@ def test_speed():
     check(table("How fast"), computed)
     on_cpu = stored("speed_cpu")["tables"]["training"]
     check(table("How fast", 1), {row.pop(""): [f"{cell:.2f}" for cell in row.values()] for row in on_cpu})
+
+
+if __name__ == "__main__":
+    found = over_tokens()
+    draw_differences(found).savefig(PLOT, dpi=120, metadata={"Description": str(found)})

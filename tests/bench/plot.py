@@ -62,6 +62,22 @@ def draw_losses(paths):
     return figure
 
 
+def draw_differences(found):
+    """Draw {variant: {tokens per parameter: (difference of losses, half-width of its interval)}}, as in RESULTS.md."""
+    figure = Figure((6, 3.5), layout="constrained")
+    axis = figure.subplots()
+    axis.axhline(0, color="gray", linewidth=1)
+    for number, (name, points) in enumerate(found.items()):
+        shifted = [tokens * 1.05**number for tokens in points]  # no interval hides another
+        axis.errorbar(shifted, *zip(*points.values(), strict=True), marker="o", capsize=3, label=name)
+    ticks = sorted({tokens for points in found.values() for tokens in points})
+    axis.set(xscale="log", xlabel="training tokens per parameter", ylabel="loss minus the standard model's (nats)")
+    axis.set_xticks(ticks, map(str, ticks))
+    axis.minorticks_off()
+    figure.legend(loc="outside right upper", frameon=False)
+    return figure
+
+
 def main(argv):
     paths = [Path(word) for word in argv if not word.startswith("-")]
     configure(globals(), [word for word in argv if word.startswith("-")])
