@@ -146,8 +146,8 @@ def test_five_tokens_per_parameter():
 def test_short_training():
     rows = on_characters()
     check(table("Do Methods", 2), as_cells(rows))
-    words = {name: in_words(*same_compute) for name, (*_, same_compute) in rows.items()}
-    assert f"W2 with diagonal σ {words['W2, diagonal σ']}, and the overlap {words['W2, overlap']}." in README
+    gaps = [signed(*rows[name][2]).removeprefix("+") for name in ("W2, diagonal σ", "W2, overlap")]
+    assert "W2 with diagonal σ, by {}, and the overlap, by {}.".format(*gaps) in README
     for version in ("5.3", "5.4", "5.5", "5.6", "5.7"):
         *_, (mean, half_width) = rows[f"Method {version}"]
         assert abs(mean) < half_width, f"Method {version} is not within the noise"
