@@ -113,9 +113,9 @@ def as_cells(rows, form=signed):
 
 def over_tokens():
     """Return {variant: {tokens per parameter: difference for the same compute}}, rounded."""
-    runs = {5: on_dictionary(711), 20: on_dictionary()}
+    runs = {5: on_dictionary(711), 20: on_dictionary(), 60: on_dictionary(8532)}
     return {
-        name: {tokens: [round(float(x), 3) for x in runs[tokens][name][2]] for tokens in runs}
+        name: {tokens: [round(float(x), 3) for x in rows[name][2]] for tokens, rows in runs.items() if name in rows}
         for name in sorted(runs[5])
     }
 
@@ -145,9 +145,17 @@ def test_five_tokens_per_parameter():
     assert str(over_tokens()).encode() in PLOT.read_bytes(), "draw it again: python tests/test_results.py"
 
 
+def test_sixty_tokens_per_parameter():
+    rows, variant = on_dictionary(8532), "Method 3.1, input kept"
+    check(table("Do Methods", 2), as_cells(rows))
+    assert f"After 60, Method 3.1 is within the noise ({in_words(*rows[variant][2])})" in README
+    losses = sorted(training_runs("training", dtype="float32")["standard", 14262][0])
+    assert f"this compute, for example, range from {losses[0]:.2f} to {losses[-1]:.2f}." in RESULTS
+
+
 def test_one_token_per_parameter():
     rows = on_characters()
-    check(table("Do Methods", 2), as_cells(rows))
+    check(table("Do Methods", 3), as_cells(rows))
     gaps = [signed(*rows[name][2]).removeprefix("+") for name in ("W2, diagonal σ", "W2, overlap")]
     assert "W2 with diagonal σ, by {}, and the overlap, by {}.".format(*gaps) in README
     for version in ("5.3", "5.4", "5.5", "5.6", "5.7"):
@@ -170,7 +178,7 @@ def deeper_models(steps):
 
 
 def test_eight_layers():
-    check(table("Do Methods", 3), deeper_models(1000))
+    check(table("Do Methods", 4), deeper_models(1000))
 
 
 # -- the W2 document's benchmarks ----------------------------------------------------------------------------
