@@ -84,10 +84,10 @@ def on_characters():
     return small_models(training_runs("methods"), 400) | small_models(training_runs("w2"), 400)
 
 
-def on_dictionary(steps=2844):
+def on_dictionary(steps=2844, width="64"):
     """Return what small_models does. A variant is compared with the standard runs of the machines that trained it."""
     # one machine trained in bfloat16, the other in float32
-    machines, found = [training_runs("training", dtype=dtype) for dtype in ("bfloat16", "float32")], {}
+    machines, found = [training_runs("training", width=width, dtype=dtype) for dtype in ("bfloat16", "float32")], {}
     for variant in {name for runs in machines for name, trained in runs if trained == steps} - {"standard"}:
         pooled = defaultdict(lambda: ([], 0))
         for runs in machines:
