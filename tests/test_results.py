@@ -84,10 +84,14 @@ def on_characters():
     return small_models(training_runs("methods"), 400) | small_models(training_runs("w2"), 400)
 
 
-def on_dictionary(steps=2844, width="64"):
+def dictionary_runs(dtype):
+    """Return the training_runs of the tables: width 64, on the machine that trained in this precision."""
+    return training_runs("training", width="64", dtype=dtype)
+
+
+def on_dictionary(steps=2844):
     """Return what small_models does. A variant is compared with the standard runs of the machines that trained it."""
-    # one machine trained in bfloat16, the other in float32
-    machines, found = [training_runs("training", width=width, dtype=dtype) for dtype in ("bfloat16", "float32")], {}
+    machines, found = [dictionary_runs(dtype) for dtype in ("bfloat16", "float32")], {}
     for variant in {name for runs in machines for name, trained in runs if trained == steps} - {"standard"}:
         pooled = defaultdict(lambda: ([], 0))
         for runs in machines:
@@ -133,7 +137,7 @@ def test_twenty_tokens_per_parameter():
     rows = on_dictionary()
     check(table("Do Methods"), as_cells(rows))
     check(table("Results", page=README), as_cells(rows, in_words))
-    runs = training_runs("training", dtype="float32")  # 3,369 steps: its compute if attention weights were kept
+    runs = dictionary_runs("float32")  # 3,369 steps: its compute if attention weights were kept
     weights_kept = difference(runs["Method 4.2, input kept", 2844][0], runs["standard", 3369][0])
     assert f"Method 4.2 with the input kept would be within the noise ({in_words(*weights_kept)})" in RESULTS
 
@@ -150,12 +154,12 @@ def test_sixty_tokens_per_parameter():
     check(table("Do Methods", 2), as_cells(rows))
     words = in_words(*rows["Method 3.1, input kept"][2])
     assert f"After 60, Method 3.1 is within the noise ({words})" in README
-    losses = sorted(training_runs("training", dtype="float32")["standard", 14262][0])
+    losses = sorted(dictionary_runs("float32")["standard", 14262][0])
     assert f"the ten standard runs of its compute range from {losses[0]:.2f} to {losses[-1]:.2f}." in RESULTS
 
 
 def test_gaps_shrink():
-    runs = training_runs("training", dtype="float32")
+    runs = dictionary_runs("float32")
     for name, before, after in (  # each with the steps of the variant, and of the standard model for its compute
         ("Method 1, input kept", (711, 1189), (2844, 4754)),
         ("Method 3.1, input kept", (711, 1189), (2844, 4754)),
