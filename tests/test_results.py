@@ -84,14 +84,14 @@ def on_characters():
     return small_models(training_runs("methods"), 400) | small_models(training_runs("w2"), 400)
 
 
-def dictionary_runs(dtype):
-    """Return the training_runs of the tables: width 64, on the machine that trained in this precision."""
-    return training_runs("training", width="64", dtype=dtype)
+def dictionary_runs(dtype, width=64):
+    """Return the training_runs of this width on the machine that trained in this precision."""
+    return training_runs("training", width=str(width), dtype=dtype)
 
 
-def on_dictionary(steps=2844):
+def on_dictionary(steps=2844, width=64, dtypes=("bfloat16", "float32")):
     """Return what small_models does. A variant is compared with the standard runs of the machines that trained it."""
-    machines, found = [dictionary_runs(dtype) for dtype in ("bfloat16", "float32")], {}
+    machines, found = [dictionary_runs(dtype, width) for dtype in dtypes], {}
     for variant in {name for runs in machines for name, trained in runs if trained == steps} - {"standard"}:
         pooled = defaultdict(lambda: ([], 0))
         for runs in machines:
@@ -158,6 +158,15 @@ def test_sixty_tokens_per_parameter():
     assert f"the ten standard runs of its compute range from {losses[0]:.2f} to {losses[-1]:.2f}." in RESULTS
 
 
+def test_width_128():
+    rows = on_dictionary(8809, width=128, dtypes=["bfloat16"])
+    check(table("Do Methods", 3), as_cells(rows))
+    assert f"Method 3.1 ends {in_words(*rows['Method 3.1, input kept'][2])}." in README
+    runs = dictionary_runs("float32", width=128)
+    others = difference(runs["Method 3.1, input kept", 8809][0], runs["standard", 8809][0])
+    assert f"three more seeds gave {signed(*others)} after the same steps" in RESULTS
+
+
 def test_gaps_shrink():
     runs = dictionary_runs("float32")
     for name, before, after in (  # each with the steps of the variant, and of the standard model for its compute
@@ -181,7 +190,7 @@ def test_plot_over_tokens():
 
 def test_one_token_per_parameter():
     rows = on_characters()
-    check(table("Do Methods", 3), as_cells(rows))
+    check(table("Do Methods", 4), as_cells(rows))
     gaps = [signed(*rows[name][2]).removeprefix("+") for name in ("W2, diagonal σ", "W2, overlap")]
     assert "W2 with diagonal σ, by {}, and the overlap, by {}.".format(*gaps) in README
     for version in ("5.3", "5.4", "5.5", "5.6", "5.7"):
@@ -204,7 +213,7 @@ def deeper_models(steps):
 
 
 def test_eight_layers():
-    check(table("Do Methods", 4), deeper_models(1000))
+    check(table("Do Methods", 5), deeper_models(1000))
 
 
 # -- the W2 document's benchmarks ----------------------------------------------------------------------------
