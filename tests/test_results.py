@@ -161,7 +161,7 @@ def test_sixty_tokens_per_parameter():
 def test_width_128():
     rows = on_dictionary(8809, width=128, dtypes=["bfloat16"])
     check(table("Do Methods", 3), as_cells(rows))
-    assert f"Method 3.1 ends {in_words(*rows['Method 3.1, input kept'][2])}." in README
+    assert f"Method 3.1 ends {in_words(*rows['Method 3.1, input kept'][2])} (three seeds)." in README
     runs = dictionary_runs("float32", width=128)
     others = difference(runs["Method 3.1, input kept", 8809][0], runs["standard", 8809][0])
     assert f"three more seeds gave {signed(*others)} after the same steps" in RESULTS
