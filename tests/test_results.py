@@ -89,9 +89,9 @@ def dictionary_runs(dtype, width=64):
     return training_runs("training", width=str(width), dtype=dtype)
 
 
-def on_dictionary(steps=2844, width=64, dtypes=("bfloat16", "float32")):
+def on_dictionary(steps=2844):
     """Return what small_models does. A variant is compared with the standard runs of the machines that trained it."""
-    machines, found = [dictionary_runs(dtype, width) for dtype in dtypes], {}
+    machines, found = [dictionary_runs(dtype) for dtype in ("bfloat16", "float32")], {}
     for variant in {name for runs in machines for name, trained in runs if trained == steps} - {"standard"}:
         pooled = defaultdict(lambda: ([], 0))
         for runs in machines:
@@ -159,7 +159,7 @@ def test_sixty_tokens_per_parameter():
 
 
 def test_width_128():
-    rows = on_dictionary(8809, width=128, dtypes=["bfloat16"])
+    rows = small_models(dictionary_runs("bfloat16", width=128), 8809)
     check(table("Do Methods", 3), as_cells(rows))
     assert f"Method 3.1 ends {in_words(*rows['Method 3.1, input kept'][2])} (three seeds)." in README
     runs = dictionary_runs("float32", width=128)
