@@ -159,12 +159,17 @@ def test_sixty_tokens_per_parameter():
 
 
 def test_width_128():
-    rows = small_models(dictionary_runs("bfloat16", width=128), 8809)
+    runs = dictionary_runs("bfloat16", width=128)
+    rows = small_models(runs, 8809)
     check(table("Do Methods", 3), as_cells(rows))
-    assert f"Method 3.1 ends {in_words(*rows['Method 3.1, input kept'][2])} (three seeds)." in README
+    method, w2 = (in_words(*rows[name][2]) for name in ("Method 3.1, input kept", "W2, distance"))
+    assert f"Method 3.1 with the input kept ends {method} for the same compute (three seeds)." in README
+    assert f"W2's distance is within the noise ({w2})." in README
+    losses = sorted(runs["W2, distance", 8809][0])
+    assert f"W2's losses range from {losses[0]:.3f} to {losses[-1]:.3f}." in RESULTS
     runs = dictionary_runs("float32", width=128)
     others = difference(runs["Method 3.1, input kept", 8809][0], runs["standard", 8809][0])
-    assert f"three more seeds gave {signed(*others)} after the same steps" in RESULTS
+    assert f"three more seeds of Method 3.1 gave {signed(*others)} after the same steps" in RESULTS
 
 
 def test_gaps_shrink():
