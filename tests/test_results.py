@@ -166,7 +166,7 @@ def test_width_128():
         in_words(*rows[name][2]) for name in ("Method 1, input kept", "Method 3.1, input kept", "W2, distance")
     )
     assert f"Method 3.1 with the input kept ends {m31} for the same compute." in README
-    assert f"Method 1 ({m1}) and W2's distance ({w2}) are within the noise" in README
+    assert f"Method 1 with the input kept ({m1}) and W2's distance ({w2}) are within the noise" in README
     losses = sorted(runs["Method 1, input kept", 8809][0])
     assert f"Method 1's seeds end at {losses[0]:.3f} to {losses[-1]:.3f}, so" in RESULTS
     runs = dictionary_runs("float32", width=128)
