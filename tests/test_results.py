@@ -153,7 +153,9 @@ def test_sixty_tokens_per_parameter():
     rows = on_dictionary(8532)
     check(table("Do Methods", 2), as_cells(rows))
     words = in_words(*rows["Method 3.1, input kept"][2])
-    assert f"After 60, Method 3.1 is within the noise ({words})" in README
+    ahead = in_words(*rows["Method 3.1, input kept"][1])
+    sentence = f"After 60, Method 3.1 is within the noise ({words}), and further ahead after the same steps ({ahead})."
+    assert sentence in README
     losses = sorted(dictionary_runs("float32")["standard", 14262][0])
     assert f"the ten standard runs of its compute range from {losses[0]:.2f} to {losses[-1]:.2f}." in RESULTS
 
@@ -175,21 +177,30 @@ def test_width_128():
     assert f"these seeds of Method 3.1 end {in_words(*others)}." in notes
 
 
+def shrinks(runs, name, before, after):
+    """Return whether a gap shrinks by more than the noise. Each has the steps of variant and standard model."""
+    groups = [runs[key][0] for steps, longer in (before, after) for key in ((name, steps), ("standard", longer))]
+    errors = [variance(group) / len(group) for group in groups]  # and degrees of freedom by Welch–Satterthwaite
+    freedom = sum(errors) ** 2 / sum(error**2 / (len(group) - 1) for error, group in zip(errors, groups))
+    variant, standard, variant_later, standard_later = map(fmean, groups)
+    shrunk = (variant - standard) - (variant_later - standard_later)
+    return shrunk > student.ppf(0.975, freedom) * math.sqrt(sum(errors))
+
+
 def test_gaps_shrink():
     runs = dictionary_runs("float32")
-    for name, before, after in (  # each with the steps of the variant, and of the standard model for its compute
-        ("Method 1, input kept", (711, 1189), (2844, 4754)),
-        ("Method 3.1, input kept", (711, 1189), (2844, 4754)),
-        ("Method 3.1, input kept", (2844, 4754), (8532, 14262)),
-        ("Method 5.2", (711, 775), (2844, 3099)),
+    for name, longer, longer_later in (
+        ("Method 1, input kept", 1189, 4754),
+        ("Method 3.1, input kept", 1189, 4754),
+        ("Method 5.2", 775, 3099),
     ):
-        groups = [runs[key][0] for steps, longer in (before, after) for key in ((name, steps), ("standard", longer))]
-        errors = [variance(group) / len(group) for group in groups]  # and degrees of freedom by Welch–Satterthwaite
-        freedom = sum(errors) ** 2 / sum(error**2 / (len(group) - 1) for error, group in zip(errors, groups))
-        half_width = student.ppf(0.975, freedom) * math.sqrt(sum(errors))
-        variant, standard, variant_later, standard_later = map(fmean, groups)
-        shrunk = (variant - standard) - (variant_later - standard_later)
-        assert shrunk > half_width, f"{name}, {before} to {after}: {shrunk:.3f} ± {half_width:.3f}"
+        assert shrinks(runs, name, (711, longer), (2844, longer_later))
+        assert not shrinks(runs, name, (711, 711), (2844, 2844))
+    assert shrinks(runs, "Method 3.1, input kept", (2844, 4754), (8532, 14262))
+    assert shrinks(runs, "Method 3.1, input kept", (2844, 2844), (8532, 8532))
+    standard = {steps: fmean(losses) for (name, steps), (losses, _) in runs.items() if name == "standard"}
+    gains = standard[711] - standard[1189], standard[2844] - standard[4754]
+    assert "by {:.3f} after 5 tokens per parameter, and by {:.3f} after 20.".format(*gains) in RESULTS
 
 
 def test_plot_over_tokens():
@@ -328,9 +339,10 @@ def test_losses_on_a_gpu():
     ours = runs["standard + size_gpu.py, best validation loss"]
     in_nanogpt = runs["nanoGPT's own program, config/train_shakespeare_char.py, best validation loss"]
     nanogpt, standard, published = in_nanogpt.values()
-    assert f"lowest validation loss was {standard:.3f}, against {nanogpt:.3f}" in README
     untied, kept = ours["0.3"], ours["m1, input kept, 0.3"]
     (tied,) = [loss for name, loss in ours.items() if "tied" in name]
+    assert f"a validation loss of {tied:.3f} after 2,500 of them" in README
+    assert f"lowest validation loss was {standard:.3f}, against {nanogpt:.3f}" in README
     for words in (
         f"nanoGPT's model reached a validation loss of {nanogpt:.3f}, and our standard model {standard:.3f}",
         f"the standard model reached {untied:.3f} in 5,000 steps, and Method 1 with the input kept {kept:.3f}",
