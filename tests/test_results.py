@@ -169,34 +169,51 @@ def test_width_128():
     assert f"Methods 1 and 3.1 with the input kept end higher for the same compute, by {m1} and {m31}." in README
     m52, w2 = (in_words(*same_compute[name]) for name in ("Method 5.2", "W2, distance"))
     assert f"Method 5.2 ({m52}) and W2's distance ({w2}) are within the noise." in README
-    assert f"ends higher, by up to {max(max(losses) - min(losses) for losses, _ in runs.values()):.2f}." in RESULTS
-    runs = dictionary_runs("float32", width=128)
-    others = difference(runs["Method 3.1, input kept", 8809][0], runs["standard", 8809][0])
-    notes = (BENCH / "results" / "README.md").read_text(encoding="utf-8")
-    assert f"these seeds of Method 3.1 end {in_words(*others)}." in notes
+    spread = {key: max(losses) - min(losses) for key, (losses, _) in runs.items()}
+    words = f"{max(spread.values()):.2f}, and those of the standard model by up to {spread['standard', 9308]:.2f}."
+    assert f"W2's seeds differ by up to {words}" in RESULTS
+    late = fmean(runs["standard", 9308][0]) - fmean(runs["standard", 8809][0])
+    assert f"mean loss is {late:.3f} higher than that of the shorter ones" in RESULTS
+    others = dictionary_runs("float32", width=128)
+    higher = difference(others["standard", 8809][0], runs["standard", 8809][0])
+    assert f"There, the standard model ends {in_words(*higher)} than here" in RESULTS
+    pooled = [runs[key][0] + others[key][0] for key in (("Method 3.1, input kept", 8809), ("standard", 15291))]
+    assert f"Method 3.1 would be {in_words(*difference(*pooled))} for the same compute." in RESULTS
 
 
-def shrinks(runs, name, before, after):
-    """Return whether a gap shrinks by more than the noise. Each has the steps of variant and standard model."""
-    groups = [runs[key][0] for steps, longer in (before, after) for key in ((name, steps), ("standard", longer))]
+def shrinkage(before, after):
+    """Return by how much a gap shrinks, and the half-width. A gap is two lists of losses, the variant's first."""
+    groups = [*before, *after]
     errors = [variance(group) / len(group) for group in groups]  # and degrees of freedom by Welch–Satterthwaite
     freedom = sum(errors) ** 2 / sum(error**2 / (len(group) - 1) for error, group in zip(errors, groups))
     variant, standard, variant_later, standard_later = map(fmean, groups)
     shrunk = (variant - standard) - (variant_later - standard_later)
-    return shrunk > student.ppf(0.975, freedom) * math.sqrt(sum(errors))
+    return shrunk, student.ppf(0.975, freedom) * math.sqrt(sum(errors))
 
 
 def test_gaps_shrink():
     runs = dictionary_runs("float32")
+
+    def shrinks(name, before, after):  # each the steps of the variant and of the standard model
+        gaps = [(runs[name, steps][0], runs["standard", longer][0]) for steps, longer in (before, after)]
+        shrunk, half_width = shrinkage(*gaps)
+        return shrunk > half_width
+
     for name, longer, longer_later in (
         ("Method 1, input kept", 1189, 4754),
         ("Method 3.1, input kept", 1189, 4754),
         ("Method 5.2", 775, 3099),
     ):
-        assert shrinks(runs, name, (711, longer), (2844, longer_later))
-        assert not shrinks(runs, name, (711, 711), (2844, 2844))
-    assert shrinks(runs, "Method 3.1, input kept", (2844, 4754), (8532, 14262))
-    assert shrinks(runs, "Method 3.1, input kept", (2844, 2844), (8532, 8532))
+        assert shrinks(name, (711, longer), (2844, longer_later))
+        assert not shrinks(name, (711, 711), (2844, 2844))
+    assert shrinks("Method 3.1, input kept", (2844, 4754), (8532, 14262))
+    assert shrinks("Method 3.1, input kept", (2844, 2844), (8532, 8532))
+
+    pairs = [("Method 3.1, input kept", 2844), ("standard", 2844)]
+    all_seeds = [dictionary_runs("bfloat16")[pair][0] + runs[pair][0] for pair in pairs]
+    after_60 = [runs[name, 8532][0] for name, _ in pairs]
+    words = "{:.3f} ± {:.3f}".format(*shrinkage(all_seeds, after_60))
+    assert f"With all ten seeds after 20, its gain is {words}." in RESULTS
     standard = {steps: fmean(losses) for (name, steps), (losses, _) in runs.items() if name == "standard"}
     gains = standard[711] - standard[1189], standard[2844] - standard[4754]
     assert "by {:.3f} after 5 tokens per parameter, and by {:.3f} after 20.".format(*gains) in RESULTS
