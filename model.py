@@ -12,8 +12,7 @@ score vectors q̂ and k̂, where q, k and μ are rotated (RoPE):
     summed_qk    Σ_i s_i q_i·k_i                     [s_0·q_0, ..., s_l·q_l]   [k_0, ..., k_l]
 
 In w2, q̂·k̂ leaves out a term of the query alone, which softmax cancels. So causal_attention serves all three kinds, and
-no mask is passed around. w2_score = "overlap" is another score, which does not factor into vectors. It computes T x T
-weights, and masks them, in mix_values.
+no mask is passed around. Only w2_overlap, W2Attn's own score, does not factor: mix_values computes its T x T weights.
 
 Under Methods 1 to 4 (residual m1 to m4.2), layer l >= 1 reruns every earlier layer i on layer l's input x, with the
 attention weights that layer i computed before. The layers keep them as (q̂_i, k̂_i), never as a T x T matrix. So a rerun
@@ -41,7 +40,7 @@ V vocabulary. Layers count from 0; m = l + 1 is the number of layers in a sum.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import NamedTuple
 
@@ -75,8 +74,7 @@ class GPTConfig:
     dropout: float = 0.0
     bias: bool = False  # biases in q_proj, k_proj, v_proj, o_proj and the MLP
     attention: str = "standard"
-    w2_score: str = "distance"  # w2: how two Gaussians are compared
-    sigma: str = "scalar"  # w2 by distance: the form of σ
+    sigma: str = "scalar"  # w2: the form of σ
     qk_scale: str = "5.1"  # summed_qk: which of Method 5's scales
     residual: str = "standard"
     keep_input: bool = False  # m1 to m4.2: add the sum to the usual residual, which it otherwise replaces
@@ -85,18 +83,15 @@ class GPTConfig:
     tie_weights: bool = False  # one matrix for the embedding and the head
 
     def __post_init__(self):
-        for field, choices in CHOICES.items():
-            self.check(field, getattr(self, field) in choices, "one of " + ", ".join(choices))
-        for field in ("bias", "keep_input", "tie_weights"):
-            self.check(field, isinstance(getattr(self, field), bool), "True or False")
-        least = {"block_size": 1, "vocab_size": 1, "n_layer": 1, "n_head": 1, "n_embd": 1, "n_kv_head": 0, "n_inner": 0}
-        for field, low in least.items():
-            value = getattr(self, field)
-            whole = isinstance(value, Integral) and not isinstance(value, bool)
-            self.check(field, whole and value >= low, f"a whole number, at least {low}")
-        for field, low in (("rope_theta", 1), ("norm_eps", 0), ("dropout", 0)):
-            value = getattr(self, field)
-            self.check(field, isinstance(value, Real) and low <= value < math.inf, f"a number, at least {low}")
+        kinds = {int: (Integral, "a whole number"), float: (Real, "a number"), bool: (bool, "True or False")}
+        for field in fields(self):
+            value, (kind, words) = getattr(self, field.name), kinds.get(field.type, (str, "a text"))
+            self.check(field.name, isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), words)
+            if field.name in CHOICES:
+                self.check(field.name, value in CHOICES[field.name], "one of " + ", ".join(CHOICES[field.name]))
+            if field.name in LEAST:
+                low = LEAST[field.name]
+                self.check(field.name, low <= value < math.inf, f"at least {low}")
         self.check("dropout", self.dropout < 1, "below 1")
         self.check("n_head", self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
         self.check("n_head", self.head_dim % 2 == 0, f"such that n_embd / n_head is even; n_embd = {self.n_embd}")
@@ -134,8 +129,8 @@ class ConfigError(ValueError):
 class Attention(nn.Module):
     """softmax(q kᵀ/√D) v: the standard kind, and the base of the others.
 
-    Block.forward calls project, score_vectors and forward. A rerun on another input calls only values and forward,
-    with the q̂ and k̂ of before. `normed` is the input (B, T, C) of a layer after its norm.
+    A layer calls project and score_vectors once; values and forward again on each input that a later layer has for it.
+    `normed` is the input (B, T, C) after the layer's norm.
     """
 
     reads_earlier = False  # whether score vectors use those of earlier layers
@@ -165,6 +160,7 @@ class Attention(nn.Module):
         return apply_rope(q, rope), apply_rope(k, rope), self.values(normed)
 
     def values(self, normed):
+        """Return v (B, G, T, D)."""
         return rearrange(self.v_proj(normed), "B T (G D) -> B G T D", D=self.D)
 
     def score_vectors(self, q, k, normed, earlier):
@@ -298,15 +294,16 @@ class SummedQKAttention(Attention):
         return (queries / self.divisors()).flatten(-2).type_as(q), keys
 
 
-W2_SCORES = {"distance": W2Attention, "overlap": W2OverlapAttention}
 ATTENTIONS = {
     "standard": Attention,
-    "w2": lambda config, layer: W2_SCORES[config.w2_score](config, layer),
+    "w2": W2Attention,
+    "w2_overlap": W2OverlapAttention,
     "summed_qk": SummedQKAttention,
 }
+LEAST = {"block_size": 1, "vocab_size": 1, "n_layer": 1, "n_head": 1, "n_embd": 1, "n_kv_head": 0, "n_inner": 0}
+LEAST |= {"rope_theta": 1, "norm_eps": 0, "dropout": 0}
 CHOICES = {  # of a GPTConfig
     "attention": tuple(ATTENTIONS),
-    "w2_score": tuple(W2_SCORES),
     "sigma": ("scalar", "diagonal", "none"),
     "qk_scale": ("5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "5.7"),
     "residual": tuple(RESIDUALS),
@@ -331,7 +328,7 @@ class MLP(nn.Module):
 
 
 class Kept(NamedTuple):
-    """What a layer keeps of its own run, so that later layers can rerun it on another x."""
+    """What a layer keeps of its own run, so that later layers can run it again on another x."""
 
     block: nn.Module
     q: torch.Tensor  # rotated, of the new tokens, for summed_qk
@@ -341,7 +338,7 @@ class Kept(NamedTuple):
 
 
 class Block(nn.Module):
-    """A layer: attention, then MLP. Under Methods 1 to 4 it also reruns the earlier layers on its own input."""
+    """A layer: attention, then MLP. Under Methods 1 to 4 it also runs the earlier layers again, on its own input."""
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
@@ -350,58 +347,48 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-        self.layer, self.keep_input = layer, config.keep_input
-        self.branch, self.weighting = RESIDUALS[config.residual]
+        self.m, self.keep_input = layer + 1, config.keep_input
+        branch, self.weighting = RESIDUALS[config.residual]
+        self.keeps = branch is not None or self.attn.reads_earlier  # whether later layers read this one's Kept
         self.summed = config.summed_branch(layer)
         if self.summed and self.weighting == "learned":
-            self.mix = nn.Parameter(torch.zeros(layer + 1))
-        self.keeps = self.branch is not None or self.attn.reads_earlier  # whether later layers read this one's Kept
+            self.mix = nn.Parameter(torch.zeros(self.m))
 
     def forward(self, x, rope, earlier=(), cache=None):
         """Return x' (B, T, C) for x (B, T, C), and this layer's Kept. `earlier` has those of the layers before it."""
-        assert not self.keeps or len(earlier) == self.layer, "this layer needs what every earlier layer has kept"
-        own, attn = self.first_run(x, rope, earlier if self.attn.reads_earlier else (), cache)  # attn_l(x)
-
-        reruns = []
-        if self.summed:
-            reruns = [kept.block.rerun(x, kept.q_hat, kept.k_hat, cache, self.layer) for kept in earlier]
-
-        if self.summed == "attention":  # h = Σ_i w_i attn_i(x)
-            h = self.sum_layers([*reruns, attn], residual=x)
-        else:
-            h = x + attn
-        out = self.mlp_branch(h)
-        if self.summed == "mlp":  # x' = Σ_i w_i mlp_i(x + attn_i(x))
-            out = self.sum_layers([*reruns, out], residual=h)
-        else:
-            out = h + out
-        return out, own if self.keeps else None
-
-    # Where layers are rerun, the next four are compiled one by one, so none of them calls another.
-
-    def first_run(self, x, rope, earlier, cache):
-        """Return this layer's Kept and attn_l(x)."""
+        l = len(earlier)
+        if self.keeps and l != self.m - 1:
+            raise ValueError(f"this layer needs what the {self.m - 1} layers before it have kept; it got {l}")
         normed = self.attn_norm(x)
         q, k, v = self.attn.project(normed, rope)
         q_hat, k_hat = self.attn.score_vectors(q, k, normed, earlier)
         if cache is not None:
-            k_hat = cache.append((self.layer, "keys"), k_hat)
-            v = cache.append((self.layer, self.layer), v)
-        return Kept(self, q, k, q_hat, k_hat), self.attn(q_hat, k_hat, v)
+            k_hat, v = cache.append((l, "keys"), k_hat), cache.append((l, l), v)
+        own = Kept(self, q, k, q_hat, k_hat)
 
-    def rerun(self, x, q_hat, k_hat, cache, layer):
-        """Return what a later `layer` with this x sums: attn_i(x) or mlp_i(x + attn_i(x)), i being this layer."""
+        layers = (*earlier, own) if self.summed else (own,)
+        attn = [kept.block.attend(x, kept, cache, (l, i)) for i, kept in enumerate(layers[:-1])]  # attn_i(x) for i < l
+        attn.append(self.attn(q_hat, k_hat, v))  # attn_l(x)
+        if self.summed == "attention":
+            h = self.weighted_sum(attn, residual=x)
+        else:
+            h = x + attn[-1]
+        if self.summed == "mlp":
+            mlp = [kept.block.mlp_branch(x + attn_i) for kept, attn_i in zip(layers, attn)]  # mlp_i(x + attn_i(x))
+            return self.weighted_sum(mlp, residual=h), own
+        return h + self.mlp_branch(h), own if self.keeps else None
+
+    def attend(self, x, kept, cache, name):
+        """Return attn_i(x) for a layer's input x, with the attention weights that this layer i kept."""
         v = self.attn.values(self.attn_norm(x))
         if cache is not None:
-            v = cache.append((layer, self.layer), v)
-        attn = self.attn(q_hat, k_hat, v)
-        return attn if self.branch == "attention" else self.mlp(self.mlp_norm(x + attn))
+            v = cache.append(name, v)
+        return self.attn(kept.q_hat, kept.k_hat, v)
 
     def mlp_branch(self, h):
-        """Return mlp_l(h)."""
         return self.mlp(self.mlp_norm(h))
 
-    def sum_layers(self, outputs, residual):
+    def weighted_sum(self, outputs, residual):
         """Return Σ_i w_i outputs_i, which replaces the residual or, with keep_input, is added to it."""
         total = residual if self.keep_input else torch.zeros_like(residual)  # in its type, also under autocast
         for w, output in zip(self.weights(), outputs, strict=True):
@@ -412,8 +399,7 @@ class Block(nn.Module):
         """Return w_i of the layers 0..l."""
         if self.weighting == "learned":
             return self.mix.softmax(dim=0).unbind()
-        m = self.layer + 1
-        return [{"one": 1.0, "mean": 1 / m}[self.weighting]] * m
+        return [{"one": 1.0, "mean": 1 / self.m}[self.weighting]] * self.m
 
 
 # -----------------------------------------------------------------------------
@@ -535,40 +521,31 @@ class GPT(nn.Module):
 
 
 def causal_attention(q_hat, k_hat, v, dropout=0.0):
-    """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), causal by position; a single query is the last position.
-
-    PyTorch's fused kernels make no T x T tensor, but none takes every shape. Which way is fastest was measured on an
-    H100 and on CPUs.
-    """
+    """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), causal by position; a single query is the last position."""
     q_hat, k_hat = q_hat.to(v.dtype), k_hat.to(v.dtype)
     T, S, D = q_hat.size(2), q_hat.size(3), v.size(3)
-    assert T in (1, k_hat.size(2)), "after the first pass, one query at a time"
+    if not (T == 1 or k_hat.size(2) == T):
+        raise ValueError(f"{T} queries for {k_hat.size(2)} keys: after the first pass, one query at a time")
+    if q_hat.size(1) > v.size(1):
+        k_hat, v = (heads.repeat_interleave(q_hat.size(1) // v.size(1), dim=1) for heads in (k_hat, v))
 
-    # A single wide query: plain products, where the heads of a group are rows.
-    if T == 1 and S > D and not dropout:
-        scores = q_hat.reshape(*k_hat.shape[:2], -1, S) @ k_hat.mT
-        return (scores.softmax(dim=-1, dtype=at_least_float32(scores)).type_as(v) @ v).reshape(*q_hat.shape[:3], D)
+    # Plain products keep T x T weights. In 16 bits, they take half the time or less where q̂ and k̂ are wide (also on an
+    # H100) and, on a CPU, where the context is short.
+    longest = 2048 if S > 256 else 0 if v.is_cuda else 512
+    if is_half(v) and longest >= T:
+        return weigh(q_hat @ k_hat.mT, v, dropout)
 
-    # On a GPU, wide vectors and float32 have one fused kernel. It takes any width of v, but no grouped heads. In 16
-    # bits, plain products train three times as fast. They keep T x T weights, which up to this context is affordable.
-    if v.is_cuda and (S > 256 or not is_half(v)):
-        k_hat, v = (heads.repeat_interleave(q_hat.size(1) // heads.size(1), dim=1) for heads in (k_hat, v))
-        if is_half(v) and T <= 2048:
-            return weigh(q_hat @ k_hat.mT, v, dropout)
-    # All other fused kernels need v as wide as q̂ and k̂. enable_flash_sdp(False) switches them off, on a CPU too.
-    elif S > D and (torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()):
+    # PyTorch's fused kernels keep no T x T tensor, but take only a v as wide as q̂ and k̂, at most 256 on a GPU. (Where
+    # they are switched off, as to count operations, nothing is padded.)
+    if D < S <= 256 and (torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()):
         v = F.pad(v, (0, S - D))
-
-    # where lengths vary (torch.export), T > 1 is a symbol, but PyTorch's function takes only bools
-    options = {"is_causal": True if T > 1 else False, "enable_gqa": True if q_hat.size(1) > k_hat.size(1) else False}
-    y = F.scaled_dot_product_attention(q_hat, k_hat, v, dropout_p=dropout, scale=1.0, **options)
-    return y[..., :D]
+    causal = True if T > 1 else False  # where lengths vary (torch.export), T > 1 is a symbol, but this takes only bools
+    return F.scaled_dot_product_attention(q_hat, k_hat, v, is_causal=causal, dropout_p=dropout, scale=1.0)[..., :D]
 
 
 def weigh(scores, v, dropout, scale=1.0):
     """Return softmax(scale * scores) v, (B, H, T, D), causal by position, for scores (B, H, T, tokens so far)."""
     T, past = scores.size(-2), scores.size(-1) - scores.size(-2)
-    scores = scores.to(at_least_float32(scores))
     mask = scores.new_full((T, past + T), -math.inf).triu(past + 1)
     weights = torch.add(mask, scores, alpha=scale).softmax(dim=-1)  # in one pass: mask + scale * scores
     return F.dropout(weights, dropout).type_as(v) @ v
@@ -631,26 +608,19 @@ def norm_columns(k):
 class KVCache:
     """The keys k̂ of each layer, and the values of each run of a layer, for up to `size` tokens.
 
-    Keys are named (layer, "keys"). Values are named (layer, run), where `layer` runs the layer `run` on its own input.
+    Keys are named (l, "keys"). Values are named (l, i): layer l runs the i-th of its layers.
     """
 
     def __init__(self, size):
-        self.size, self.length = size, 0  # length: tokens that all layers have read
-        self.tensors, self.filled = {}, {}  # filled: tokens that each tensor holds
+        self.size, self.length, self.tensors = size, 0, {}  # length: tokens that all layers have read
 
     def append(self, name, new):
-        """Append the new tokens' keys (B, G, T, S) or values (B, G, T, D), and return those of all tokens.
-
-        Raises a ValueError if they do not fit, or if the name has them already.
-        """
+        """Append the new tokens' keys (B, G, T, S) or values (B, G, T, D), and return those of all tokens."""
         if name not in self.tensors:
-            self.tensors[name], self.filled[name] = new.new_empty(*new.shape[:2], self.size, new.size(3)), 0
+            self.tensors[name] = new.new_empty(*new.shape[:2], self.size, new.size(3))
         tensor, end = self.tensors[name], self.length + new.size(2)
-        if self.filled[name] != self.length:
-            raise ValueError(f"two layers have the number {name[0]}: give each run of a block a block.layer of its own")
         if end > self.size or len(new) != len(tensor):
             room = f"{len(tensor)} sequences of {self.size} tokens"
             raise ValueError(f"{len(new)} sequences of {end} tokens do not fit a cache for {room}")
         tensor[:, :, self.length : end] = new
-        self.filled[name] = end
         return tensor[:, :, :end]

@@ -3,7 +3,7 @@ Train a GPT: python train.py config/m1_shakespeare.py --max_iters=200
 
 The settings are the plain variables below. Later config files override earlier ones, and --name=value overrides all.
 A run that was stopped or killed resumes: --init_from=resume --out_dir=FOLDER. On several GPUs:
-torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --grad_accum_steps=8
+torchrun --standalone --nproc_per_node=8 train.py config/m1_shakespeare.py --gradient_accumulation_steps=8
 """
 
 # run
@@ -12,7 +12,7 @@ init_from = "scratch"  # scratch, run:FOLDER (another run), resume (alone: the n
 # data
 dataset = "shakespeare_char"  # folder in data/, prepared when first used; with a slash: any folder
 batch_size = 16  # sequences per forward pass
-grad_accum_steps = 1  # forward passes per step, over all processes
+gradient_accumulation_steps = 1  # forward passes per step, over all processes
 block_size = 128  # context length, in tokens
 # model
 n_layer = 3  # layers
@@ -22,11 +22,10 @@ n_embd = 128  # width
 n_inner = 0  # width of the MLP; 0: 8/3 n_embd, rounded up to a multiple of 64
 dropout = 0.0  # dropout rate for the attention weights and the outputs of attention and MLP
 bias = False  # biases in the linear layers
-attention = "standard"  # standard, w2, summed_qk
+attention = "standard"  # standard, w2, w2_overlap (what W2Attn's code computes), summed_qk
 qk_scale = "5.1"  # summed_qk: divisor of layer i's scores (d: width of a head; m: layers summed; a, b: learned)
 #   5.1 √d   5.2 √d √m   5.3 √d m   5.4 d^a m^b   of the authors' Version 4: 5.5 a_i √d   5.6 a_i d^(b_i)   5.7 a_i
-w2_score = "distance"  # w2: distance, overlap (what the W2 document states, and what its code computes)
-sigma = "scalar"  # w2 by distance: scalar, diagonal, none (L2 attention)
+sigma = "scalar"  # w2: scalar, diagonal, none (L2 attention)
 residual = "standard"  # standard, m1, m2, m3.1, m3.2, m4.1, m4.2
 keep_input = False  # m1 to m4.2: add the sum to the usual residual instead of replacing it
 rope_theta = 10000.0  # base of RoPE's wavelengths
@@ -53,86 +52,184 @@ seed = 1337  # the same seed on the same machine gives the same run
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 dtype = "auto"  # auto, float32, bfloat16, float16
 graphs = True  # on one GPU, run steps as CUDA graphs; false: if Python code in model.py changes from step to step
-compile = "auto"  # auto: on CUDA, for long runs; true (on a CPU, pays off after ten minutes); false
+compile = False  # compile the model: pays for long runs on a GPU, on a CPU after ten minutes
 
-from config import start_program
+from config import UserError, check_min, configure, print0, report_error
 
-requested = start_program(__file__)  # the settings above and what overrides them; --help ends here, before PyTorch
+settings, given, config_files, options = configure(__file__)  # --help ends here, before PyTorch is imported
 
+import atexit
+import json
 import math
+import os
+import re
+import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from config.runtime import checkpoints, devices, processes, program, runs
-from config.runtime.program import UserError, command, print0
+from config import atomic_write, runtime
 from data.dataset import derive_seed, load_dataset
 from data.prepare import ensure_prepared
-from model import GPT
+from model import GPT, ConfigError, GPTConfig
 
-code = checkpoints.code_version()  # before anyone edits what has just been imported
-settings, ckpt, resuming = runs.begin(requested)  # ckpt: the checkpoint that the run goes on from, if any
+# -- the run: its folder, and what it begins from
+MODEL = {field.name for field in fields(GPTConfig)} & settings.keys()  # settings of the model
+SIZE = MODEL - {"block_size", "dropout", "attention", "qk_scale", "sigma", "residual", "keep_input"}  # of its weights
+MAY_CHANGE = {"out_dir", "init_from", "eval_only", "max_iters", "device", "graphs", "compile"}  # when a run resumes
+MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval"}
+CHOOSE = {"dtype": "auto", "warmup_iters": 0}  # let a new run choose; a resumed one keeps its choice
+globals().update(settings)  # the names above now hold what was given
+source = init_from.removeprefix("run:") if init_from.startswith("run:") else ""  # another run, which has the weights
+if eval_only and not source:
+    init_from = "resume"
+if not source and init_from not in ("scratch", "resume", "auto"):
+    raise UserError(f"init_from = {init_from!r} is invalid: choose scratch, resume, auto or run:FOLDER")
+
+naming = options.keys() - MAY_CHANGE
+if not out_dir and init_from == "resume" and not config_files and not naming:
+    out_dir = runtime.newest_run()
+if not out_dir:  # what was typed, in the order of the settings
+    words = [Path(file).stem for file in config_files]
+    words += [Path(dataset).name] if "dataset" in naming or not words else []
+    words += [f"from={source.removeprefix('out/')}"] if source else []
+    words += [f"{name}={settings[name]}" for name in settings if name in naming - {"dataset"}]
+    out_dir = "out/" + re.sub(r"[^\w.=+-]+", "_", "-".join(words)).replace("=True", "")
+    if len(out_dir) > 200:
+        raise UserError(f"{out_dir:.60}... is too long for the name of a folder: choose one with --out_dir")
+
+log_path = Path(out_dir, "log.jsonl")
+checkpoints = [path for path in (Path(out_dir, "ckpt.pt"), Path(out_dir, "best.pt")) if path.exists()]
+resuming = init_from == "resume" or init_from == "auto" and bool(checkpoints)
+replacing = options.get("init_from") == "scratch"  # typed, and not only the default
+if checkpoints and not (resuming or replacing or eval_only):
+    cure = f"continue it with --init_from=resume --out_dir={out_dir}, or choose another folder with --out_dir"
+    cure += "" if source else ", or replace it with --init_from=scratch"
+    raise UserError(f"{out_dir} already holds a run: {cure}")
+
+ckpt = None
+if resuming or source:
+    ckpt = runtime.load_checkpoint(source or out_dir, best=eval_only or bool(source))
+    was = settings | ckpt["settings"]
+    if resuming:
+        inherited = settings.keys() - {"out_dir", "init_from", "eval_only"}
+        fixed = inherited - MAY_CHANGE - {"dataset"}  # a folder that may have moved: its text is compared below
+        fixed -= {"batch_size", "dtype"} if eval_only else set()
+    else:
+        inherited, fixed = MODEL, SIZE
+    changed = {name: value for name, value in given.items() if value not in (was[name], CHOOSE.get(name))}
+    wrong = [f"{name} = {value!r} (was {was[name]!r})" for name, value in changed.items() if name in fixed]
+    if wrong:
+        raise UserError(f"{ckpt['path']} was trained with other settings: leave out {', '.join(wrong)}")
+    settings |= {name: was[name] for name in inherited - changed.keys()}
+
+settings |= {"out_dir": out_dir, "init_from": init_from}
+settings["warmup_iters"] = settings["warmup_iters"] or min(100, math.ceil(settings["max_iters"] / 8))
 globals().update(settings)  # the names above now hold this run's values
 
-# device and data; ptdevice and ptdtype are PyTorch's, of the settings device and dtype
-ptdevice, rank, world_size = devices.pick_device(device), processes.rank(), processes.world_size()
-processes.join(ptdevice)
-machine = devices.machine_name(ptdevice)
-ptdtype = devices.pick_dtype(dtype, ptdevice)
-dtype = settings["dtype"] = str(ptdtype).removeprefix("torch.")  # instead of auto: a resumed run must keep it
-cuda = ptdevice.type == "cuda"
-# without autocast's cache, since CUDA graphs need each cast of a weight
-ctx = torch.autocast(ptdevice.type, ptdtype, enabled=ptdtype != torch.float32, cache_enabled=not cuda)
-if cuda:
-    torch.cuda.set_device(ptdevice)
-    torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
+check_min(settings, "batch_size gradient_accumulation_steps max_iters checkpoint_interval eval_tokens log_interval", 1)
+check_min(settings, "seed eval_interval warmup_iters learning_rate min_lr_frac weight_decay grad_clip beta1 beta2", 0)
+if lr_decay not in ("cosine", "linear", "wsd", "none"):
+    raise UserError(f"lr_decay = {lr_decay!r} is invalid: choose cosine, linear, wsd or none")
+try:
+    config = GPTConfig(**{name: settings[name] for name in MODEL})
+except ConfigError as error:
+    raise UserError(error) from None
 
+iter_num, best_val_loss = 0, math.inf
+if resuming and not eval_only:
+    iter_num = ckpt["iter_num"]
+    # best.pt may be newer than ckpt.pt, and must not be replaced by a worse one
+    best_val_loss = runtime.load_checkpoint(out_dir, best=True)["best_val_loss"]
+    last_line = log_path.read_bytes().rpartition(b"\n{")[2] if log_path.exists() else b""
+    if iter_num > max_iters or iter_num == max_iters and b'"event": "end"' in last_line:
+        print0(f"{out_dir} is at step {iter_num}, max_iters = {max_iters}: nothing left to do")
+        raise SystemExit
+
+# -- processes, device and data; ptdevice and ptdtype are PyTorch's, of the settings device and dtype
+rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))  # torchrun sets them
+world_size = int(os.environ.get("WORLD_SIZE", "1"))
+ptdevice = runtime.pick_device(device)
+ptdtype = runtime.pick_dtype(dtype, ptdevice)
+dtype = settings["dtype"] = str(ptdtype).removeprefix("torch.")
+cuda = ptdevice.type == "cuda"
+torch.set_float32_matmul_precision("high")  # on a GPU, TF32 for what autocast leaves in float32
+if gradient_accumulation_steps % world_size and not eval_only:
+    shared = f"it must be a multiple of {world_size}, the number of processes"
+    raise UserError(f"gradient_accumulation_steps = {gradient_accumulation_steps} is invalid: {shared}")
+if world_size > 1:
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    sys.excepthook = report_error  # instead of its own, which holds back our message
+    atexit.register(dist.destroy_process_group)
+    steps = [None] * world_size
+    dist.all_gather_object(steps, iter_num)  # then all have read the folder, and the first may write to it
+    if len(set(steps)) > 1:
+        raise UserError(f"the processes begin at steps {steps}: out_dir = {out_dir!r} must be one folder for all")
+    if local_rank > 0:
+        dist.barrier()  # until the first process of this machine has prepared the data, if they are not there yet
 data = load_dataset(ensure_prepared(dataset))
+if world_size > 1 and local_rank == 0:
+    dist.barrier()
+
 if not eval_only:
     data.check_block_size(block_size)
-if ckpt:
-    runs.check_data(data, ckpt, same_text=resuming and not eval_only)
+if ckpt and data.tokenizer.state() != ckpt["tokenizer"]:
+    cure = f"prepare its text with --tokenizer=run:{source or out_dir}"
+    raise UserError(f"dataset = {dataset!r} does not have the tokens of {ckpt['path']}: {cure}")
+if resuming and not eval_only and data.meta["sha256"] != ckpt["data"]["sha256"]:
+    raise UserError(f"dataset = {dataset!r} is not what {out_dir} was trained on, {ckpt['data']['source']}")
 tokens = data.meta["tokens"]  # of each split
-tokens_per_iter = batch_size * grad_accum_steps * block_size
+tokens_per_iter = batch_size * gradient_accumulation_steps * block_size
 
-# model
+# -- model and optimizer
 torch.manual_seed(seed)
-iter_num, val_loss, best_val_loss = 0, math.inf, math.inf
-notes = runs.replaced_settings(requested.files) + runs.ineffective_settings(settings, requested.given)
+vocab_size = data.meta["vocab_size"]
+vocab_size += -vocab_size % 64 if vocab_size > 10_000 else 0  # GPT-2's 50,257 would misalign a GPU's products
+raw_model = GPT(replace(config, vocab_size=vocab_size))
 if resuming:
-    raw_model = checkpoints.build_model(ckpt)
-    notes += runs.resume_notes(ckpt, settings, machine, code)
-    iter_num, val_loss, best_val_loss = ckpt["iter_num"], ckpt["val_loss"], ckpt["best_val_loss"]
-elif ckpt:
-    raw_model, new_weights = checkpoints.begin_from(ckpt, settings)
-    notes += new_weights
-else:
-    vocab_size = data.meta["vocab_size"]
-    if vocab_size > 10_000:  # GPT-2's 50,257 would misalign a GPU's products: 50,304 is a multiple of 64
-        vocab_size += -vocab_size % 64
-    raw_model = GPT(checkpoints.make_config(settings, vocab_size=vocab_size))
+    raw_model.load_state_dict(ckpt["model"])
+elif source:  # all weights that fit
+    initial = raw_model.state_dict()
+    weights = {k: v for k, v in ckpt["model"].items() if k in initial and v.shape == initial[k].shape}
+    raw_model.load_state_dict(weights, strict=False)
+    for what, names in (("new weights, not from", initial), ("weights left out of", ckpt["model"])):
+        names = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names.keys() - weights.keys()})
+        if names:
+            print0(f"NOTE    {what} {init_from}: {', '.join(names)}")
 raw_model.to(ptdevice)
-devices.pick_attention_kernel(raw_model, ptdevice, ptdtype)
-model = DistributedDataParallel(raw_model, gradient_as_bucket_view=True) if world_size > 1 else raw_model
-
-# optimizer
 optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), ptdevice.type)
 scaler = torch.amp.GradScaler(ptdevice.type, enabled=ptdtype == torch.float16)
 if resuming and not eval_only:
     optimizer.load_state_dict(ckpt["optimizer"])
     scaler.load_state_dict(ckpt["scaler"])
 ckpt = None  # frees its memory
+# without autocast's cache, since CUDA graphs need each cast of a weight
+ctx = torch.autocast(ptdevice.type, ptdtype, enabled=ptdtype != torch.float32, cache_enabled=not cuda)
+stop = runtime.StopSignal()
+
+
+def all_reduce(tensor, operation="SUM"):
+    """Return the sum, or "MAX", of a tensor over all processes."""
+    if world_size > 1:
+        dist.all_reduce(tensor, getattr(dist.ReduceOp, operation))
+    return tensor
+
+
+def signal_number():
+    """Return the number of a signal that one of the processes has received, or 0."""
+    return all_reduce(torch.tensor(stop.number), "MAX").item()  # on the CPU: no wait for the GPU
 
 
 def get_batch(iter_num, micro_step):
     """Return x and y, (B, T): a pure function of the seed, the step and the micro-step."""
-    x, y = data.batch(seed, iter_num, micro_step, batch_size, block_size, shards=grad_accum_steps)
-    if cuda:  # pinned memory is copied while the GPU computes
-        x, y = x.pin_memory(), y.pin_memory()
-    return x.to(ptdevice, non_blocking=cuda), y.to(ptdevice, non_blocking=cuda)
+    batch = data.batch(seed, iter_num, micro_step, batch_size, block_size, shards=gradient_accumulation_steps)
+    # pinned memory is copied while the GPU computes
+    return [ids.pin_memory().to(ptdevice, non_blocking=True) if cuda else ids.to(ptdevice) for ids in batch]
 
 
 def get_lr(iter_num):
@@ -147,107 +244,123 @@ def get_lr(iter_num):
 
 @torch.no_grad()
 def estimate_loss(split, max_tokens):
-    """Return the mean loss in nats per token. The windows are always the same, and no random number is drawn."""
-    model.eval()
+    """Return the mean loss in nats per token, or nan if a signal arrives. No random number is drawn."""
+    raw_model.eval()
     sums = torch.zeros(2, dtype=torch.float64)  # the total loss and the number of tokens
     for x, y in data.windows(split, batch_size, block_size, max_tokens, rank, world_size):
+        if signal_number():
+            return math.nan
         count = (y >= 0).sum().item()
         with ctx:
-            loss = model(x.to(ptdevice), y.to(ptdevice))[1]
+            loss = raw_model(x.to(ptdevice), y.to(ptdevice))[1]
         if count:  # a batch may have none, to keep the processes in step
             sums += torch.tensor([loss.item() * count, count])
-    model.train()
-    total, count = processes.all_reduce(sums).tolist()
+    raw_model.train()
+    total, count = all_reduce(sums).tolist()
     return total / count
 
 
-def other_units(val_loss):
-    """Return the perplexity, and the bits per byte of text, which are comparable across tokenizers."""
-    return math.exp(min(val_loss, 700)), val_loss / math.log(2) * tokens["val"] / data.meta["bytes"]["val"]
+def in_units(val_loss):
+    """Return a validation loss also as perplexity and, comparable across tokenizers, in bits per byte of text."""
+    bits_per_byte = val_loss / math.log(2) * tokens["val"] / data.meta["bytes"]["val"]
+    return {"val_loss": val_loss, "perplexity": math.exp(min(val_loss, 700)), "bits_per_byte": bits_per_byte}
 
 
-# -----------------------------------------------------------------------------
-# summary of the run
-parameters, flops_per_token = raw_model.get_num_params(), devices.count_flops(raw_model)
+# -- summary of the run
+try:
+    flops_per_token = raw_model.flops_per_token()
+except Exception:  # PyTorch cannot count an edit with .item(); whatever else is wrong with it shows in the first step
+    flops_per_token = math.nan
+parameters, machine = raw_model.get_num_params(), runtime.machine_name(ptdevice)
 size = f"{n_layer} layers, width {n_embd}, {n_head} heads, {parameters:,} parameters"
-counts = f"{tokens['train']:,} training tokens, {tokens['val']:,} validation tokens"
+method = f"{attention} attention, {residual} residual{', input kept' if keep_input else ''}"
+print0(f"model   {method}: {size}, from {init_from}")
+print0(f"data    {data.meta['source']} ({dataset}): {tokens['train']:,} training, {tokens['val']:,} validation tokens")
 epochs = max_iters * tokens_per_iter / tokens["train"]
-origin = f"step {iter_num:,} of {out_dir}" if resuming else init_from
-kept = ", input kept" if keep_input else ""
-print0(f"model   {attention} attention, {residual} residual{kept}: {size}, from {origin}")
-print0(f"data    {data.meta['source']} ({dataset}): {counts}")
-if not eval_only:
-    print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs")
+print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs")
 print0(f"device  {machine}, {dtype}; run in {out_dir}")
-for note in notes:
-    print0(f"NOTE    {note}")
+without_effect = [("qk_scale", attention != "summed_qk"), ("sigma", attention != "w2")]
+for name, idle in [*without_effect, ("keep_input", residual == "standard")]:
+    if idle and name in given:
+        print0(f"NOTE    {name} = {given[name]!r} has no effect with {method}")
 
+SHOWN = "validation loss {val_loss:.4f}   perplexity {perplexity:.2f}   bits per byte {bits_per_byte:.3f}"
 if eval_only:
-    val_loss = estimate_loss("val", max_tokens=tokens["val"])
-    perplexity, bits_per_byte = other_units(val_loss)
-    print0(
-        f"validation loss {val_loss:.4f}   perplexity {perplexity:.2f}   bits per byte {bits_per_byte:.3f}   "
-        f"over all {tokens['val']:,} tokens"
-    )
-    program.exit_together()
+    losses = in_units(estimate_loss("val", max_tokens=tokens["val"]))
+    print0(f"{SHOWN.format_map(losses)}   over all {tokens['val']:,} tokens")
+    raise SystemExit
 
-operations = flops_per_token * tokens_per_iter * (max_iters - iter_num)
-settings["compile"] = devices.compile_model(raw_model, compile, ptdevice, operations)
-processes.barrier()  # all processes have read the folder's old state, so the first may now write to it
-run = runs.Run(settings, iter_num)
-about = {"settings": settings, "config": asdict(raw_model.config), "data": data.meta, "machine": machine, "code": code}
-counted = {"parameters": parameters, "flops_per_token": flops_per_token}
-run.log("resume" if resuming else "start", iter_num, **about, **counted, notes=notes)
-loss_of, graphed = devices.capture(model, *get_batch(iter_num, rank), ctx, graphs)  # the model's loss of a batch
-
-# -----------------------------------------------------------------------------
-# training
-
+# -- the log, and the loss of a step: compiled, and as CUDA graphs or distributed
 steps_per_eval = eval_interval or max(50, math.ceil(max_iters / 4))
-micro_steps = range(rank, grad_accum_steps, world_size)  # this process's share of each step
-stop = program.StopSignal()  # Ctrl-C, SIGTERM, SIGUSR1 and the like: finish the step, save and exit
+eval_steps = {*range(steps_per_eval, max_iters, steps_per_eval), max_iters}
+
+
+def log(event, **facts):
+    """Write a line of JSON, which has no inf and nan: they are null."""
+    facts = {k: None if isinstance(fact, float) and not math.isfinite(fact) else fact for k, fact in facts.items()}
+    line = json.dumps({"event": event, "step": iter_num, **facts}).encode() + b"\n" if rank == 0 else b""
+    while line:  # on a full disk only a part of it is written, and an error comes with the next part
+        line = line[log_file.write(line) :]
+
+
+def save(name):
+    """Write a checkpoint of this step."""
+    if rank == 0:
+        state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
+        progress = {"iter_num": iter_num, "best_val_loss": best_val_loss, "tokenizer": data.tokenizer.state()}
+        with atomic_write(log_path.with_name(name)) as file:
+            torch.save({"version": runtime.VERSION} | about | state | progress, file)
+
+
+if rank == 0:
+    log_file = runtime.open_log(log_path, iter_num, evaluates=iter_num in eval_steps)
+    for path in checkpoints if replacing else []:
+        path.unlink()
+about = {"settings": settings, "config": asdict(raw_model.config), "data": data.meta, "machine": machine}
+about["commit"] = runtime.git_commit()
+log("resume" if resuming else "start", **about, parameters=parameters, flops_per_token=flops_per_token)
+loss_of, graphed = runtime.Loss(raw_model, compile), False
+if world_size > 1:
+    loss_of = DistributedDataParallel(loss_of, gradient_as_bucket_view=True)
+elif graphs and cuda:
+    with ctx:
+        loss_of, graphed = runtime.capture(loss_of, *get_batch(iter_num, 0))
+
+# -- training
+micro_steps = range(rank, gradient_accumulation_steps, world_size)  # this process's share of each step
+stop.listen()  # to Ctrl-C, SIGTERM, SIGUSR1 and the like: finish the step, save and exit
 stopped_by = 0  # the signal's number
 logged_iter = iter_num  # step of the latest log line
-local_iter_num = 0  # steps of this process
+first_iter = iter_num  # step at which this process begins
 train_seconds = 0.0  # of this process, excluding evaluation and saving
 began = t0 = time.perf_counter()
 
 
-def log_step(loss, grad_norm, lr, iters, seconds):
-    """Print and log a step. Its speed and MFU are those of the `iters` steps since the previous line, in `seconds`."""
-    speed = iters * tokens_per_iter / seconds
-    mfu = flops_per_token * speed / world_size / devices.peak_flops(ptdevice)
-    mfu = "" if math.isnan(mfu) else f"   MFU {mfu:.1%}"
-    seconds_left = (time.perf_counter() - began) / local_iter_num * (max_iters - iter_num)
-    print0(
-        f"step {iter_num:,}/{max_iters:,}   loss {loss:.4f}   gradient norm {grad_norm:.3f}   lr {lr:.2e}   "
-        f"{speed:,.0f} tokens/s{mfu}   {timedelta(seconds=round(seconds_left))} left"
-    )
-    run.log("step", iter_num, loss=loss, grad_norm=grad_norm, learning_rate=lr, tokens_per_second=speed)
+while True:
+    # evaluate: a run that resumes here does it again, since its checkpoint is the one saved before
+    if iter_num in eval_steps and not stopped_by:
+        train_loss, val_loss = estimate_loss("train", max(1, eval_tokens // 16)), estimate_loss("val", eval_tokens)
+        stopped_by = signal_number()
+        if stopped_by:
+            break
+        losses = {"train_loss": train_loss, **in_units(val_loss)}
+        print0(f"step {iter_num:,}   train loss {train_loss:.4f}   {SHOWN.format_map(losses)}")
+        log("eval", **losses)
+        if val_loss < best_val_loss:
+            best_val_loss = val_loss
+            save("best.pt")
+        t0 = time.perf_counter()
+    if iter_num >= max_iters or stopped_by:
+        break
 
-
-def save(name):
-    state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
-    progress = {"iter_num": iter_num, "val_loss": val_loss, "best_val_loss": best_val_loss}
-    run.save(name, about | state | progress | {"tokenizer": data.tokenizer.state()})
-
-
-def end_diverged(what):
-    run.log("diverged", iter_num)
-    likely = f"learning_rate = {learning_rate}, weight_decay = {weight_decay} or dtype = {dtype}"
-    raise UserError(f"{what} at step {iter_num}: the run has diverged, most likely because of {likely}")
-
-
-while iter_num < max_iters and not stopped_by:
+    # forward and backward
     lr = get_lr(iter_num)
     for group in optimizer.param_groups:
         group["lr"] = lr
-
-    # forward and backward
     loss = 0.0
     for micro_step in micro_steps:
         if world_size > 1:  # synchronize gradients only at the last micro-step
-            model.require_backward_grad_sync = micro_step == micro_steps[-1]
+            loss_of.require_backward_grad_sync = micro_step == micro_steps[-1]
         torch.manual_seed(derive_seed(seed, iter_num, micro_step))  # so resuming is exact with dropout too
         x, y = get_batch(iter_num, micro_step)
         with ctx:
@@ -260,54 +373,48 @@ while iter_num < max_iters and not stopped_by:
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
     scaler.step(optimizer)  # it skips steps that overflow float16, until its scale fits
     scaler.update()
-    optimizer.zero_grad(set_to_none=not graphed)
+    optimizer.zero_grad(set_to_none=not graphed)  # capture explains
     iter_num += 1
-    local_iter_num += 1
 
-    stopped_by = processes.all_reduce(torch.tensor(stop.number), "MAX").item()  # on the CPU: no wait for the GPU
-    evaluating = iter_num % steps_per_eval == 0 or iter_num == max_iters
-    saving = iter_num % checkpoint_interval == 0 or iter_num == max_iters or stopped_by
-    if not (evaluating or saving or iter_num % log_interval == 0):
+    stopped_by = signal_number()
+    saving = iter_num % checkpoint_interval == 0 or iter_num in eval_steps or stopped_by
+    if not (saving or iter_num % log_interval == 0):
         continue  # most steps end here
 
-    # log, evaluate, save
-    lossf = (processes.all_reduce(loss) / world_size).item()  # only here, because it waits for the GPU
+    # log and save
+    lossf = (all_reduce(loss) / world_size).item()  # only here, because it waits for the GPU
     norm = grad_norm.item()
     rescaling = scaler.is_enabled() and scaler.get_scale() > 1  # an overflow only lowers the scale of the next step
     if not math.isfinite(lossf) or (not math.isfinite(norm) and not rescaling):
-        end_diverged(f"the loss is {lossf}, the norm of its gradient {norm}")
+        log("diverged")
+        likely = f"learning_rate = {learning_rate}, weight_decay = {weight_decay} or dtype = {dtype}"
+        raise UserError(
+            f"step {iter_num} diverged, loss {lossf}, gradient norm {norm}: most likely because of {likely}"
+        )
     dt = time.perf_counter() - t0
     train_seconds += dt
-    log_step(lossf, norm, lr, iter_num - logged_iter, dt)
+    speed = (iter_num - logged_iter) * tokens_per_iter / dt
+    mfu = flops_per_token * speed / world_size / runtime.peak_flops(ptdevice)
+    seconds_left = (time.perf_counter() - began) / (iter_num - first_iter) * (max_iters - iter_num)
+    print0(
+        f"step {iter_num:,}/{max_iters:,}   loss {lossf:.4f}   gradient norm {norm:.3f}   lr {lr:.2e}   "
+        f"{speed:,.0f} tokens/s   {'' if math.isnan(mfu) else f'MFU {mfu:.1%}   '}"
+        f"{timedelta(seconds=round(seconds_left))} left"
+    )
+    log("step", loss=lossf, grad_norm=norm, learning_rate=lr, tokens_per_second=speed)
     logged_iter = iter_num
-
-    if evaluating:
-        train_loss, val_loss = estimate_loss("train", max(1, eval_tokens // 16)), estimate_loss("val", eval_tokens)
-        if not math.isfinite(val_loss):
-            end_diverged(f"the validation loss is {val_loss}")
-        perplexity, bits_per_byte = other_units(val_loss)
-        print0(
-            f"step {iter_num:,}   train loss {train_loss:.4f}   validation loss {val_loss:.4f}   "
-            f"perplexity {perplexity:.2f}   bits per byte {bits_per_byte:.3f}"
-        )
-        losses = {"train_loss": train_loss, "val_loss": val_loss}
-        run.log("eval", iter_num, **losses, perplexity=perplexity, bits_per_byte=bits_per_byte)
-        if val_loss < best_val_loss:
-            best_val_loss = val_loss
-            save("best.pt")
     if saving:
         save("ckpt.pt")
     t0 = time.perf_counter()
 
-# -----------------------------------------------------------------------------
-
-if iter_num < max_iters:
-    print0(f"stopped after step {iter_num:,}, saved in {out_dir}/ckpt.pt; to resume: {run.resume_command(max_iters)}")
-    program.exit_together(128 + stopped_by)
-seconds, speed = time.perf_counter() - began, local_iter_num * tokens_per_iter / train_seconds
-run.log("end", iter_num, seconds=seconds, tokens_per_second=speed, best_loss=best_val_loss)
-print0(f"{timedelta(seconds=round(seconds))} for {local_iter_num:,} steps, {speed:,.0f} tokens/s while training")
+resume = f"python train.py --init_from=resume --out_dir={out_dir} --max_iters="
+if stopped_by:
+    print0(f"stopped after step {iter_num:,}, saved in {out_dir}/ckpt.pt; to resume: {resume}{max_iters}")
+    raise SystemExit(128 + stopped_by)
+seconds, iters = time.perf_counter() - began, iter_num - first_iter
+speed = iters * tokens_per_iter / (train_seconds or math.nan)
+log("end", seconds=seconds, tokens_per_second=speed, best_loss=best_val_loss)
+print0(f"{timedelta(seconds=round(seconds))} for {iters:,} steps, {speed:,.0f} tokens/s while training")
 print0(f"lowest validation loss {best_val_loss:.4f}: {out_dir}/best.pt; latest: {out_dir}/ckpt.pt")
-print0(f"to train longer: {run.resume_command(2 * max_iters)}")
-print0(f"to sample from it: {command('sample.py', f'--out_dir={out_dir}')}")
-program.exit_together()
+print0(f"to train longer: {resume}{2 * max_iters}")
+print0(f"to sample from it: python sample.py --out_dir={out_dir}")

@@ -7,9 +7,10 @@ block_size = 1024
 tie_weights = True
 
 batch_size = 16
-grad_accum_steps = 30  # 16 * 30 * 1024 = 491,520 tokens
+gradient_accumulation_steps = 30  # 16 * 30 * 1024 = 491,520 tokens
 max_iters = 20000
 learning_rate = 6e-4
 warmup_iters = 700
 beta2 = 0.95
 eval_interval = 1000
+compile = True

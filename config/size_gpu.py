@@ -11,3 +11,4 @@ batch_size = 64
 max_iters = 5000
 learning_rate = 1e-3
 eval_interval = 250
+compile = True

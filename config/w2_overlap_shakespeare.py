@@ -1,4 +1,3 @@
-"""W2 attention by the overlap of Gaussians: the score that the W2 document's code computes."""
+"""W2 attention as in W2Attn's code: how much two Gaussians overlap."""
 
-attention = "w2"
-w2_score = "overlap"
+attention = "w2_overlap"

@@ -8,58 +8,30 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from config.runtime.program import UserError, command, file_errors, read_text, sha256
-from data.prepare import SPLITS, VERSION
+from config import UserError, read_text
+from data.prepare import VERSION, sha256
 from data.tokenizer import Tokenizer, tokenizer_from_state
 
 HASHED = 64 * 2**20  # bytes of the largest file that is hashed when it is loaded, in 0.05 s
 
 
-@file_errors()
 def load_dataset(folder) -> "Dataset":
-    """Return the data that `prepare` wrote to `folder`. Raise a UserError if they are incomplete, damaged or old."""
+    """Return the data that `prepare` wrote to `folder`. A UserError says if they, or their text, have changed since."""
     folder = Path(folder)
-    meta = read_meta(folder)
-    check_input(folder, meta)
-    tokenizer = tokenizer_from_state(meta["tokenizer"])
-    meta["tokenizer"] = {"kind": meta["tokenizer"]["kind"]}  # all of it may be megabytes, and runs log `meta`
-    splits = {}
-    for split in SPLITS:
-        path = folder / f"{split}.bin"
-        size = meta["tokens"][split] * np.dtype(meta["dtype"]).itemsize
-        if path.stat().st_size != size:
-            raise damaged(path, "its size differs from meta.json")
-        ids = np.memmap(path, meta["dtype"], mode="r")
-        if ids.nbytes <= HASHED and sha256(ids) != meta["sha256"][split]:
-            raise damaged(path, "changed since prepare.py wrote it (SHA-256)")
-        splits[split] = ids
-    return Dataset(meta, tokenizer, splits, folder)
-
-
-def read_meta(folder) -> dict:
-    """Return what prepare.py has noted in meta.json, if this version of the program can read it."""
-    path = folder / "meta.json"
-    try:
-        meta = json.loads(path.read_bytes())
-        version = meta["version"]
-    except (KeyError, ValueError):
-        raise damaged(path, "not written by prepare.py") from None
-    if version != VERSION:
-        raise damaged(path, f"version {version}; this program reads version {VERSION}")
-    return meta
-
-
-def check_input(folder, meta):
-    """Raise a UserError if the input.txt from which a prepare.py makes `folder` has changed since."""
+    meta = json.loads((folder / "meta.json").read_bytes())
+    if meta.get("version") != VERSION:
+        raise UserError(f"{folder}: prepared by another version of this program; prepare the text again")
     text, script = folder / "input.txt", folder / "prepare.py"
-    if folder.name == "text" or not (text.exists() and script.exists()):  # data/text is made from other files
-        return
-    if sha256(read_text(text).encode()) != meta["text_sha256"]:
-        raise UserError(f"{text} has changed since it was prepared: run {command(script)}, with the options of before")
-
-
-def damaged(path, problem) -> UserError:
-    return UserError(f"{path}: {problem}; prepare the text again")
+    own = text.exists() and script.exists() and folder.name != "text"  # which is made from other files
+    if own and sha256(read_text(text).encode()) != meta["text_sha256"]:
+        raise UserError(f"{text}: changed since it was prepared; run {script} again, with the options of before")
+    splits = {}
+    for split in ("train", "val"):
+        path, size = folder / f"{split}.bin", meta["tokens"][split] * np.dtype(meta["dtype"]).itemsize
+        if path.stat().st_size != size or size <= HASHED and sha256(path.read_bytes()) != meta["sha256"][split]:
+            raise UserError(f"{path}: changed since prepare.py wrote it; prepare the text again")
+        splits[split] = np.memmap(path, meta["dtype"], mode="r")
+    return Dataset(meta, tokenizer_from_state(meta.pop("tokenizer")), splits)  # runs log `meta`, so it must be short
 
 
 @dataclass
@@ -69,21 +41,17 @@ class Dataset:
     meta: dict
     tokenizer: Tokenizer
     splits: dict[str, np.ndarray]
-    folder: Path
 
     def check_block_size(self, block_size):
-        split = min(SPLITS, key=lambda name: len(self.splits[name]))
-        tokens = len(self.splits[split])
-        if block_size >= tokens:
-            problem = f"block_size={block_size} is too long for the {split} split of {tokens} tokens"
-            raise UserError(f"{problem}; the maximum is {tokens - 1}")
+        split, ids = min(self.splits.items(), key=lambda item: len(item[1]))
+        if block_size >= len(ids):
+            raise UserError(f"block_size = {block_size} is too long: the {split} split has {len(ids)} tokens")
 
     def read(self, split, places):
-        """Return the tokens there as int64. One beyond the vocabulary is a UserError: large files are not hashed."""
+        """Return the tokens there. One beyond the vocabulary is an error: large files are not hashed."""
         ids = self.splits[split][places].astype(np.int64)
         if ids.max() >= self.meta["vocab_size"]:
-            problem = f"token {ids.max()} is beyond the vocabulary of {self.meta['vocab_size']} tokens"
-            raise damaged(self.folder / f"{split}.bin", problem)
+            raise UserError(f"{split}.bin: token {ids.max()} is beyond the vocabulary; prepare the text again")
         return ids
 
     def batch(self, seed, step, shard, batch_size, block_size, shards=1):
@@ -94,7 +62,6 @@ class Dataset:
         each window once, in a new random order.
         """
         self.check_block_size(block_size)
-        assert 0 <= shard < shards
         tokens = len(self.splits["train"])
         per_epoch = max(tokens // block_size - 1, 1)  # one less than fits, to leave room for the offset
         rows = np.empty((batch_size, block_size + 1), np.int64)

@@ -1,25 +1,23 @@
-"""Tokenizers: text -> token ids and back. Characters, and byte pairs: learned from a text, or GPT-2's.
-
-A tokenizer's `state` is plain data, so that a checkpoint can carry it.
-"""
+"""Tokenizers: text -> token ids and back. Characters, and byte pairs: learned from a text, or GPT-2's."""
 
 import base64
 import heapq
 import re
 from collections import Counter, defaultdict
+from itertools import pairwise
 
 import numpy as np
 import tiktoken
 
-from config.runtime.program import UserError
+from config import UserError
 
 END = "<|endoftext|>"  # by the name that GPT-2 gave it
 
 
 class Tokenizer:
-    """The base of all tokenizers. Each also has `vocab_size`, `encode_array`, `decode` and `state`."""
+    """The base of all. Each has `vocab_size`, `encode_array`, `decode` and `state`, plain data for a checkpoint."""
 
-    document_start = []  # the tokens that tell a document from the one before it
+    document_start = []  # the token that begins a document, if there is one for that
 
     def encode(self, text) -> list[int]:
         """Return the tokens of a prompt. Special tokens count as such here, and as plain text in `encode_array`."""
@@ -44,9 +42,8 @@ class CharTokenizer(Tokenizer):
         codes = code_points(text)
         ids = self.ids[codes]
         if ids.min(initial=0) < 0:
-            strange = list(dict.fromkeys(map(chr, codes[ids < 0])))
-            some = ", ".join(map(repr, strange[:5]))
-            raise UserError(f"this tokenizer knows only the characters of its own text, not {some}")
+            strange = ", ".join(f"{char!r} (U+{ord(char):04X})" for char in dict.fromkeys(map(chr, codes[ids < 0])))
+            raise UserError(f"this tokenizer knows only the characters of its own text, not {strange:.70}")
         return ids
 
     def decode(self, ids) -> str:
@@ -92,23 +89,21 @@ def gpt2_tokenizer() -> BPETokenizer:
     try:
         encoding = tiktoken.get_encoding("gpt2")
     except (OSError, ValueError) as error:  # no network, or something else than the vocabulary came over it
-        problem = f"GPT-2's vocabulary could not be downloaded ({type(error).__name__})"
-        raise UserError(f"{problem}; --tokenizer=bpe trains one on the text instead") from None
+        raise UserError(f"GPT-2's vocabulary cannot be downloaded ({error!r:.50}): use --tokenizer=bpe") from None
     return BPETokenizer(encoding._mergeable_ranks, encoding._pat_str, encoding._special_tokens)
 
 
 def tokenizer_from_state(state) -> Tokenizer:
     if state["kind"] == "char":
         return CharTokenizer(state["characters"])
-    lines = map(str.split, state["ranks"].splitlines())
-    ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+    ranks = {base64.b64decode(token): int(rank) for token, rank in map(str.split, state["ranks"].splitlines())}
     return BPETokenizer(ranks, state["pattern"], state["special_tokens"])
 
 
 def first_tokens(tokenizer) -> list[int]:
-    """Return the prompt when none is given: a newline, or token 0 if the tokenizer has no newline."""
+    """Return the prompt when none is given: what stands between documents, or token 0 if there is no newline."""
     try:
-        return tokenizer.encode("\n")
+        return tokenizer.document_start or tokenizer.encode("\n")
     except UserError:
         return [0]
 
@@ -128,8 +123,7 @@ SPLIT = (
 def train_bpe(text, vocab_size) -> BPETokenizer:
     """Return byte-level BPE: 256 bytes, then the most frequent neighbors merged into a new token, again and again.
 
-    Of equally frequent pairs the one with the lowest ids wins. There are fewer than `vocab_size` tokens if the
-    text runs out of pairs.
+    Of equally frequent pairs, the one with the lowest ids wins. A text without more pairs gives fewer tokens.
 
     >>> list(train_bpe("aaab aaab", 259).ranks)[256:]
     [b'aa', b'ab', b'aaab']
@@ -145,11 +139,10 @@ def train_bpe(text, vocab_size) -> BPETokenizer:
     pairs = Counter()  # how often a pair of tokens occurs
     places = defaultdict(set)  # in which words
     for i, word in enumerate(words):
-        for pair in neighbors(word):
+        for pair in map("".join, pairwise(word)):
             pairs[pair] += counts[i]
             places[pair].add(i)
-    queue = [(-count, pair) for pair, count in pairs.items()]
-    heapq.heapify(queue)
+    queue = sorted((-count, pair) for pair, count in pairs.items())  # a heap, as every sorted list
 
     while len(tokens) < vocab_size and queue:
         count, pair = heapq.heappop(queue)
@@ -160,18 +153,15 @@ def train_bpe(text, vocab_size) -> BPETokenizer:
 
         changed = set()
         for i in places.pop(pair):
-            before, words[i] = words[i], words[i].replace(pair, new)
-            for other in neighbors(before):
-                pairs[other] -= counts[i]
-            for other in neighbors(words[i]):
-                pairs[other] += counts[i]
-                places[other].add(i)
-            changed.update(neighbors(before), neighbors(words[i]))
-        for other in changed:
-            if pairs[other]:
-                heapq.heappush(queue, (-pairs[other], other))
+            words[i] = words[i].replace(pair, new)
+            for left, right in pairwise(words[i]):
+                if new in (left, right):
+                    before = (pair[1] if left == new else left) + (pair[0] if right == new else right)
+                    pairs[before] -= counts[i]
+                    pairs[left + right] += counts[i]
+                    places[left + right].add(i)
+                    changed.update((before, left + right))
+        del pairs[pair]
+        for other in filter(pairs.get, changed):  # those that still occur
+            heapq.heappush(queue, (-pairs[other], other))
     return BPETokenizer({token: rank for rank, token in enumerate(tokens)}, SPLIT, {})
-
-
-def neighbors(word):
-    return [word[i : i + 2] for i in range(len(word) - 1)]

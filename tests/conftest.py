@@ -20,8 +20,8 @@ from torch.utils._pytree import keystr, tree_leaves_with_path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from config.runtime.devices import use_plain_attention
-from data.prepare import prepare
+from config import file_lock
+from data import prepare as preparing
 
 TINY = "--n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=2"
 TINY += " --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
@@ -43,16 +43,21 @@ def copy_repository(folder):
         shutil.copy(ROOT / name, folder)
     made = shutil.ignore_patterns("*.bin", "*.json", "*.tiktoken", "*.tmp", "input.txt", "__pycache__")
     shutil.copytree(ROOT / "data", folder / "data", ignore=made)
-    (folder / "data" / "shakespeare_char" / "input.txt").write_text(TEXT)
-    (folder / "data" / "shakespeare_bpe" / "input.txt").write_text(TEXT)
+    for name in ("shakespeare_char", "shakespeare_bpe"):
+        (folder / "data" / name / "input.txt").write_text(TEXT)
     prepare(folder / "data" / "shakespeare_char", TEXT, "test")
     return folder
+
+
+def prepare(folder, text, source, tokenizer="char", vocab_size=1024, val_fraction=0.1):
+    """Prepare a text, whose end is for validation."""
+    preparing.prepare(Path(folder), *preparing.split_end([text], val_fraction), source, tokenizer, vocab_size)
 
 
 def shrink(*programs):
     """Make the options of TINY the defaults of programs or config files, so that no command needs to give them."""
     for path in map(Path, programs):
-        text = path.read_text()
+        text = path.read_text().replace("compile = True", "compile = False")
         for name, value in re.findall(r"--(\w+)=(\w+)", TINY):
             text = re.sub(rf"^{name} = \S+", f"{name} = {value if value.isdigit() else repr(value)}", text, flags=re.M)
         path.write_text(text)
@@ -60,7 +65,14 @@ def shrink(*programs):
 
 def run_program(program, *arguments):
     """Run a program in this process as if it ran in a separate one. Raise SystemExit if it fails."""
+    files = []  # that are locked until a process ends
+
+    def lock(file):
+        files.append(file)
+        return file_lock(file)
+
     with pytest.MonkeyPatch.context() as patch:  # what is set here is as before at the end
+        patch.setattr("config.runtime.file_lock", lock)
         patch.setattr(sys, "argv", [program, *arguments])
         patch.setattr(sys, "path", sys.path[:])
         patch.setattr(sys, "excepthook", sys.excepthook)
@@ -73,18 +85,18 @@ def run_program(program, *arguments):
             sys.excepthook(*sys.exc_info())
             raise
         finally:  # what the end of a process undoes
-            use_plain_attention(False)
             torch._dynamo.config.suppress_errors = False
+            for file in files:
+                file.close()
 
 
 @pytest.fixture(autouse=True)
 def restored():
-    """Give every signal its handler back, and PyTorch its fused attention: a program changes them for its process."""
+    """Give every signal its handler back: a program changes them for its process."""
     handlers = {number: signal.getsignal(number) for number in HANDLED}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    use_plain_attention(False)
 
 
 def hear_signals():
@@ -105,7 +117,6 @@ def repo(original, tmp_path, monkeypatch, capsys):
     shutil.copytree(original, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setattr("data.prepare.DATA", folder / "data")
-    monkeypatch.setattr("config.runtime.program.ROOT", folder)
 
     def run(command):
         run_program(*(command.split(" ") if isinstance(command, str) else command))

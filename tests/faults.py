@@ -21,18 +21,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from config.runtime import checkpoints
-from config.runtime.checkpoints import build_model
+from config.runtime import load_checkpoint
 from conftest import TINY, copy_repository, differences, progress
 
 STEPS = 150
 RUN = f"{TINY} --eval_interval=7 --init_from=auto"
 METHODS = {
     "standard": "--checkpoint_interval=5 --learning_rate=0.3 --warmup_iters=150",  # soon worse than its best.pt
-    "w2, m1": "--attention=w2 --residual=m1 --dropout=0.2 --grad_accum_steps=2 --checkpoint_interval=3",
+    "w2, m1": "--attention=w2 --residual=m1 --dropout=0.2 --gradient_accumulation_steps=2 --checkpoint_interval=3",
     "5.5, m4.2": "--attention=summed_qk --qk_scale=5.5 --residual=m4.2 --dropout=0.1 --checkpoint_interval=10",
     "m2, float16": "--residual=m2 --dtype=float16 --checkpoint_interval=4",
-    "two processes": "--residual=m3.2 --grad_accum_steps=2 --checkpoint_interval=4",
+    "two processes": "--residual=m3.2 --gradient_accumulation_steps=2 --checkpoint_interval=4",
 }
 # one thread, so that a busy machine computes the same; and no .pyc files, which Python may leave half-written
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -101,7 +100,7 @@ def live(repository, method, folder, faults):
         assert code == 0 or disturbed, f"exit code {code} after:\n{shown[-1000:]}"
         assert several or "Traceback" not in shown, shown
         for path in folder.glob("*.pt"):
-            build_model(checkpoints.load(path))  # an error if it is not whole
+            load_checkpoint(path)  # an error if it is not whole
     return met
 
 

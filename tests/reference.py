@@ -137,7 +137,7 @@ def weights_standard(q, k, **_):
 
 
 def weights_w2(q, k, h, kv, normed, extras, config, **_):
-    overlap = config.w2_score == "overlap"
+    overlap = config.attention == "w2_overlap"
     T, d = q.shape
     form = "diagonal" if overlap else config.sigma
     n = {"scalar": 1, "diagonal": d, "none": 0}[form]
@@ -157,9 +157,9 @@ def weights_summed(q, qk, extras, config, **_):
     return causal_softmax(summed_scores(qk, q.shape[-1], config.qk_scale, extras))
 
 
-WEIGHTS = {"standard": weights_standard, "w2": weights_w2, "summed_qk": weights_summed}
+WEIGHTS = {"standard": weights_standard, "w2": weights_w2, "w2_overlap": weights_w2, "summed_qk": weights_summed}
 
-T_BY_T = [{"attention": "w2", "w2_score": "overlap"}]  # settings under which T x T tensors are made: a test allows them
+T_BY_T = [{"attention": "w2_overlap"}]  # settings under which T x T tensors are made: a test allows them
 
 
 def attention_weights(config, state, layer, normed, qk):

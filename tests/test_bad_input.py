@@ -38,17 +38,18 @@ def trained(repo):
 
 TRAIN_ARGUMENTS = {
     # ranges
-    "--block_size=100000": "block_size=100000 is too long .*the maximum is 287",
-    "--beta2=1": "beta2 = 1.0 .* at least 0 and below 1",
+    "--block_size=100000": "block_size.*100000 .* (287|288)",
     # choices
-    "--init_from=gpt2": "init_from = 'gpt2' .*auto, run:FOLDER",
+    "--init_from=gpt2": "init_from = 'gpt2' .*auto or run:FOLDER",
     "--device=cuda:99": "device = 'cuda:99' .*this machine has .*cpu",
     # folders and files
-    "--init_from=resume": r"out/shakespeare_char-\S+ holds no checkpoint .*: name the run's folder",
-    "--eval_only": "eval_only = True needs a trained model: add --init_from=resume",
+    "--init_from=resume": r"out/\S+/ckpt.pt: No such file",
+    "--eval_only": r"out/\S+/best.pt: No such file",
+    f"--seed={'9' * 210}": "too long",  # for a folder's name
+    "--dtype=int8": "dtype = 'int8' .*bfloat16",
+    "--lr_decay=cosin": "lr_decay = 'cosin' .*cosine",
     "--n_head=3 --dataset=shakespeare_bpe": "n_head = 3 .* divisor of n_embd = 16",  # and nothing is prepared
-    "--init_from=run:out/nowhere --dataset=shakespeare_bpe": "out/nowhere/best.pt: no such checkpoint: name the folder",
-    "--out_dir=out/ckpt.pt": "out_dir = 'out/ckpt.pt' is invalid: it must be a run's folder",
+    "--init_from=run:out/nowhere --dataset=shakespeare_bpe": "out/nowhere/best.pt: No such file",
     "--out_dir=train.py/run": "train.py/run.*: Not a directory",
 }
 
@@ -59,41 +60,52 @@ def test_train_names_the_mistake(repo, capsys, arguments):
 
 
 def test_no_number_is_negative(repo, capsys):
-    for name, value in read_settings(ROOT / "train.py", []).defaults.items():
+    for name, value in read_settings(ROOT / "train.py", []).values.items():
         if type(value) in (int, float):
             check(repo, f"{TRAIN} --{name}=-1", f"{name} = -1(.0)? .* [01]", capsys)
 
 
 def test_train_beside_a_run(trained, capsys):
-    written = "out/run: no such config file .settings are written as .* as in --out_dir=FOLDER"
+    written = "out/run: no such config file; settings are written as"
     check(trained, f"{TRAIN} out/run", written, capsys)
-    ways = "out/run already holds a run: add --init_from=resume to continue it .*, or --out_dir=FOLDER for another run"
+    ways = "out/run already holds a run: .*--init_from=resume --out_dir=out/run.*--out_dir.*--init_from=scratch"
     check(trained, f"{TRAIN} --out_dir=out/run", ways, capsys)
-    check(trained, f"{RESUME} --max_iters=4", "max_iters = 4, but out/run/ckpt.pt is at step 4: raise it", capsys)
+    assert "out/run is at step 4, max_iters = 4: nothing left" in trained(f"{RESUME} --max_iters=4")
     for start in ("scratch", "auto"):
         for path in Path("out/run").glob("*.pt"):  # as in a run that was killed before its first checkpoint
             path.unlink()
-        none = "out/run holds no checkpoint .* leave out --init_from=resume to start this run"
-        check(trained, RESUME, none, capsys)
+        check(trained, RESUME, "out/run/ckpt.pt: No such file", capsys)
         trained(f"{TRAIN} --out_dir=out/run --init_from={start}")
         assert [line["step"] for line in log_of("out/run", "step")] == [1, 2, 3, 4]  # those of the first try are gone
+
+
+def test_scratch_on_the_command_line_replaces_a_run(trained):
+    change_checkpoint(BEST, best_val_loss=0.0)  # lower than any that follows
+    trained(f"{TRAIN} --out_dir=out/run --init_from=scratch --max_iters=1 --n_layer=1")
+    assert [load(path)["iter_num"] for path in (LATEST, BEST)] == [1, 1]
+    assert [line["event"] for line in log_of("out/run")] == ["start", "step", "eval", "end"]
+
+
+def test_scratch_in_a_config_file_does_not(trained, capsys):
+    Path("config/mine.py").write_text("init_from = 'scratch'\n")
+    check(trained, f"{TRAIN} config/mine.py --out_dir=out/run", "out/run already holds a run", capsys)
 
 
 def test_a_run_that_starts_from_another_says_how_to_resume_it(trained, capsys):
     command = f"{TRAIN} --init_from=run:out/run"
     trained(command)
     error = refused(trained, command, capsys)
-    resume = re.search("add (.*) to continue it", error)[1]
+    resume = re.search("--init_from=resume --out_dir=[^ ,]+", error)[0]
     trained(f"{TRAIN} {resume} --max_iters=6")
 
 
 # -- sample.py's ---------------------------------------------------------------------------------------------
 
 SAMPLE_ARGUMENTS = {
-    "--out_dir=out/nowhere": "out/nowhere/best.pt: no such checkpoint: name the folder of a run",
+    "--out_dir=out/nowhere": "out/nowhere/best.pt: No such file",
     "--checkpoint=worst": "checkpoint = 'worst' .*best or latest",
-    "--start=é☃": "of its own text, not 'é', '☃'",
-    "--start=caf\udce9": r"of its own text, not '\\udce9'",  # a byte that is not UTF-8, as Python shows it
+    "--start=é☃\u0301": r"'é' \(U\+00E9\), '☃' \(U\+2603\), .* \(U\+0301\)",  # the last one is an accent
+    "--start=caf\udce9": r"'\\udce9'",  # a byte that is not UTF-8, as Python shows it
     "--start=FILE:out/run/ckpt.pt": "out/run/ckpt.pt: not UTF-8 text at byte",
     "--top_k=-3": "top_k = -3 .* at least 0",
     "config/m1_shakespeare.py": "config/m1_shakespeare.py: residual: unknown setting",
@@ -104,12 +116,10 @@ def test_sample_names_the_mistake(trained, capsys):
     for arguments, words in SAMPLE_ARGUMENTS.items():
         check(trained, f"sample.py {arguments}", words, capsys)
     shutil.rmtree("out")
-    check(trained, "sample.py", "out holds no run: train one first", capsys)
+    check(trained, "sample.py", "out/ holds no run: train one first", capsys)
 
 
 @pytest.mark.parametrize("command, code, line", [
-    ("sample.py >/dev/full", 2, "sample.py: error: the output: No space left on device\n"),
-    (f"{TRAIN} --out_dir=out/new >/dev/full && ls out/new/ckpt.pt", 0, ""),  # training outlives it
     ("sample.py --max_new_tokens=3000 | head -n 1", 0, ""),  # the reader leaves
 ])  # fmt: skip
 def test_output_that_cannot_be_written(trained, command, code, line):
@@ -128,29 +138,16 @@ def test_ctrl_c_while_pytorch_is_imported_is_silent(repo, program):
 
 # -- checkpoints ---------------------------------------------------------------------------------------------
 
-NO_CHECKPOINT = "ckpt.pt: damaged, or not a checkpoint of train.py"
+NO_CHECKPOINT = "ckpt.pt: damaged, or not a checkpoint of this version of train.py"
 
 
 def test_a_damaged_checkpoint(trained, capsys):
     LATEST.write_bytes(LATEST.read_bytes()[:-1])
     change_checkpoint(BEST, iter_num=2)
     for command in (SAMPLE, RESUME):
-        check(trained, command, f"{NO_CHECKPOINT}: remove it to try out/run/best.pt, saved at another step", capsys)
+        check(trained, command, NO_CHECKPOINT, capsys)
     LATEST.unlink()
-    assert "from step 2 of out/run" in trained(RESUME)
-
-
-def test_a_damaged_best_checkpoint_is_replaced(trained):
-    BEST.write_bytes(b"")
-    change_checkpoint(LATEST, best_val_loss=0.0)  # lower than any that follows
-    note = "NOTE    out/run/best.pt is damaged: the run continues from out/run/ckpt.pt"
-    assert note in trained(f"{RESUME} --eval_interval=1")
-    assert load(BEST)["iter_num"] > 4
-
-
-def test_a_best_checkpoint_of_another_version_stays(trained, capsys):
-    change_checkpoint(BEST, version=9)
-    check(trained, RESUME, "best.pt: checkpoint version 9; this program reads version", capsys)
+    assert "steps   2 to 6" in trained(RESUME)
 
 
 class Call:
@@ -163,9 +160,7 @@ class Call:
 @pytest.mark.parametrize("other, words", [
     (lambda saved: saved["model"], NO_CHECKPOINT),
     (lambda saved: Call(), NO_CHECKPOINT),
-    (lambda saved: saved | {"version": 9}, "version 9; this program reads version .*: train again"),
-    (lambda saved: saved | {"config": {"n_experts": 8}}, "ckpt.pt does not match this model.py: .* 'n_experts'"),
-    (lambda saved: saved | {"model": {}}, 'ckpt.pt does not match this model.py: .* Missing .*: "embed.weight"'),
+    (lambda saved: saved | {"version": 9}, NO_CHECKPOINT),
 ], ids=count())  # fmt: skip
 def test_a_checkpoint_of_another_program(trained, capsys, other, words):
     torch.save(other(load(LATEST)), LATEST)
@@ -178,7 +173,6 @@ def test_a_checkpoint_of_another_program(trained, capsys, other, words):
 # what stands in model.py, what somebody makes of it, and a program that comes upon it
 SLIPS = {
     "a wrong unpacking": ("x = self.embed(idx)", "B, T = self.embed(idx).shape", TRAIN),
-    "a file that is not here": ("x = self.embed(idx)", "x = torch.load('table.pt')", TRAIN),
     "in generating": ("x = self.embed(idx)", "x = self.embed(idx + 1000)", "sample.py"),
 }
 

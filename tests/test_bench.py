@@ -8,12 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
 
-from config.runtime.devices import compile_blocks
-from config.runtime.program import UserError
+from config import UserError
 from conftest import ROOT, log_of
-from cover import perturb, settings
 from model import GPT, GPTConfig
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
@@ -29,6 +26,11 @@ def test_the_speed_of_all_variants(monkeypatch, capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     rows = [line.strip("| ").split(" | ") for line in lines[2:]]
     assert [row[0] for row in rows] == speed.VARIANTS and all(float(cell) > 0 for row in rows for cell in row[1:])
+
+
+def test_a_variant_of_another_size_is_not_timed():
+    with pytest.raises(UserError, match="batch_size, n_layer"):
+        speed.main(["--device=cpu", "deep: --n_layer=12 --batch_size=2"])
 
 
 NANOGPT = """
@@ -88,24 +90,6 @@ def test_equal_seconds_next_to_nanogpt(repo, monkeypatch, capsys):
 def test_variants_are_not_compared_with_nanogpt():
     with pytest.raises(UserError, match="--residual=m1: leave variants out with --nanogpt"):
         speed.main(["kept: --residual=m1", "--nanogpt=nanoGPT"])
-
-
-@pytest.mark.parametrize("kind, method", [("standard", "m4.1"), ("w2-scalar", "m3.2"), ("summed-5.5", "m1")])
-def test_depth_compiles_nothing_anew(monkeypatch, kind, method):
-    """Layers and their recomputation share what is compiled, though summed scores grow wider, and 1/m smaller."""
-    counter, compile = CompileCounter(), torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function: compile(function, backend=counter))
-    counts = []
-    for n_layer in (3, 5):
-        torch.compiler.reset()
-        counter.clear()
-        model = perturb(GPT(GPTConfig(**settings(kind, method, n_layer=n_layer))))
-        idx = torch.randint(19, (2, 12), generator=torch.Generator().manual_seed(0))
-        expected = model(idx, idx)[1]
-        compile_blocks(model)
-        torch.testing.assert_close(model(idx, idx)[1], expected)
-        counts.append(counter.frame_count)
-    assert counts[0] == counts[1] <= 8
 
 
 # -- the W2 document's benchmarks ----------------------------------------------------------------------------

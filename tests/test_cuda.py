@@ -6,8 +6,6 @@ import pytest
 import torch
 
 import test_model
-from config.runtime import devices
-from config.runtime.devices import compile_blocks
 from conftest import load
 from cover import COVER, FEW, perturb
 from cover import TINY as SHAPE
@@ -50,7 +48,7 @@ def pair(row, compiled):
     config = GPTConfig(**SHAPE | dict(block_size=128, n_embd=128, n_inner=128) | row)
     on_cpu, on_gpu = perturb(GPT(config)), perturb(GPT(config)).cuda()
     if compiled:
-        compile_blocks(on_gpu)
+        on_gpu.compile()
     return on_cpu, on_gpu, torch.randint(config.vocab_size, (2, 128), generator=torch.Generator().manual_seed(1))
 
 
@@ -77,12 +75,11 @@ def test_logits_and_gradients_are_near_the_cpu_s(row, compiled, precision):
 
 @pytest.mark.parametrize("options", ["--residual=m1", "--attention=w2 --residual=m2 --dropout=0.2", "--dtype=float16"])
 @pytest.mark.parametrize("accumulated", [1, 2, 4])
-def test_a_run_with_graphs_equals_one_without(repo, monkeypatch, accumulated, options):
+def test_a_run_with_graphs_equals_one_without(repo, accumulated, options):
     """... and evaluates between steps."""
-    options += f" --max_iters=20 --eval_interval=5 --log_interval=1 --compile=false --grad_accum_steps={accumulated}"
+    options += f" --max_iters=20 --eval_interval=5 --log_interval=1 --gradient_accumulation_steps={accumulated}"
     printed = repo(f"train.py {options} --out_dir=out/graphs")
-    monkeypatch.setattr(devices, "uses_graphs", lambda device: False)
-    repo(f"train.py {options} --out_dir=out/eager")
+    repo(f"train.py {options} --out_dir=out/eager --graphs=false")
     eager, graphs = (load(f"out/{name}/ckpt.pt")["model"] for name in ("eager", "graphs"))
     assert "no CUDA graphs" not in printed
     for name, weight in eager.items():

@@ -1,8 +1,6 @@
 """Reading what was prepared, batches and windows: data/dataset.py."""
 
-import shutil
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,61 +8,51 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.runtime.program import UserError
+from config import UserError
+from conftest import prepare
 from data.dataset import Dataset, derive_seed, load_dataset, shuffled
-from data.prepare import prepare
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 
 
 def dataset(train, val):
     splits = {"train": np.array(train, dtype=np.uint16), "val": np.array(val, dtype=np.uint16)}
-    return Dataset({"vocab_size": 65_536}, None, splits, Path("unused"))
+    return Dataset({"vocab_size": 65_536}, None, splits)
 
 
-FORM = "meta.json: not written by prepare.py"
-SIZE, HASH = "its size differs from meta.json", "changed since prepare.py wrote it (SHA-256)"
-DAMAGE = [  # a file, what becomes of its bytes, and what is said
-    *(("meta.json", lambda old, new=new: new, FORM) for new in (b"", b"\xff", b"{}")),
-    ("meta.json", lambda old: old.replace(b'"version": 2', b'"version": 1'), "meta.json: version 1; this program"),
-    ("meta.json", lambda old: old.replace(b"uint16", b"uint32"), f"train.bin: {SIZE}"),
-    ("val.bin", lambda old: old[:3], f"val.bin: {SIZE}"),
-    ("train.bin", lambda old: old[::-1], f"train.bin: {HASH}"),
-    ("val.bin", None, "val.bin: No such file or directory"),
-]
+@pytest.fixture
+def folder(tmp_path):
+    prepare(tmp_path, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
+    return tmp_path
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    prepare(folder, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
-    return folder
-
-
-@pytest.mark.parametrize("name, harm, named", DAMAGE, ids=count())
-def test_damaged_data_is_refused_with_file_and_cure(whole, tmp_path, name, harm, named):
-    folder = shutil.copytree(whole, tmp_path / "words")
-    content = (folder / name).read_bytes()
-    (folder / name).unlink()
-    if harm:
-        (folder / name).write_bytes(harm(content))
-    with pytest.raises(UserError) as error:
+@pytest.mark.parametrize("name, harm", [
+    ("meta.json", lambda old: old.replace(b'"version": 3', b'"version": 1')),
+    ("val.bin", lambda old: old[:4]),
+    ("val.bin", lambda old: old[:3]),  # half a token
+    ("train.bin", lambda old: b""),
+    ("train.bin", lambda old: old[::-1]),
+], ids=count())  # fmt: skip
+def test_damaged_data_is_refused(folder, name, harm):
+    (folder / name).write_bytes(harm((folder / name).read_bytes()))
+    with pytest.raises(UserError, match=str(folder if name == "meta.json" else folder / name)):
         load_dataset(folder)
-    message = str(error.value)
-    assert f"{folder}/{named}" in message and "\n" not in message
-    assert message.endswith("; prepare the text again") or not harm
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_tokens_beyond_the_vocabulary_are_refused_in_files_too_large_to_be_hashed(whole, tmp_path, split):
-    folder = shutil.copytree(whole, tmp_path / "words")
+def test_tokens_beyond_the_vocabulary_are_refused_in_files_too_large_to_be_hashed(folder, monkeypatch, split):
     path = folder / f"{split}.bin"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data.dataset.HASHED", 0)
-        np.full(path.stat().st_size // 2, 300, np.uint16).tofile(path)
-        words = load_dataset(folder)
-    with pytest.raises(UserError, match=f"{path}: token 300 is beyond the vocabulary of 300 tokens; prepare the text"):
+    np.full(path.stat().st_size // 2, 300, np.uint16).tofile(path)
+    monkeypatch.setattr("data.dataset.HASHED", 0)
+    words = load_dataset(folder)
+    with pytest.raises(UserError, match=f"{split}.bin: token 300 "):
         words.batch(0, 0, 0, 2, 8) if split == "train" else next(words.windows("val", 2, 8, 100))
+
+
+def test_token_ids_take_four_bytes_where_two_are_too_small(tmp_path):
+    prepare(tmp_path, "".join(map(chr, range(0x10000, 0x10000 + 66_000))), "everything")
+    ids = load_dataset(tmp_path).splits["val"]
+    assert ids.dtype == np.uint32 and ids[-1] == 65_999
 
 
 def test_batch_is_a_pure_function_of_its_arguments():

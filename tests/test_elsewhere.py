@@ -14,7 +14,7 @@ from verify import build, close, tokens
 
 METHODS = [
     dict(n_kv_head=2),
-    dict(attention="w2", w2_score="overlap"),
+    dict(attention="w2_overlap"),
     dict(attention="w2", residual="m1"),
     dict(attention="summed_qk", residual="m4.2"),
 ]

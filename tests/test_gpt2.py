@@ -1,6 +1,5 @@
 """GPT-2's own vocabulary, where tiktoken has it already: in TIKTOKEN_CACHE_DIR, or where it keeps what it downloads."""
 
-import json
 import os
 import shutil
 import tempfile
@@ -9,17 +8,15 @@ from pathlib import Path
 import pytest
 import tiktoken
 
-from config.runtime.program import sha256
-from conftest import ROOT
-from data.shakespeare_char.prepare import SHAKESPEARE_SHA256
+from data.dataset import load_dataset
 from data.tokenizer import gpt2_tokenizer
+from test_preprocess import GENUINE
 
 CACHE = Path(os.environ.get("TIKTOKEN_CACHE_DIR") or Path(tempfile.gettempdir(), "data-gym-cache"))
 NAMES = ("6d1cbeee0f20b3d9449abfede4726ed8212e3aee", "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6")  # tiktoken's own
 if not all((CACHE / name).exists() for name in NAMES):
     pytest.skip("tiktoken would have to download GPT-2's vocabulary", allow_module_level=True)
 
-SHAKESPEARE = ROOT / "data" / "shakespeare_char" / "input.txt"
 TEXTS = [
     "<|endoftext|>To be<|endoftext|>, or not<|endoftext",
     "Grüße, ἀρχή, 你好世界, שלום, 🦊🇩🇪, e\u0301, \u200b\ufeff",
@@ -28,12 +25,13 @@ TEXTS = [
 ]
 
 
+@pytest.mark.skipif(not GENUINE, reason="Tiny Shakespeare is in neither of its folders")
 def test_tiny_shakespeare_has_the_tokens_that_nanogpt_publishes(repo):
-    if not SHAKESPEARE.exists() or sha256(SHAKESPEARE.read_bytes()) != SHAKESPEARE_SHA256:
-        pytest.skip("Tiny Shakespeare is not here")
-    shutil.copy(SHAKESPEARE, "data/shakespeare_bpe/input.txt")
+    shutil.copy(GENUINE[0], "data/shakespeare_bpe/input.txt")
     repo("data/shakespeare_bpe/prepare.py --tokenizer=gpt2")
-    assert json.loads(Path("data/shakespeare_bpe/meta.json").read_text())["tokens"] == {"train": 301_966, "val": 36_059}
+    meta = load_dataset("data/shakespeare_bpe").meta
+    assert meta["tokens"] == {"train": 301_966, "val": 36_059}
+    assert [meta["sha256"][split][:8] for split in ("train", "val")] == ["502a2bdc", "68a53422"]
 
 
 def test_texts_are_encoded_as_tiktoken_does():

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 
 import reference
 import verify
-from config.runtime.devices import compile_blocks, use_plain_attention
 from conftest import ROOT
 from cover import COVER, KINDS, settings
 from model import CHOICES, GPT, Block, ConfigError, GPTConfig, KVCache, rope_table
@@ -178,14 +177,14 @@ def test_operations_are_those_of_the_formulas(kind, residual):
 # -- compiling -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("residual", ["standard", "m1"])  # a whole block is compiled, or its parts
+@pytest.mark.parametrize("residual", ["standard", "m1"])
 def test_a_compiled_model_and_its_copy_equal_eager_ones(monkeypatch, residual):
     """... in loss and gradients; a copy has weights of its own."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))  # C++ would take long
     torch.compiler.reset()
     model = build("standard", residual, n_layer=2)
     eager, idx = copy.deepcopy(model), tokens(model, 2, 12)
-    compile_blocks(model)
+    model.compile()
     twin, eager_twin = copy.deepcopy(model), copy.deepcopy(eager)
     with torch.no_grad():
         for p in (*twin.parameters(), *eager_twin.parameters()):
@@ -204,13 +203,13 @@ def test_a_compiled_model_and_its_copy_equal_eager_ones(monkeypatch, residual):
 
 
 @torch.no_grad()
-def attention_error(kind, D, seed):
+def attention_error(kind, D, seed, T):
     """Return the relative error of an attention's output in bfloat16, against float64.
 
     All but scores and their softmax is exact in bfloat16: inputs are +1 and -1, W_V and W_O are identities.
     """
     torch.manual_seed(seed)
-    C, T = 2 * D, 128
+    C = 2 * D
     config = GPTConfig(n_head=2, n_embd=C, **KINDS[kind])
     attn = Block(config, layer=0).attn
     for p in attn.parameters():
@@ -246,12 +245,13 @@ def test_bfloat16_is_causal_and_near_the_reference(row):
 
 # σ reaches 3. Scores are larger than q·k/√D, and so are their errors: up to twice at D = 128.
 # Those of the overlap, μ·μ/(σ + σ), are the largest.
-@pytest.mark.parametrize("plain", [False, True])  # PyTorch's attention kernels for CPUs
 @pytest.mark.parametrize("D", [32, 64, 128])
-@pytest.mark.parametrize("kind, times", [("w2-scalar", 2.5), ("w2-diagonal", 2.5), ("w2-overlap", 3)])
-def test_w2_in_bfloat16_is_nearly_as_exact_as_standard_attention(kind, times, D, plain):
-    use_plain_attention(plain)
-    error, standard = (sum(attention_error(name, D, seed) for seed in range(4)) for name in (kind, "standard"))
+@pytest.mark.parametrize("kind, times, T", [
+    *((kind, 2.5, T) for kind in ("w2-scalar", "w2-diagonal") for T in (128, 640)),  # plain products; the fused kernel
+    ("w2-overlap", 3, 128),
+])  # fmt: skip
+def test_w2_in_bfloat16_is_nearly_as_exact_as_standard_attention(kind, times, T, D):
+    error, standard = (sum(attention_error(name, D, seed, T) for seed in range(4)) for name in (kind, "standard"))
     assert 0 < error < times * standard and standard < 0.04
 
 

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, TEXT, TINY, error_of, log_of
+from conftest import ROOT, TEXT, TINY, error_of, log_of, prepare
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))  # as Python does for a program there
 
-from data.prepare import prepare
 from plot import draw_differences, draw_losses, read_run
 
 PLOT = str(ROOT / "tests" / "bench" / "plot.py")

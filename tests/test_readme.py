@@ -87,6 +87,10 @@ def test_the_commands_of_the_first_page_work(repo):
         program, *arguments = shlex.split(command.replace("=1600", "=6"), comments=True)
         if page == "README.md" and "compare.py" not in program:
             assert "new weights" not in repo([program, *arguments])
-    fine_tuned = "new-init_from=plays-m1-learning_rate=0.0003"
-    for run in ("m1_shakespeare", "plays-m1", fine_tuned, "m1_shakespeare-size_gpu-grad_accum_steps=2"):
+    for run in (
+        "m1_shakespeare",
+        "plays",
+        "new-from=plays-learning_rate=0.0003",
+        "m1_shakespeare-size_gpu-gradient_accumulation_steps=2",
+    ):
         assert Path(f"out/{run}/ckpt.pt").exists()

@@ -10,15 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import data.tokenizer
-from data.tokenizer import (
-    END,
-    SPLIT,
-    BPETokenizer,
-    CharTokenizer,
-    first_tokens,
-    tokenizer_from_state,
-    train_bpe,
-)
+from config import UserError
+from data.tokenizer import END, SPLIT, BPETokenizer, CharTokenizer, first_tokens, tokenizer_from_state, train_bpe
 
 TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 BPE = train_bpe(TEXT, 400)
@@ -101,12 +94,16 @@ def test_broken_utf8_decodes_to_replacement_characters():
     assert BYTES.decode([*"é".encode(), 0xFF]) == "é\ufffd"
 
 
-@pytest.mark.parametrize("text, tokens", [("a\nb", [0]), ("ab", [0]), ("\tab\n", [1])])
-def test_a_text_starts_with_a_new_line_if_there_are_any(text, tokens):
-    assert first_tokens(CharTokenizer(text)) == tokens
+@pytest.mark.parametrize("tokenizer, tokens", [
+    (BYTES, [256]),
+    (CharTokenizer("\tab\n"), [1]),
+    (CharTokenizer("ab"), [0]),
+])  # fmt: skip
+def test_a_text_starts_with_what_begins_a_document_or_a_line(tokenizer, tokens):
+    assert first_tokens(tokenizer) == tokens
 
 
 def test_gpt2_offline_says_what_works(monkeypatch):
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: open("/nowhere"))
-    with pytest.raises(ValueError, match="could not be downloaded .*; --tokenizer=bpe trains one"):
+    with pytest.raises(UserError, match="--tokenizer=bpe"):
         data.tokenizer.gpt2_tokenizer()

@@ -7,9 +7,7 @@ import torch
 
 import trainer
 from config import read_settings
-from config.runtime.devices import use_plain_attention
-from conftest import TINY, load, progress
-from data.prepare import prepare
+from conftest import TINY, load, prepare, progress
 
 OUT = Path("out/x")
 # enough tokens to walk the validation split to its end, which comes in the middle of a window
@@ -22,7 +20,7 @@ CASES = {
     "defaults": "",
     "clipped": "--grad_clip=0.2",
     "not clipped": "--grad_clip=0",
-    "accumulated, clipped": "--grad_accum_steps=4 --grad_clip=0.2",
+    "accumulated, clipped": "--gradient_accumulation_steps=4 --grad_clip=0.2",
     "cosine to 0.3": "--min_lr_frac=0.3",
     "linear to 0.3": "--lr_decay=linear --min_lr_frac=0.3",
     "constant, then linear to 0.3": "--lr_decay=wsd --min_lr_frac=0.3 --max_iters=12",
@@ -32,7 +30,7 @@ CASES = {
     "warm-up of an eighth": "--warmup_iters=0 --max_iters=17",
     "other betas": "--beta1=0.5 --beta2=0.6",
     "weight decay of matrices only": "--weight_decay=1 --bias --attention=summed_qk --qk_scale=5.4",
-    "dropout": "--dropout=0.3 --grad_accum_steps=4",
+    "dropout": "--dropout=0.3 --gradient_accumulation_steps=4",
     "dropout of what is recomputed": "--dropout=0.3 --residual=m1",
     "tied": "--tie_weights",
     "the rate of τ": "--attention=w2 --weight_decay=1",
@@ -48,7 +46,6 @@ def test_the_loop_equals_the_explicit_one(repo, name):
     program, *arguments = f"{RUN} {CASES[name]}".split()
     repo([program, *arguments])
     settings = read_settings(program, arguments).values
-    use_plain_attention(settings["dtype"] == "bfloat16")  # as train.py does
     log, weights = trainer.train(settings)
 
     rounding = 1e-3 if settings["dtype"] == "float16" else 1e-5

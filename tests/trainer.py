@@ -1,6 +1,6 @@
 """
 The loop once more, written to be read: what train.py makes of its settings, by formulas.
-It shares no code with train.py and config/runtime, so that the two can be held against each other.
+It shares no code with train.py and config/runtime.py, so that the two can be held against each other.
 
 It has its model from model.py, and from data the documented windows and seeds: a micro-step trains on
 `batch(seed, step, micro_step, ...)`, and its dropout is drawn from `derive_seed(seed, step, micro_step)`.
@@ -29,9 +29,9 @@ def train(settings):
     log = []
     for step in range(s.max_iters):
         losses = []
-        for micro_step in range(s.grad_accum_steps):
+        for micro_step in range(s.gradient_accumulation_steps):
             torch.manual_seed(derive_seed(s.seed, step, micro_step))
-            x, y = data.batch(s.seed, step, micro_step, s.batch_size, s.block_size, s.grad_accum_steps)
+            x, y = data.batch(s.seed, step, micro_step, s.batch_size, s.block_size, s.gradient_accumulation_steps)
             losses.append(token_losses(s, model, x, y).mean())
         loss = sum(losses) / len(losses)
         gradients = torch.autograd.grad(loss * LOSS_SCALE, list(model.parameters()))

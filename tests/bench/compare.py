@@ -19,6 +19,7 @@ seeds = 5  # runs of each variant at its best rate
 first_seed = 1  # 101, for example, confirms a verdict on new seeds; the search uses the seed before
 workers = 0  # runs at a time, with a thread each; 0: one for each core that this process may use; on a GPU, use 1
 
+import hashlib
 import io
 import json
 import math
@@ -30,14 +31,14 @@ import sys
 import tarfile
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from itertools import repeat
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from config import check_range, read_settings, start_program
-from config.runtime.program import UserError, atomic_write, file_lock, import_optional, sha256
+from config import UserError, atomic_write, check_min, configure, file_lock, read_settings
 from data.prepare import ensure_prepared
 
 CODE = ("*.py", "config/**/*.py", "data/**/*.py", "tests/*.py")  # the files of a copy of the code
@@ -76,7 +77,7 @@ def copy_code(commit, folder, changes=()):
         files = {str(path.relative_to(ROOT)): path.read_bytes() for pattern in CODE for path in ROOT.glob(pattern)}
     files |= changes
     code = sorted(item for item in files.items() if not item[0].startswith("tests/"))
-    home = folder / sha256(repr(code).encode())[:12]
+    home = folder / hashlib.sha256(repr(code).encode()).hexdigest()[:12]
     for name, content in files.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_bytes(content)
@@ -142,7 +143,7 @@ class Comparison:
         """Return the loss of a run and its operations. Its folder is named after all that it depends on."""
         settings = variant.settings | {"learning_rate": rate, "seed": seed, "dataset": str(self.dataset)}
         facts = variant.home.name, sorted(settings.items()), (self.dataset / "meta.json").read_bytes()
-        folder, steps = self.folder / sha256(repr(facts).encode())[:12], settings["max_iters"]
+        folder, steps = self.folder / hashlib.sha256(repr(facts).encode()).hexdigest()[:12], settings["max_iters"]
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / "lock", "w") as file:
             file_lock(file, wait=True)  # two candidates may need the same run
@@ -152,8 +153,9 @@ class Comparison:
                 self.run(label, variant.home / "train.py", *(f"--{name}={value}" for name, value in options.items()))
                 log = {line["event"]: line for line in map(json.loads, (folder / "log.jsonl").read_text().splitlines())}
                 assert "diverged" in log or log["eval"]["step"] == steps, f"{folder} was trained by others"
-                loss = math.inf if "diverged" in log else log["eval"]["val_loss"]
-                tokens = steps * math.prod(settings[name] for name in ("batch_size", "grad_accum_steps", "block_size"))
+                loss = math.inf if "diverged" in log else log["eval"]["val_loss"] or math.nan
+                sizes = "batch_size", "gradient_accumulation_steps", "block_size"
+                tokens = steps * math.prod(settings[name] for name in sizes)
                 result = loss, tokens * (log["start"]["flops_per_token"] or math.nan)
                 with atomic_write(folder / "result.json") as written:
                     written.write(json.dumps(result).encode())
@@ -204,15 +206,15 @@ def as_table(header, rows):
 
 
 def main(argv):
-    names = ["-h", "--help", *(f"--{name}" for name in read_settings(__file__, []).defaults)]
+    names = ["-h", "--help", *(f"--{name}" for name in read_settings(__file__, []).values)]
     own = [word for word in argv if word.partition("=")[0] in names]
     common = [word for word in argv if word.startswith("--") and word not in own]  # options for all variants
     words = [word for word in argv if word not in own + common]
-    options = start_program(__file__, own).values
+    options = configure(__file__, own).values
     out, against = Path(options["out"]).resolve(), options["against"]
-    check_range(options, "seeds", 2)
-    check_range(options, "first_seed", 1)
-    check_range(options, "workers", 0)
+    check_min(options, "seeds", 2)
+    check_min(options, "first_seed", 1)
+    check_min(options, "workers", 0)
     pairs = [("", one) for one in words]
     if against and words:
         pairs.insert(0, (against, f"{against}: {words[0]}"))
@@ -226,7 +228,8 @@ def main(argv):
         raise UserError(f"{', '.join(differing)}: variants are comparable only with the same")
     if common:
         print(f"for all variants: {' '.join(common)}", flush=True)
-    import_optional("scipy")  # now, and not after hours of runs
+    if find_spec("scipy") is None:  # now, and not after hours of runs
+        raise UserError("comparing needs a package that is not installed: pip install scipy")
     comparison = Comparison(out / "runs", ensure_prepared(variants[0].settings["dataset"]).resolve(), options)
     threads = ThreadPoolExecutor(2 * len(variants))
     try:

@@ -16,8 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from matplotlib.figure import Figure
 
-from config import configure
-from config.runtime.program import UserError, file_errors
+from config import UserError, configure
 
 
 def read_run(folder):
@@ -25,7 +24,7 @@ def read_run(folder):
     tokens, operations, evaluations = None, [], []
     for line in map(json.loads, (folder / "log.jsonl").read_text().rpartition("\n")[0].splitlines()):
         if line["event"] in ("start", "resume"):
-            sizes = [line["settings"][name] for name in ("batch_size", "grad_accum_steps", "block_size")]
+            sizes = [line["settings"][name] for name in ("batch_size", "gradient_accumulation_steps", "block_size")]
             per_step = (line["flops_per_token"] or math.nan) * math.prod(sizes)  # null: they could not be counted
             tokens = line["data"]["sha256"]["val"]
         elif line["event"] == "eval":
@@ -80,11 +79,10 @@ def draw_differences(found):
 
 def main(argv):
     paths = [Path(word) for word in argv if not word.startswith("-")]
-    configure(globals(), [word for word in argv if word.startswith("-")])
+    globals().update(configure(__file__, [word for word in argv if word.startswith("-")]).values)
     if "" in argv:  # as a path, it would be the current folder
         raise UserError("'' is invalid: name folders of train.py's runs, or folders above them")
-    with file_errors():
-        draw_losses(paths).savefig(out, dpi=120)
+    draw_losses(paths).savefig(out, dpi=120)
     print(f"figure: {out}")
 
 

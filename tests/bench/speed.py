@@ -26,19 +26,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from config.runtime.program import choose_waiting
-
-choose_waiting()  # before PyTorch is imported
-
 import torch
 
 from compare import ROOT, Comparison, Variant, as_table, copy_code, read_variant, search
-from config import check_range, read_settings, start_program
-from config.runtime.checkpoints import code_version, make_config
-from config.runtime.devices import compile_blocks, machine_name, pick_attention_kernel, pick_device, pick_dtype
-from config.runtime.program import UserError, atomic_write, file_errors
+from config import UserError, atomic_write, check_min, configure, read_settings
+from config.runtime import Loss, git_commit, machine_name, pick_device, pick_dtype
 from data.prepare import ensure_prepared
-from model import GPT
+from model import GPT, GPTConfig
 
 SHAPE = {"block_size": 256, "n_layer": 6, "n_head": 6, "n_embd": 384, "vocab_size": 65}  # of all models
 SECONDS = 5  # of alternating steps
@@ -52,16 +46,14 @@ def stepper(config, batch_size, device, dtype, model_class=GPT):
     """Return a function that makes a training step on random tokens, as train.py does, and returns its seconds."""
     model = model_class(config).to(device)
     optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type)
+    loss_of = Loss(model, compile=device.type != "cpu")
     shape = batch_size, model.config.block_size
     x, y = (torch.randint(model.config.vocab_size, shape, device=device) for _ in range(2))
-    if device.type != "cpu":
-        compile_blocks(model)
 
     def step():
         began = time.perf_counter()
-        pick_attention_kernel(model, device, dtype)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            loss = model(x, y)[1]
+            loss = loss_of(x, y)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -108,17 +100,15 @@ def tuned_losses(variant, comparison):
 
 def compare_with_nanogpt(checkout, out, seeds):
     """Print the times of both models and, with seeds, their losses. Write them to a file."""
-    path, settings = out / "nanogpt.json", read_settings(ROOT / "train.py", []).defaults | SETTINGS
-    with file_errors():
-        model = (checkout / "model.py").read_bytes() + MISSING
+    path, settings = out / "nanogpt.json", read_settings(ROOT / "train.py", []).values | SETTINGS
+    model = (checkout / "model.py").read_bytes() + MISSING
     homes = {"nanoGPT's model": copy_code("", out / "code", {"model.py": model})}
     homes["standard"] = copy_code("", out / "code")
     if seeds and path.exists():
         results = json.loads(path.read_text())
     else:
         times = time_models(homes, settings | {"vocab_size": SHAPE["vocab_size"]})
-        results = {"machine": machine_name(torch.device("cpu")), "models": times}
-    results["code"] = code_version()
+        results = {"machine": machine_name(torch.device("cpu")), "commit": git_commit(), "models": times}
     if seeds:
         options = {"tune": True, "seeds": seeds, "first_seed": 1, "workers": 0}
         comparison = Comparison(out / "runs", ensure_prepared(settings["dataset"]).resolve(), options)
@@ -137,8 +127,8 @@ def compare_with_nanogpt(checkout, out, seeds):
 
 def main(argv):
     words = [word for word in argv if not word.startswith("-")]
-    own = start_program(__file__, [word for word in argv if word.startswith("-")]).values
-    check_range(own, "seeds", 0)
+    own = configure(__file__, [word for word in argv if word.startswith("-")]).values
+    check_min(own, "seeds", 0)
     if own["nanogpt"]:
         if words:
             raise UserError(f"{words[0]}: leave variants out with --nanogpt, which is for the standard model alone")
@@ -147,10 +137,15 @@ def main(argv):
     device = pick_device(own["device"])
     torch.manual_seed(0)
     dtypes = torch.float32, pick_dtype("auto", device)
-    standard = read_settings(ROOT / "train.py", []).defaults
+    standard = read_settings(ROOT / "train.py", []).values
+    model_fields = {field.name for field in fields(GPTConfig)} & standard.keys()
     rows = []
     for name, _, settings in (read_variant(one, [], ROOT) for one in words or VARIANTS):
-        configs = [make_config(one | SHAPE) for one in (standard, settings)]
+        if other := [
+            key for key in settings.keys() - model_fields | SHAPE.keys() if settings.get(key) != standard.get(key)
+        ]:
+            raise UserError(f"{name}: leave out {', '.join(sorted(other))}: all variants are timed at one size")
+        configs = [GPTConfig(**{key: one[key] for key in model_fields} | SHAPE) for one in (standard, settings)]
         costs = [GPT(config).flops_per_token() for config in configs]
         size = 4 if device.type == "cpu" else 64
         pairs = ([stepper(config, size, device, dtype) for config in configs] for dtype in dtypes)

@@ -27,16 +27,15 @@ import numpy as np
 import torch
 
 from compare import as_table, search
-from config import start_program
-from config.runtime.devices import machine_name, pick_device
-from config.runtime.program import UserError, atomic_write
+from config import UserError, atomic_write, configure
+from config.runtime import machine_name, pick_device
 from model import GPT, GPTConfig
 from speed import alternate, stepper
 
 KINDS = {
     "standard": {},
     "W2, distance": {"attention": "w2", "sigma": "diagonal"},
-    "W2, overlap": {"attention": "w2", "w2_score": "overlap"},
+    "W2, overlap": {"attention": "w2_overlap"},
 }
 TASKS = {  # the settings of their runs
     "copy": {"batch_size": 32, "steps": 500},
@@ -324,7 +323,7 @@ EXPERIMENTS = {"recall": recall, "entailment": entailment, "micro": micro}
 
 def main(argv):
     words = [word for word in argv if not word.startswith("-")]
-    own = start_program(__file__, [word for word in argv if word.startswith("-")]).values
+    own = configure(__file__, [word for word in argv if word.startswith("-")]).values
     if len(words) != 1 or words[0] not in EXPERIMENTS:
         raise UserError(f"'{' '.join(words)}' is invalid: the experiment must be one of {', '.join(EXPERIMENTS)}")
     torch.set_num_threads(1)  # the models are so small that threads would mostly wait for each other

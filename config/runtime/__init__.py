@@ -1,1 +1,0 @@
-"""Between a run and its machine: programs and processes (without PyTorch), devices, checkpoints, runs."""
