@@ -83,15 +83,15 @@ class GPTConfig:
     tie_weights: bool = False  # one matrix for the embedding and the head
 
     def __post_init__(self):
-        kinds = {int: (Integral, "a whole number"), float: (Real, "a number"), bool: (bool, "True or False")}
+        for field, choices in CHOICES.items():
+            self.check(field, getattr(self, field) in choices, "one of " + ", ".join(map(repr, choices)))
         for field in fields(self):
-            value, (kind, words) = getattr(self, field.name), kinds.get(field.type, (str, "a text"))
-            self.check(field.name, isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), words)
-            if field.name in CHOICES:
-                self.check(field.name, value in CHOICES[field.name], "one of " + ", ".join(CHOICES[field.name]))
-            if field.name in LEAST:
-                low = LEAST[field.name]
-                self.check(field.name, low <= value < math.inf, f"at least {low}")
+            accepted = {int: Integral, float: Real}.get(field.type, field.type)  # NumPy's numbers, too, and 0 for 0.0
+            self.check(field.name, isinstance(getattr(self, field.name), accepted), f"of type {field.type.__name__}")
+        for field in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "rope_theta"):
+            self.check(field, getattr(self, field) >= 1, "at least 1")
+        for field in ("n_kv_head", "n_inner", "norm_eps", "dropout"):
+            self.check(field, getattr(self, field) >= 0, "at least 0")
         self.check("dropout", self.dropout < 1, "below 1")
         self.check("n_head", self.n_embd % self.n_head == 0, f"a divisor of n_embd = {self.n_embd}")
         self.check("n_head", self.head_dim % 2 == 0, f"such that n_embd / n_head is even; n_embd = {self.n_embd}")
@@ -206,9 +206,9 @@ class W2Attention(Attention):
         if self.K:  # q and k are the means
             q = torch.cat((q, self.sigma_columns(self.sigma_q(normed)).type_as(q)), dim=-1)
             k = torch.cat((k, self.sigma_columns(self.sigma_k(normed)).type_as(k)), dim=-1)
-        norm = norm_columns(k)  # ‖μ_k‖² + ‖σ_k‖² in k̂, where q̂ has -1/2
+        norm = norm_columns(k)  # (‖μ_k‖² + ‖σ_k‖²)/64 in k̂, where q̂ has -64/2
         half_tau = ((self.log_tau.exp() + 1e-6) / 2).view(-1, 1, 1).type_as(q)  # 1e-6 as in W2Attn
-        return F.pad(q, (0, norm.size(-1)), value=-0.5) / half_tau, torch.cat((k, norm), dim=-1)
+        return F.pad(q, (0, norm.size(-1)), value=-32) / half_tau, torch.cat((k, norm), dim=-1)
 
     def sigma_columns(self, numbers):
         """Return √(D/K) (σ - log 2), (B, H, T, K): distances are those of σ, but numbers near 0 round less."""
@@ -252,7 +252,7 @@ class W2OverlapAttention(Attention):
 
 
 class SummedQKAttention(Attention):
-    """softmax(Σ_i s_i q_i k_iᵀ) v over the layers i = 0..l. 5.1 has RealFormer's scores."""
+    """softmax(Σ_i s_i q_i k_iᵀ) v over the layers i = 0..l, with 1/s_i from DIVISORS. 5.1 has RealFormer's scores."""
 
     reads_earlier = True
 
@@ -269,43 +269,34 @@ class SummedQKAttention(Attention):
         if self.qk_scale == "5.7":
             self.log_a = nn.Parameter(torch.full((self.m,), math.log(self.D) / 2))
 
-    def divisors(self):
-        """Return what the scores of the layers 0..l are divided by, (m, 1), or one number for all of them."""
-        d, m = self.D, self.m
-        match self.qk_scale:  # a_i = exp(log_a_i) > 0; in the authors' later 5.6 and 5.7, a_i may change sign
-            case "5.1":
-                return d**0.5
-            case "5.2":
-                return d**0.5 * m**0.5
-            case "5.3":
-                return d**0.5 * m
-            case "5.4":
-                return d**self.a * m**self.b
-            case "5.5":
-                return self.log_a.exp()[:, None] * d**0.5
-            case "5.6":
-                return self.log_a.exp()[:, None] * d ** self.b[:, None]
-            case "5.7":
-                return self.log_a.exp()[:, None]
-
     def score_vectors(self, q, k, normed, earlier):
-        queries = torch.stack([*(kept.q for kept in earlier), q], dim=-2)  # (B, H, T, m, D)
-        keys = torch.cat([*(kept.k for kept in earlier), k], dim=-1)
-        return (queries / self.divisors()).flatten(-2).type_as(q), keys
+        queries = torch.stack([*(layer.q for layer in earlier), q], dim=-2)  # (B, H, T, m, D)
+        keys = torch.cat([*(layer.k for layer in earlier), k], dim=-1)
+        divisors = DIVISORS[self.qk_scale](self, self.D, self.m)
+        return (queries / divisors).flatten(-2).type_as(q), keys
 
 
+# Method 5: what the scores of the layers 0..l are divided by, as one number or (m, 1), from the learned parameters p,
+# d = D and m. a_i = exp(log_a_i) > 0; in the authors' later 5.6 and 5.7, a_i may change sign.
+DIVISORS = {
+    "5.1": lambda p, d, m: d**0.5,
+    "5.2": lambda p, d, m: d**0.5 * m**0.5,
+    "5.3": lambda p, d, m: d**0.5 * m,
+    "5.4": lambda p, d, m: d**p.a * m**p.b,
+    "5.5": lambda p, d, m: p.log_a.exp()[:, None] * d**0.5,
+    "5.6": lambda p, d, m: p.log_a.exp()[:, None] * d ** p.b[:, None],
+    "5.7": lambda p, d, m: p.log_a.exp()[:, None],
+}
 ATTENTIONS = {
     "standard": Attention,
     "w2": W2Attention,
     "w2_overlap": W2OverlapAttention,
     "summed_qk": SummedQKAttention,
 }
-LEAST = {"block_size": 1, "vocab_size": 1, "n_layer": 1, "n_head": 1, "n_embd": 1, "n_kv_head": 0, "n_inner": 0}
-LEAST |= {"rope_theta": 1, "norm_eps": 0, "dropout": 0}
 CHOICES = {  # of a GPTConfig
     "attention": tuple(ATTENTIONS),
     "sigma": ("scalar", "diagonal", "none"),
-    "qk_scale": ("5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "5.7"),
+    "qk_scale": tuple(DIVISORS),
     "residual": tuple(RESIDUALS),
 }
 
@@ -328,7 +319,7 @@ class MLP(nn.Module):
 
 
 class Kept(NamedTuple):
-    """What a layer keeps of its own run, so that later layers can run it again on another x."""
+    """A layer i that has run, and what it keeps of that run, so that later layers can rerun it on another input."""
 
     block: nn.Module
     q: torch.Tensor  # rotated, of the new tokens, for summed_qk
@@ -336,9 +327,20 @@ class Kept(NamedTuple):
     q_hat: torch.Tensor  # its attention weights are those of q̂ and k̂
     k_hat: torch.Tensor  # of all tokens, cached ones included
 
+    def attn(self, x, cache, name):
+        """Return attn_i(x), with the attention weights of the layer's own run. The cache keeps its values by `name`."""
+        v = self.block.attn.values(self.block.attn_norm(x))
+        if cache is not None:
+            v = cache.append(name, v)
+        return self.block.attn(self.q_hat, self.k_hat, v)
+
+    def mlp(self, h):
+        """Return mlp_i(h)."""
+        return self.block.mlp(self.block.mlp_norm(h))
+
 
 class Block(nn.Module):
-    """A layer: attention, then MLP. Under Methods 1 to 4 it also runs the earlier layers again, on its own input."""
+    """A layer: attention, then MLP. Under Methods 1 to 4 it also reruns the earlier layers on its own input."""
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
@@ -347,46 +349,38 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-        self.m, self.keep_input = layer + 1, config.keep_input
+        self.layer, self.keep_input = layer, config.keep_input
         branch, self.weighting = RESIDUALS[config.residual]
-        self.keeps = branch is not None or self.attn.reads_earlier  # whether later layers read this one's Kept
+        self.keeps = branch is not None or self.attn.reads_earlier  # whether later layers need this one's Kept
         self.summed = config.summed_branch(layer)
         if self.summed and self.weighting == "learned":
-            self.mix = nn.Parameter(torch.zeros(self.m))
+            self.mix = nn.Parameter(torch.zeros(layer + 1))
 
     def forward(self, x, rope, earlier=(), cache=None):
         """Return x' (B, T, C) for x (B, T, C), and this layer's Kept. `earlier` has those of the layers before it."""
         l = len(earlier)
-        if self.keeps and l != self.m - 1:
-            raise ValueError(f"this layer needs what the {self.m - 1} layers before it have kept; it got {l}")
+        if self.keeps and l != self.layer:
+            raise ValueError(f"layer {self.layer} needs what each layer before it has kept; it got {l} of them")
         normed = self.attn_norm(x)
         q, k, v = self.attn.project(normed, rope)
         q_hat, k_hat = self.attn.score_vectors(q, k, normed, earlier)
         if cache is not None:
             k_hat, v = cache.append((l, "keys"), k_hat), cache.append((l, l), v)
         own = Kept(self, q, k, q_hat, k_hat)
+        attn = self.attn(q_hat, k_hat, v)  # attn_l(x)
 
-        layers = (*earlier, own) if self.summed else (own,)
-        attn = [kept.block.attend(x, kept, cache, (l, i)) for i, kept in enumerate(layers[:-1])]  # attn_i(x) for i < l
-        attn.append(self.attn(q_hat, k_hat, v))  # attn_l(x)
-        if self.summed == "attention":
-            h = self.weighted_sum(attn, residual=x)
+        if self.summed == "attention":  # h = Σ_i w_i attn_i(x)
+            reruns = [layer.attn(x, cache, (l, i)) for i, layer in enumerate(earlier)]
+            h = self.weighted_sum([*reruns, attn], residual=x)
+            out = h + own.mlp(h)
+        elif self.summed == "mlp":  # x' = Σ_i w_i mlp_i(x + attn_i(x))
+            reruns = [layer.mlp(x + layer.attn(x, cache, (l, i))) for i, layer in enumerate(earlier)]
+            h = x + attn
+            out = self.weighted_sum([*reruns, own.mlp(h)], residual=h)
         else:
-            h = x + attn[-1]
-        if self.summed == "mlp":
-            mlp = [kept.block.mlp_branch(x + attn_i) for kept, attn_i in zip(layers, attn)]  # mlp_i(x + attn_i(x))
-            return self.weighted_sum(mlp, residual=h), own
-        return h + self.mlp_branch(h), own if self.keeps else None
-
-    def attend(self, x, kept, cache, name):
-        """Return attn_i(x) for a layer's input x, with the attention weights that this layer i kept."""
-        v = self.attn.values(self.attn_norm(x))
-        if cache is not None:
-            v = cache.append(name, v)
-        return self.attn(kept.q_hat, kept.k_hat, v)
-
-    def mlp_branch(self, h):
-        return self.mlp(self.mlp_norm(h))
+            h = x + attn
+            out = h + own.mlp(h)
+        return out, own if self.keeps else None
 
     def weighted_sum(self, outputs, residual):
         """Return Σ_i w_i outputs_i, which replaces the residual or, with keep_input, is added to it."""
@@ -399,7 +393,8 @@ class Block(nn.Module):
         """Return w_i of the layers 0..l."""
         if self.weighting == "learned":
             return self.mix.softmax(dim=0).unbind()
-        return [{"one": 1.0, "mean": 1 / self.m}[self.weighting]] * self.m
+        m = self.layer + 1
+        return [{"one": 1.0, "mean": 1 / m}[self.weighting]] * m
 
 
 # -----------------------------------------------------------------------------
@@ -447,15 +442,13 @@ class GPT(nn.Module):
         if targets is not None and targets.shape != idx.shape:
             raise ValueError(f"targets are {tuple(targets.shape)}; they must be {tuple(idx.shape)}, as idx is")
         logits = self.head(self.features(idx))
-        return logits, None if targets is None else self.loss(logits, targets)
-
-    def loss(self, logits, targets):
-        # compiled on its own: compiled code that also returned the logits would compute a gradient for them, all zeros
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        if targets is None:
+            return logits, None
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
     @torch.no_grad()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, vocab_size=None):
-        """Return idx (B, T) continued by max_new_tokens, (B, T + max_new_tokens).
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None, vocab_size=None, stop=None):
+        """Return idx (B, T) continued by max_new_tokens, or fewer if every row has produced the token `stop` before.
 
         temperature 0 takes the likeliest token; top_k draws from the k likeliest ones. Only ids below vocab_size are
         drawn: give the tokenizer's if the model's was rounded up. Whenever the context is full, its older half is
@@ -463,9 +456,9 @@ class GPT(nn.Module):
         """
         if not temperature >= 0 or (top_k or 0) < 0:
             raise ValueError(f"temperature = {temperature}, top_k = {top_k} is invalid: both must be at least 0")
-        block_size = self.config.block_size
-        room = min(block_size, idx.size(1) + max_new_tokens)
-        unread, cache = idx[:, -block_size:], KVCache(room)  # the context is what the cache holds, then `unread`
+        block_size, prompt = self.config.block_size, idx.size(1)
+        room = min(block_size, prompt + max_new_tokens)
+        unread, cache = idx[:, -block_size:], KVCache(room)  # the context: what the cache holds, then `unread`
         for _ in range(max_new_tokens):
             logits = self.head(self.features(unread, cache)[:, -1])[:, :vocab_size].float()
             if top_k:
@@ -476,6 +469,8 @@ class GPT(nn.Module):
             else:
                 token = torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)
             idx = torch.cat((idx, token), dim=1)
+            if stop is not None and (idx[:, prompt:] == stop).any(dim=1).all():
+                break
             unread = token
             if cache.length == block_size:
                 unread, cache = idx[:, -(block_size // 2 + 1) :], KVCache(room)
@@ -524,31 +519,33 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
     """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), causal by position; a single query is the last position."""
     q_hat, k_hat = q_hat.to(v.dtype), k_hat.to(v.dtype)
     T, S, D = q_hat.size(2), q_hat.size(3), v.size(3)
-    if not (T == 1 or k_hat.size(2) == T):
-        raise ValueError(f"{T} queries for {k_hat.size(2)} keys: after the first pass, one query at a time")
-    if q_hat.size(1) > v.size(1):
-        k_hat, v = (heads.repeat_interleave(q_hat.size(1) // v.size(1), dim=1) for heads in (k_hat, v))
+    if T > 1 and k_hat.size(2) != T:
+        raise ValueError(f"{T} queries for {k_hat.size(2)} keys: after the first pass, give one query at a time")
 
-    # Plain products keep T x T weights. In 16 bits, they take half the time or less where q̂ and k̂ are wide (also on an
-    # H100) and, on a CPU, where the context is short.
-    longest = 2048 if S > 256 else 0 if v.is_cuda else 512
-    if is_half(v) and longest >= T:
-        return weigh(q_hat @ k_hat.mT, v, dropout)
+    # Plain products keep T x T weights. They are faster for one query that is wider than v and, in 16 bits, for vectors
+    # too wide for a GPU's fast kernels, or for short contexts on a CPU.
+    if (T == 1 and S > D) or (is_half(v) and (S > 256 and T <= 2048 or v.is_cpu and T <= 512)):
+        heads = q_hat.reshape(*k_hat.shape[:2], -1, S)  # those of a group are rows of one product
+        return weigh((heads @ k_hat.mT).view(*q_hat.shape[:3], -1), v, dropout)
 
-    # PyTorch's fused kernels keep no T x T tensor, but take only a v as wide as q̂ and k̂, at most 256 on a GPU. (Where
-    # they are switched off, as to count operations, nothing is padded.)
-    if D < S <= 256 and (torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()):
+    # PyTorch's fused kernels keep none. For wider vectors, and in float32, a GPU has only one, which takes no grouped
+    # heads. All others need v as wide as q̂ and k̂ (unless they are switched off, as to count operations).
+    if v.is_cuda and (S > 256 or not is_half(v)):
+        k_hat, v = (heads.repeat_interleave(q_hat.size(1) // heads.size(1), dim=1) for heads in (k_hat, v))
+    elif S > D and (torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()):
         v = F.pad(v, (0, S - D))
-    causal = True if T > 1 else False  # where lengths vary (torch.export), T > 1 is a symbol, but this takes only bools
-    return F.scaled_dot_product_attention(q_hat, k_hat, v, is_causal=causal, dropout_p=dropout, scale=1.0)[..., :D]
+    # where lengths vary (torch.export), T > 1 is a symbol, but PyTorch's function takes only bools
+    options = {"is_causal": True if T > 1 else False, "enable_gqa": True if q_hat.size(1) > k_hat.size(1) else False}
+    return F.scaled_dot_product_attention(q_hat, k_hat, v, dropout_p=dropout, scale=1.0, **options)[..., :D]
 
 
 def weigh(scores, v, dropout, scale=1.0):
     """Return softmax(scale * scores) v, (B, H, T, D), causal by position, for scores (B, H, T, tokens so far)."""
-    T, past = scores.size(-2), scores.size(-1) - scores.size(-2)
-    mask = scores.new_full((T, past + T), -math.inf).triu(past + 1)
-    weights = torch.add(mask, scores, alpha=scale).softmax(dim=-1)  # in one pass: mask + scale * scores
-    return F.dropout(weights, dropout).type_as(v) @ v
+    B, H, T, tokens = scores.shape
+    mask = scores.new_full((T, tokens), -math.inf).triu(tokens - T + 1)
+    scores = torch.add(mask, scores, alpha=scale)  # mask + scale * scores, in one pass
+    weights = F.dropout(scores.softmax(dim=-1), dropout).type_as(v)
+    return (weights.view(B, v.size(1), -1, tokens) @ v).view(B, H, T, -1)  # the heads of a group are rows
 
 
 def linear(n_in, n_out, bias=False, terms=1):
@@ -593,8 +590,11 @@ def squared_norm(x):
 
 
 def norm_columns(k):
-    """Return ‖k‖² as columns to append to k: one, or in 16 bits, which would round it too much, two that sum to it."""
-    columns = norm = squared_norm(k)
+    """Return ‖k‖²/64 as columns to append to k: one, or in 16 bits, which would round it too much, two that sum to it.
+
+    Divided, it fits into a float16 up to a root mean square of 256 (at 64 dimensions).
+    """
+    columns = norm = squared_norm(k) / 64
     if is_half(k):  # the first 8 bits, which bfloat16 holds exactly, and the rest, which has the gradient
         # by arithmetic, since compilers drop a cast to bfloat16 and back
         step = torch.exp2(norm.detach().clamp_min(1e-30).log2().floor() - 7)
@@ -606,21 +606,23 @@ def norm_columns(k):
 
 
 class KVCache:
-    """The keys k̂ of each layer, and the values of each run of a layer, for up to `size` tokens.
-
-    Keys are named (l, "keys"). Values are named (l, i): layer l runs the i-th of its layers.
-    """
+    """The keys k̂ of each layer, and the values of each run of a layer, for at most `size` tokens of each sequence."""
 
     def __init__(self, size):
-        self.size, self.length, self.tensors = size, 0, {}  # length: tokens that all layers have read
+        self.size, self.length = size, 0  # length: tokens that all layers have read
+        self.tensors, self.filled = {}, {}  # filled: tokens that each tensor holds
 
     def append(self, name, new):
         """Append the new tokens' keys (B, G, T, S) or values (B, G, T, D), and return those of all tokens."""
         if name not in self.tensors:
-            self.tensors[name] = new.new_empty(*new.shape[:2], self.size, new.size(3))
+            self.tensors[name], self.filled[name] = new.new_empty(*new.shape[:2], self.size, new.size(3)), 0
         tensor, end = self.tensors[name], self.length + new.size(2)
+        if self.filled[name] != self.length:
+            found = f"{self.filled[name]} tokens of {name} instead of {self.length}: "
+            raise ValueError(f"the cache has {found}an earlier pass failed, or two layers use this name")
         if end > self.size or len(new) != len(tensor):
             room = f"{len(tensor)} sequences of {self.size} tokens"
             raise ValueError(f"{len(new)} sequences of {end} tokens do not fit a cache for {room}")
         tensor[:, :, self.length : end] = new
+        self.filled[name] = end
         return tensor[:, :, :end]

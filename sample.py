@@ -54,7 +54,8 @@ lowest = f"lowest validation loss {loss:.4f}" if loss < math.inf else "not evalu
 print(f"{saved['path']}: step {saved['iter_num']}, {lowest}, {saved['data']['source']}")
 idx = torch.tensor([tokens] * num_samples, device=ptdevice)
 generator = torch.Generator(ptdevice).manual_seed(seed)
-samples = model.generate(idx, max_new_tokens, temperature, top_k, generator, tokenizer.vocab_size)
+stop = next_document[0] if next_document else None  # there is no more to show once each sample has it
+samples = model.generate(idx, max_new_tokens, temperature, top_k, generator, tokenizer.vocab_size, stop)
 for sample in samples[:, len(tokens) :].tolist():
     print("-" * 80)
     print(start + tokenizer.decode(list(takewhile(lambda token: token not in next_document, sample))))

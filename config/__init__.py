@@ -170,7 +170,7 @@ def atomic_write(path):
         temporary.unlink(missing_ok=True)
         cause = error.__context__ if isinstance(error, RuntimeError) else error  # PyTorch hides a full disk
         if isinstance(cause, OSError):
-            raise OSError(cause.errno, cause.strerror, str(path)) from error
+            raise OSError(cause.errno, cause.strerror, cause.filename or str(path)) from error
         raise
 
 

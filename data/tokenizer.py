@@ -101,9 +101,9 @@ def tokenizer_from_state(state) -> Tokenizer:
 
 
 def first_tokens(tokenizer) -> list[int]:
-    """Return the prompt when none is given: what stands between documents, or token 0 if there is no newline."""
+    """Return the prompt when none is given and no token begins a document: a newline, or token 0 if there is none."""
     try:
-        return tokenizer.document_start or tokenizer.encode("\n")
+        return tokenizer.encode("\n")
     except UserError:
         return [0]
 

@@ -14,7 +14,6 @@ for kind in CHOICES["attention"]:
     for value in CHOICES.get(option, [None]):
         name = f"{kind.removesuffix('_qk')}-{value}" if option else kind
         KINDS[name] = {"attention": kind} | ({option: value} if option else {})
-KINDS["w2-overlap"] = {"attention": "w2_overlap"}  # sigma has no effect there
 
 METHODS = {}
 for residual in CHOICES["residual"]:

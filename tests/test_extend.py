@@ -51,13 +51,14 @@ EXAMPLES = re.findall(r"^# (\S+)\n((?:[ +-].*\n)+)", PAGE, re.MULTILINE)
 
 
 def apply(examples, folder):
-    """Replace what stands behind a space or a minus, which must occur once, by what stands behind a space or a plus."""
+    """Replace what stands behind a space or a minus by what stands behind a space or a plus, if it does not yet."""
     for file, diff in examples:
         lines = diff.splitlines(keepends=True)
         old, new = ("".join(line[1:] or line for line in lines if line[0] != sign) for sign in "+-")
         text = (folder / file).read_text(encoding="utf-8")
-        assert text.count(old) == 1, f"{file}: {old}"
-        (folder / file).write_text(text.replace(old, new), encoding="utf-8")
+        if new not in text:
+            assert text.count(old) == 1, f"{file}: {old}"
+            (folder / file).write_text(text.replace(old, new), encoding="utf-8")
 
 
 def python(*command):

@@ -95,11 +95,11 @@ def test_broken_utf8_decodes_to_replacement_characters():
 
 
 @pytest.mark.parametrize("tokenizer, tokens", [
-    (BYTES, [256]),
+    (BYTES, [10]),
     (CharTokenizer("\tab\n"), [1]),
     (CharTokenizer("ab"), [0]),
 ])  # fmt: skip
-def test_a_text_starts_with_what_begins_a_document_or_a_line(tokenizer, tokens):
+def test_a_text_starts_with_a_newline_if_there_is_one(tokenizer, tokens):
     assert first_tokens(tokenizer) == tokens
 
 
