@@ -426,7 +426,6 @@ class GPT(nn.Module):
         stop = start + idx.size(1)
         if not start < stop <= self.config.block_size:
             raise ValueError(f"the context has {stop} tokens; it must be 1 to block_size = {self.config.block_size}")
-
         x = self.embed(idx)
         rope = rope_table(start, stop, self.config.head_dim, self.config.rope_theta, x)
         earlier = ()
@@ -542,8 +541,11 @@ def causal_attention(q_hat, k_hat, v, dropout=0.0):
 def weigh(scores, v, dropout, scale=1.0):
     """Return softmax(scale * scores) v, (B, H, T, D), causal by position, for scores (B, H, T, tokens so far)."""
     B, H, T, tokens = scores.shape
-    mask = scores.new_full((T, tokens), -math.inf).triu(tokens - T + 1)
-    scores = torch.add(mask, scores, alpha=scale)  # mask + scale * scores, in one pass
+    if T == 1:
+        scores = scale * scores
+    else:
+        mask = scores.new_full((T, tokens), -math.inf).triu(tokens - T + 1)
+        scores = torch.add(mask, scores, alpha=scale)  # mask + scale * scores, in one pass
     weights = F.dropout(scores.softmax(dim=-1), dropout).type_as(v)
     return (weights.view(B, v.size(1), -1, tokens) @ v).view(B, H, T, -1)  # the heads of a group are rows
 
