@@ -28,9 +28,14 @@ def test_the_speed_of_all_variants(monkeypatch, capsys):
     assert [row[0] for row in rows] == speed.VARIANTS and all(float(cell) > 0 for row in rows for cell in row[1:])
 
 
-def test_a_variant_of_another_size_is_not_timed():
-    with pytest.raises(UserError, match="batch_size, n_layer"):
-        speed.main(["--device=cpu", "deep: --n_layer=12 --batch_size=2"])
+@pytest.mark.parametrize("program, arguments, named", [
+    (speed, ["--device=cpu", "deep: --n_layer=12 --batch_size=2"], "batch_size, n_layer"),  # another size
+    (speed, ["kept: --residual=m1", "--nanogpt=nanoGPT"], "--residual=m1: leave variants out with --nanogpt"),
+    (tasks, ["other"], "'other' is invalid: the experiment must be one of recall, entailment, micro"),
+])  # fmt: skip
+def test_mistakes_are_named(program, arguments, named):
+    with pytest.raises(UserError, match=named):
+        program.main(arguments)
 
 
 NANOGPT = """
@@ -87,11 +92,6 @@ def test_equal_seconds_next_to_nanogpt(repo, monkeypatch, capsys):
     assert "| standard | " in capsys.readouterr().out
 
 
-def test_variants_are_not_compared_with_nanogpt():
-    with pytest.raises(UserError, match="--residual=m1: leave variants out with --nanogpt"):
-        speed.main(["kept: --residual=m1", "--nanogpt=nanoGPT"])
-
-
 # -- the W2 document's benchmarks ----------------------------------------------------------------------------
 
 
@@ -137,11 +137,6 @@ def test_a_rate_at_which_a_run_diverges_is_not_chosen(monkeypatch, tmp_path):
     monkeypatch.setattr(tasks, "trial", lambda run, device: {"loss": losses[run["learning_rate"]] + run["seed"]})
     sweep = tasks.Sweep("study", {"out": tmp_path, "device": "cpu"})
     assert {run["run"]["learning_rate"] for run in sweep.tuned({"only": {}}, [0.1, 0.2, 0.4])["only"]} == {0.2}
-
-
-def test_a_mistake_is_named():
-    with pytest.raises(UserError, match="'other' is invalid: the experiment must be one of recall, entailment, micro"):
-        tasks.main(["other"])
 
 
 def test_copies():

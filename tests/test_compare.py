@@ -21,7 +21,6 @@ import verify
 from config import UserError
 from model import Block
 
-OPTIONS = {"seeds": 3, "first_seed": 101, "workers": 1, "tune": True}
 SETTINGS = {"learning_rate": 0.003, "max_iters": 800, "warmup_iters": 100}
 SMALL = ["--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=2", "--eval_tokens=64"]
 SMALL += ["--warmup_iters=1", "--tune=false", "--seeds=2", "--device=cpu", "--workers=2"]
@@ -30,7 +29,7 @@ SMALL += ["--warmup_iters=1", "--tune=false", "--seeds=2", "--device=cpu", "--wo
 @pytest.fixture
 def judge(tmp_path):
     """Return judge(cost, gain): the row of a candidate with this gain after the same steps. Its runs end at once."""
-    comparison = compare.Comparison(tmp_path, None, OPTIONS)
+    comparison = compare.Comparison(tmp_path, None, {"seeds": 3, "first_seed": 101, "workers": 1, "tune": True})
     comparison.run = lambda *_: None
 
     def train(variant, rate, seed):
@@ -114,21 +113,6 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, capfd):
         assert f"left out: edit, verify.py: exit code 1: {told}" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("file", [r"config\own.py", "bob's.py", '6".py'])
-def test_a_variant_is_split_at_spaces_alone(checkout, file):
-    (checkout / file).write_text("residual = 'm2'\n")
-    variant = compare.read_variant(f"bob's edit: {file} --keep_input", [], checkout)
-    assert variant.name == "bob's edit" and variant.settings["residual"] == "m2" and variant.settings["keep_input"]
-
-
-def test_workers_are_as_many_as_the_cores_to_use(monkeypatch, tmp_path):
-    workers = lambda: compare.Comparison(tmp_path, None, OPTIONS | {"workers": 0}).pool._max_workers
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5, 7}, raising=False)
-    assert workers() == 3
-    monkeypatch.delattr(os, "sched_getaffinity")  # macOS and Windows have none
-    assert workers() == os.cpu_count()
-
-
 def test_causality_is_checked_with_a_variants_own_settings(monkeypatch):
     forward = Block.forward
 
@@ -151,12 +135,6 @@ def test_causality_is_checked_with_a_variants_own_settings(monkeypatch):
 def test_mistakes_are_named(checkout, arguments, named):
     with pytest.raises(UserError, match=named):
         compare.main([*arguments, f"--out={checkout.parent / 'out'}"])
-
-
-def test_a_missing_git_is_named(checkout, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(UserError, match="against = 'HEAD' needs git, which is not installed: install it, or leave"):
-        compare.main(["--against=HEAD", "edit:"])
 
 
 @pytest.mark.parametrize("send, number", [(os.kill, signal.SIGTERM), (os.killpg, signal.SIGINT)])

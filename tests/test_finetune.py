@@ -42,11 +42,6 @@ def test_what_makes_the_model_comes_from_the_other_run(repo):
     assert start["config"] == old["config"] | {"residual": "m4.1", "block_size": 8}
 
 
-def test_a_model_keeps_its_size(repo, capsys):
-    repo(f"train.py {SOURCE}")
-    assert "n_layer = 3 (was 2)" in refused(repo, f"train.py {NEXT} --n_layer=3 --n_head=4", capsys)
-
-
 def test_another_runs_name_is_in_the_folders(repo):
     shrink("train.py")
     repo("train.py --attention=w2 --out_dir=out/source")
@@ -57,8 +52,9 @@ def test_another_runs_name_is_in_the_folders(repo):
     assert {path.name for path in Path("out").iterdir()} == {"source", *made}
 
 
-def test_another_run_needs_its_tokens(repo, capsys):
+def test_another_run_needs_its_size_and_its_tokens(repo, capsys):
     repo(f"train.py {SOURCE} --residual=m1")
+    assert "n_layer = 3 (was 2)" in refused(repo, f"train.py {NEXT} --n_layer=3 --n_head=4", capsys)
     Path("my.txt").write_text("the lazy dog\n" * 99)
     repo("data/text/prepare.py my.txt")
     error = refused(repo, f"train.py {NEXT} --dataset=text", capsys)

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from config import read_defaults, read_settings
-from conftest import TINY, log_of, shrink
+from conftest import ROOT, TINY, log_of, shrink
 
-ROOT = Path(__file__).resolve().parents[1]
 BENCH = ROOT / "tests" / "bench"
 PAGES = [ROOT / "README.md", *(ROOT / folder / "README.md" for folder in ("config", "data"))]
 PAGES += (ROOT / "tests").glob("**/*.md")

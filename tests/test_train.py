@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from config import configure
-from config.runtime import load_checkpoint, pick_dtype
+from config.runtime import pick_dtype
 from conftest import ROOT, TEXT, TINY, change_checkpoint, contents, load, log_of, prepare, shrink
 from data.dataset import load_dataset
 from data.tokenizer import tokenizer_from_state
@@ -88,16 +87,6 @@ def test_a_run_is_evaluated_four_times_but_no_more_than_every_50_steps(repo, max
     assert [line["step"] for line in log_of(OUT, "eval")] == steps
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
-def test_threads_wait_asleep_beside_a_busy_program(monkeypatch):
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    with subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=-1) as busy:
-        busy.stdout.readline()
-        configure(ROOT / "train.py", [])
-        busy.kill()
-    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
-
-
 def test_where_bfloat16_is_slow_or_leaks_auto_is_float32(monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)  # of a CPU without fast bfloat16
     assert [pick_dtype("auto", torch.device(name)) for name in ("cpu", "mps")] == [torch.float32] * 2
@@ -105,21 +94,13 @@ def test_where_bfloat16_is_slow_or_leaks_auto_is_float32(monkeypatch):
         pick_dtype("bfloat16", torch.device("mps"))
 
 
-EVALUATE = "train.py --eval_only --device=cpu --dtype=float32 --out_dir=out/x"
-
-
-def model_of(path):
-    saved = load_checkpoint(path)
-    model = GPT(GPTConfig(**saved["config"]))
-    model.load_state_dict(saved["model"])
-    return model.eval()
-
-
 @torch.no_grad()
 def loss_over(path, dataset):
     """Return the model's loss over all targets of a validation split, by windows from its first token on."""
-    model, tokens = model_of(path), load_dataset(Path("data", dataset)).splits["val"]
-    tokens = torch.tensor(tokens.astype(int))
+    saved = load(path)
+    model = GPT(GPTConfig(**saved["config"]))
+    model.load_state_dict(saved["model"])
+    tokens = torch.tensor(load_dataset(Path("data", dataset)).splits["val"].astype(int))
     pairs = zip(tokens[:-1].split(16), tokens[1:].split(16))
     return sum(cross_entropy(model(x[None])[0][0], y, reduction="sum") for x, y in pairs) / (len(tokens) - 1)
 
@@ -133,7 +114,7 @@ def test_the_loss_over_all_of_a_split(repo, dataset, name):
     if name == "ckpt.pt":
         (OUT / "best.pt").unlink()
     before = contents(repo.folder)
-    shown = repo(f"{EVALUATE} --dataset={dataset}")
+    shown = repo(f"train.py --eval_only --device=cpu --dtype=float32 --out_dir={OUT} --dataset={dataset}")
     assert contents(repo.folder) == before
     loss = re.search(r"^validation loss (\S+) .* over all 288 tokens$", shown, re.MULTILINE)[1]
     assert float(loss) == pytest.approx(loss_over(OUT / name, dataset).item(), abs=1e-4)
@@ -158,7 +139,8 @@ def test_options_of_sampling(repo):
     assert first == second
 
 
-def test_a_sample_ends_where_the_next_document_begins(repo, monkeypatch):
+def test_a_sample_is_one_document(repo, monkeypatch):
+    """It ends where the next one begins. Without a prompt, it begins with what begins a document."""
     repo(RUN)
     command = "sample.py --num_samples=1 --max_new_tokens=60 --start=d"
     text = repo(command).rpartition("-\n")[2]
@@ -168,15 +150,8 @@ def test_a_sample_ends_where_the_next_document_begins(repo, monkeypatch):
     assert repo(command).rpartition("-\n")[2] == text  # the run has not seen documents
     change_checkpoint(OUT / "best.pt", data=load(OUT / "best.pt")["data"] | {"documents": {"train": 2}})
     assert repo(command).rpartition("-\n")[2] == "d" + text[1:].partition(begin)[0] + "\n"
-
-
-def test_without_a_prompt_a_sample_begins_a_document(repo, monkeypatch):
-    repo(RUN)
-    tokenizer = tokenizer_from_state(load(OUT / "ckpt.pt")["tokenizer"])
-    monkeypatch.setattr("data.tokenizer.Tokenizer.document_start", tokenizer.encode("z"))
-    change_checkpoint(OUT / "best.pt", data=load(OUT / "best.pt")["data"] | {"documents": {"train": 2}})
-    with_prompt, without = (repo(f"sample.py --max_new_tokens=20 {start}".strip()) for start in ("--start=z", ""))
-    assert without == with_prompt.replace("-\nz", "-\n")
+    with_prompt, without = (repo(f"sample.py --max_new_tokens=20{start}") for start in (f" --start={begin}", ""))
+    assert without == with_prompt.replace(f"-\n{begin}", "-\n")
 
 
 def test_which_checkpoint_is_sampled(repo):
