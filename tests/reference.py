@@ -1,10 +1,7 @@
-"""
-The model once more, written to be read: float64, explicit T x T matrices, an explicit causal mask,
-python loops over rows of the batch, layers, heads and sources. It shares no code with model.py and
-none of its tricks (score vectors, fused attention, caches), so that the two can be held against
-each other.
+"""The model once more, written to be read: float64, explicit T x T matrices and causal mask, Python loops.
 
-It works on a plain dict of tensors, `state`, under model.py's names: embed.weight, blocks.{l}.attn.q_proj.weight, ...
+It shares no code with model.py and none of its tricks (score vectors, fused attention, caches), so that the two can be
+held against each other. It works on a plain dict of tensors, `state`, under model.py's names: embed.weight, ...
 
 Shapes: T positions, C = n_embd, d = head_dim. There is no batch axis: one row at a time.
 """
@@ -41,10 +38,7 @@ def rms_norm(x, weight, eps):
 
 
 def rope(x, theta):
-    """
-    Rotate the pairs (x_j, x_{j + d/2}) of the vector at position t by the angle t · θ^(-2j/d).
-    x: (T, d)
-    """
+    """Rotate the pairs (x_j, x_{j + d/2}) of the vector x_t of x (T, d) by the angle t · θ^(-2j/d)."""
     T, d = x.shape
     rows = []
     for t in range(T):
@@ -71,16 +65,9 @@ def causal_softmax(scores):
 # -- scores: for each query head a T x T matrix --------------------------------------------------------------
 
 
-def standard_scores(q, k):
-    """QKᵀ / √d_k"""
-    return q @ k.T / q.shape[-1] ** 0.5
-
-
 def w2_scores(mu_q, mu_k, sigma_q, sigma_k, log_tau):
-    """
-    "S_{m,n} = −( D_μ²(m,n) + D_σ² ) / τ. D_μ² is the squared Euclidean distance of the means after
-    RoPE; D_σ² is the squared Euclidean distance of the standard deviations."  "scores divided by
-    τ + ε"; τ = exp(log_tau), ε = 1e-6.
+    """S: "S_{m,n} = −( D_μ²(m,n) + D_σ² ) / τ. D_μ² is the squared Euclidean distance of the means after RoPE; D_σ² is
+    the squared Euclidean distance of the standard deviations."  "scores divided by τ + ε"; τ = exp(log_tau), ε = 1e-6.
     """
     T = mu_q.shape[0]
     rows = []
@@ -92,9 +79,7 @@ def w2_scores(mu_q, mu_k, sigma_q, sigma_k, log_tau):
 
 
 def overlap_scores(mu_q, mu_k, sigma_q, sigma_k):
-    """
-    "−½ ( ‖Rμ_q − Rμ_k‖² / (σ_q + σ_k) + D · log(σ_q + σ_k) )", with one σ per head and token, (T,)
-    """
+    """S: "−½ ( ‖Rμ_q − Rμ_k‖² / (σ_q + σ_k) + D · log(σ_q + σ_k) )", with one σ per head and token, (T,)"""
     T, D = mu_q.shape
     rows = []
     for m in range(T):
@@ -103,37 +88,14 @@ def overlap_scores(mu_q, mu_k, sigma_q, sigma_k):
     return torch.stack(rows)
 
 
-def summed_scores(qk, d, scale, learned):
-    """Σ_i QK_iᵀ / d_s over the layers i < m. In 5.5 "d_s is a learned vector √d_k · a⃗"; a_i = exp(log_a_i)."""
-    m, total = len(qk), 0
-    for i in range(m):
-        a_i = torch.exp(learned["log_a"][i]) if "log_a" in learned else None
-        match scale:
-            case "5.1":
-                d_s = d**0.5
-            case "5.2":
-                d_s = d**0.5 * m**0.5
-            case "5.3":
-                d_s = d**0.5 * m
-            case "5.4":
-                d_s = d ** learned["a"][0] * m ** learned["b"][0]
-            case "5.5":
-                d_s = a_i * d**0.5
-            case "5.6":
-                d_s = a_i * d ** learned["b"][i]
-            case "5.7":
-                d_s = a_i
-        total = total + qk[i] / d_s
-    return total
-
-
 # The T x T attention weights of a head, by the kind of attention. q, k (T, d): the head's, rotated; unrotated: the two
 # before that; qk: its QKᵀ of all layers up to this one; h, kv: the query head and the key head that it reads;
 # normed: the layer's input; extras: its own parameters.
 
 
 def weights_standard(q, k, **_):
-    return causal_softmax(standard_scores(q, k))
+    """softmax(QKᵀ / √d_k)"""
+    return causal_softmax(q @ k.T / q.shape[-1] ** 0.5)
 
 
 def weights_w2(q, k, h, kv, normed, extras, config, **_):
@@ -154,7 +116,27 @@ def weights_w2(q, k, h, kv, normed, extras, config, **_):
 
 
 def weights_summed(q, qk, extras, config, **_):
-    return causal_softmax(summed_scores(qk, q.shape[-1], config.qk_scale, extras))
+    """Σ_i QK_iᵀ / d_s over the layers i < m. In 5.5 "d_s is a learned vector √d_k · a⃗"; a_i = exp(log_a_i)."""
+    d, m, scores = q.shape[-1], len(qk), 0
+    for i in range(m):
+        a_i = torch.exp(extras["log_a"][i]) if "log_a" in extras else None
+        match config.qk_scale:
+            case "5.1":
+                d_s = d**0.5
+            case "5.2":
+                d_s = d**0.5 * m**0.5
+            case "5.3":
+                d_s = d**0.5 * m
+            case "5.4":
+                d_s = d ** extras["a"][0] * m ** extras["b"][0]
+            case "5.5":
+                d_s = a_i * d**0.5
+            case "5.6":
+                d_s = a_i * d ** extras["b"][i]
+            case "5.7":
+                d_s = a_i
+        scores = scores + qk[i] / d_s
+    return causal_softmax(scores)
 
 
 WEIGHTS = {"standard": weights_standard, "w2": weights_w2, "w2_overlap": weights_w2, "summed_qk": weights_summed}
@@ -163,11 +145,10 @@ T_BY_T = [{"attention": "w2_overlap"}]  # settings under which T x T tensors are
 
 
 def attention_weights(config, state, layer, normed, qk):
-    """
-    The T x T attention weights of each query head of a layer, from the layer's normed input.
-    qk: the list of the earlier layers' QKᵀ, one per head; this layer's is appended to it.
-    Method 5: "attention becomes softmax( Σ QKᵀ / d_s ), the sum running over this layer's QKᵀ and
-    those of all earlier layers".
+    """The T x T attention weights of each query head of a layer, from the layer's normed input.
+
+    qk: the list of the earlier layers' QKᵀ, one per head; this layer's is appended to it. Method 5: "attention becomes
+    softmax( Σ QKᵀ / d_s ), the sum running over this layer's QKᵀ and those of all earlier layers".
     """
     name = f"blocks.{layer}.attn."
     extras = {key.removeprefix(name): value for key, value in state.items() if key.startswith(name)}
@@ -195,10 +176,8 @@ def attention_weights(config, state, layer, normed, qk):
 
 
 def attention_output(config, state, i, weights, x):
-    """
-    attn_i(x): "X → input norm of layer i → attention with the kept weights, W^V, W^O → that output,
-    without a residual."
-    """
+    """attn_i(x): "X → input norm of layer i → attention with the kept weights, W^V, W^O → that output, without a
+    residual." """
     name = f"blocks.{i}."
     n_head, n_kv_head = config.n_head, config.n_kv_head or config.n_head
     d = config.n_embd // n_head
@@ -227,10 +206,8 @@ def standard_block(l, x, attn, mlp, w=None, keep_input=None):
 
 
 def methods_1_and_3(l, x, attn, mlp, w, keep_input):
-    """
-    "The attention residual is as in the original model. The MLP residual becomes the sum of the
-    earlier layers' recomputed MLP outputs":  x' = Σ_{i≤l} w_i · mlp_i(x + attn_i(x))  [+ h]
-    """
+    """x' = Σ_{i≤l} w_i · mlp_i(x + attn_i(x))  [+ h]: "The attention residual is as in the original model. The MLP
+    residual becomes the sum of the earlier layers' recomputed MLP outputs." """
     h = x + attn(l, x)
     out = h if keep_input else torch.zeros_like(h)
     for w_i, i in zip(w, range(l + 1), strict=True):
@@ -239,10 +216,8 @@ def methods_1_and_3(l, x, attn, mlp, w, keep_input):
 
 
 def methods_2_and_4(l, x, attn, mlp, w, keep_input):
-    """
-    "The MLP residual is as in the original model. The attention residual becomes the sum of the
-    earlier layers' recomputed attention outputs":  h = Σ_{i≤l} w_i · attn_i(x)  [+ x]
-    """
+    """h = Σ_{i≤l} w_i · attn_i(x)  [+ x]: "The MLP residual is as in the original model. The attention residual becomes
+    the sum of the earlier layers' recomputed attention outputs." """
     h = x if keep_input else torch.zeros_like(x)
     for w_i, i in zip(w, range(l + 1), strict=True):
         h = h + w_i * attn(i, x)
@@ -274,12 +249,8 @@ def row_logits(config, state, tokens):
     qk, weights = [], []  # of each layer, kept from its first run
     x = state["embed.weight"][tokens]
 
-    def attn(i, x):
-        return attention_output(config, state, i, weights[i], x)
-
-    def mlp(i, h):
-        return mlp_output(config, state, i, h)
-
+    attn = lambda i, x: attention_output(config, state, i, weights[i], x)
+    mlp = lambda i, h: mlp_output(config, state, i, h)
     for l in range(config.n_layer):
         normed = rms_norm(x, state[f"blocks.{l}.attn_norm.weight"], config.norm_eps)
         weights.append(attention_weights(config, state, l, normed, qk))
@@ -305,11 +276,10 @@ def loss_of(logits, targets):
 
 
 def uncached_greedy(model, idx, max_new_tokens):
-    """
-    Greedy continuation of idx (B, T) by one full forward per token. The rule at the end of the
-    context: the prompt is cropped to its last block_size tokens; when the context holds block_size
-    tokens the older half is dropped, the newest block_size // 2 tokens are read again, and
-    generation continues.
+    """Greedy continuation of idx (B, T) by one full forward per token.
+
+    The prompt is cropped to its last block_size tokens. When the context holds block_size tokens, its older half is
+    dropped, and the newest block_size // 2 tokens are read again.
     """
     size = model.config.block_size
     window = idx[:, -size:]

@@ -116,7 +116,6 @@ def test_without_datasets_the_error_says_what_to_install(repo, capsys, monkeypat
 
 # -- programs that end before their time ---------------------------------------------------------------------
 
-
 PLAYS = Path("data/plays")
 
 

@@ -7,15 +7,13 @@ import sys
 from dataclasses import fields
 from itertools import chain
 
-import pytest
 import torch
 
-import model
 import test_model
 from conftest import ROOT, TINY, load
 from cover import COVER, FEW
 from cover import TINY as SHAPE
-from model import Attention, GPTConfig
+from model import GPTConfig
 from test_model import build, over
 
 PROMISES = [
@@ -75,18 +73,3 @@ def test_the_examples_keep_every_promise_and_train(repo):
         assert re.search(rf"^PASSED.*keeps_every_promise.*{name}", shown, re.MULTILINE), shown
     python("train.py", *TINY.split(), "--attention=unscaled", "--residual=m1.half", "--out_dir=own")
     assert load("own/ckpt.pt")["config"].items() >= dict(attention="unscaled", residual="m1.half").items()
-
-
-class Identity(Attention):
-    """Attention whose queries start as they are."""
-
-    def __init__(self, config, layer):
-        super().__init__(config, layer)
-        torch.nn.init.eye_(self.q_proj.weight)
-
-
-@pytest.mark.parametrize("residual", ["standard", "m2"])  # under m2, queries and keys start alike
-def test_an_own_kind_keeps_its_initial_values(residual, monkeypatch):
-    monkeypatch.setitem(model.ATTENTIONS, "standard", Identity)
-    for block in build(residual=residual, moved=False).blocks:
-        assert torch.equal(block.attn.q_proj.weight, torch.eye(32).double())

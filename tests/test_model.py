@@ -1,9 +1,7 @@
 """model.py against an explicit float64 form (reference.py) and against what the formulas imply."""
 
 import copy
-import re
 import shutil
-import sys
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 
 import reference
 import verify
-from conftest import ROOT
 from cover import COVER, KINDS, settings
 from model import CHOICES, GPT, Block, ConfigError, GPTConfig, KVCache, rope_table
 from reference import uncached_greedy
@@ -91,34 +88,11 @@ def test_a_block_may_run_twice():
     assert torch.equal(model.generate(idx, 8, temperature=0), uncached_greedy(model, idx, 8))
 
 
-@torch.no_grad()
-def test_a_block_without_those_before_it_is_an_error():
-    model = build(residual="m1")
-    x = model.embed(tokens(model, 2, 3))
-    rope = rope_table(0, 3, model.config.head_dim, model.config.rope_theta, x)
-    with pytest.raises(ValueError, match="layer 1 needs what each layer before it has kept; it got 0"):
-        model.blocks[1](x, rope)
-
-
-@torch.no_grad()
 def test_a_cache_is_not_read_on_after_a_failed_pass():
-    model, idx = build(), tokens(build(), 2, 4)
-    cache, broken = KVCache(8), model.blocks[1].mlp
-    model.features(idx[:, :2], cache)
-    model.blocks[1].mlp = None
-    with pytest.raises(TypeError):
-        model.features(idx[:, 2:3], cache)
-    model.blocks[1].mlp = broken
-    with pytest.raises(ValueError, match="3 tokens of .* instead of 2"):
-        model.features(idx[:, 2:3], cache)
-
-
-@torch.no_grad()
-def test_several_tokens_after_the_first_pass_are_an_error():
-    model, cache = build(), KVCache(8)
-    model.features(tokens(model, 2, 2), cache)
-    with pytest.raises(ValueError, match="2 queries for 4 keys"):
-        model.features(tokens(model, 2, 2), cache)
+    cache, keys = KVCache(8), torch.zeros(2, 4, 1, 8)
+    cache.append("keys", keys)  # cache.length stays 0, as when a pass does not reach its end
+    with pytest.raises(ValueError, match="1 tokens of .* instead of 0"):
+        cache.append("keys", keys)
 
 
 @torch.no_grad()
@@ -131,13 +105,17 @@ def test_generation_ends_when_every_row_has_the_stop_token():
     assert torch.equal(found, whole[:, : 4 + max(ends) + 1])
 
 
-@pytest.mark.parametrize("size, B, what", [(5, 3, "3 sequences of 6 tokens"), (8, 1, "1 sequences of 6 tokens")])
+@pytest.mark.parametrize("size, B, T, message", [
+    (5, 3, 1, "3 sequences of 6 tokens do not fit a cache for 3 sequences of 5 tokens"),
+    (8, 1, 1, "1 sequences of 6 tokens do not fit a cache for 3 sequences of 8 tokens"),
+    (8, 3, 2, "2 queries for 7 keys"),  # after the first pass, tokens come one at a time
+])  # fmt: skip
 @torch.no_grad()
-def test_what_does_not_fit_the_cache_is_an_error(size, B, what):
+def test_what_does_not_fit_the_cache_is_an_error(size, B, T, message):
     model, cache = build(), KVCache(size)
     model.features(tokens(model, 3, 5), cache)
-    with pytest.raises(ValueError, match=f"{what} do not fit a cache for 3 sequences of {size} tokens"):
-        model.features(tokens(model, B, 1), cache)
+    with pytest.raises(ValueError, match=message):
+        model.features(tokens(model, B, T), cache)
 
 
 @pytest.mark.parametrize("temperature, top_k", [(1.0, None), (0.5, None), (1.0, 1), (2.0, 3)])
@@ -327,14 +305,6 @@ def test_autocast_trains(row):
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("kind", ["standard", "w2-scalar", "w2_overlap"])
-def test_a_block_takes_bfloat16_under_autocast(kind):
-    """As in programs that keep the residual stream in it."""
-    block, x = build(kind, dtype=torch.float32).blocks[0], torch.randn(2, 8, 32).bfloat16()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert block(x, rope_table(0, 8, 8, 10000.0, x))[0].isfinite().all()
-
-
 # -- the interface -------------------------------------------------------------------------------------------
 
 
@@ -401,6 +371,7 @@ def test_widths_that_follow_from_others_follow_them():
     (lambda model, idx: model(idx[:, :8], idx[:, :9]), r"targets are \(1, 9\); they must be \(1, 8\), as idx is"),
     (lambda model, idx: model.generate(idx, 1, temperature=-1), "temperature = -1, top_k = None is invalid: both must"),
     (lambda model, idx: model.crop_block_size(32), "block_size = 32 is invalid: it must be 1 to 16"),
+    (lambda model, idx: build(residual="m1").blocks[1](model.embed(idx), None), "layer 1 needs .* it got 0 of them"),
 ])  # fmt: skip
 def test_what_a_model_cannot_do_is_an_error(call, message):
     with pytest.raises(ValueError, match=message):
@@ -408,16 +379,11 @@ def test_what_a_model_cannot_do_is_an_error(call, message):
 
 
 def test_tied_weights_stay_one_matrix():
-    """After what gives each name a tensor of its own: a model made on meta, and loading with assign=True."""
+    """... after loading with assign=True, which gives each name a tensor of its own."""
     model = build(tie_weights=True, dtype=torch.float32)
-    with torch.device("meta"):
-        twin = GPT(model.config)
-    twin.to_empty(device="cpu")
-    twin.load_state_dict(model.state_dict())
-    assigned = GPT(model.config)
-    assigned.load_state_dict(copy.deepcopy(model).state_dict(), assign=True)
-    for loaded in (twin, assigned):
-        assert loaded.embed.weight is loaded.head.weight and torch.equal(loaded.head.weight, model.head.weight)
+    loaded = GPT(model.config)
+    loaded.load_state_dict(copy.deepcopy(model).state_dict(), assign=True)
+    assert loaded.embed.weight is loaded.head.weight and torch.equal(loaded.head.weight, model.head.weight)
 
 
 @pytest.mark.parametrize("kind", ["standard", "w2-scalar", "summed-5.5"])
@@ -435,11 +401,6 @@ def test_what_dropout_drops(kind):
         gone = after == 0
         close(after[~gone], before[~gone] / (1 - p), 1e-5)
         assert gone.float().mean().item() == pytest.approx(p, abs=0.05)
-
-
-def test_model_py_imports_torch_and_einops_alone():
-    imported = re.findall(r"^\s*(?:import|from) +(\w+)", (ROOT / "model.py").read_text(encoding="utf-8"), re.MULTILINE)
-    assert set(imported) - set(sys.stdlib_module_names) == {"torch", "einops"}
 
 
 @pytest.mark.parametrize("residual", ["m2", "m4.2"])

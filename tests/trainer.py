@@ -1,5 +1,5 @@
-"""
-The loop once more, written to be read: what train.py makes of its settings, by formulas.
+"""The loop once more, written to be read: what train.py makes of its settings, by formulas.
+
 It shares no code with train.py and config/runtime.py, so that the two can be held against each other.
 
 It has its model from model.py, and from data the documented windows and seeds: a micro-step trains on

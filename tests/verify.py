@@ -104,9 +104,7 @@ def future_does_not_move_the_past(row):
         changed = idx.clone()
         changed[:, t:] = (changed[:, t:] + 1) % model.config.vocab_size
         moved = model(changed)[0]
-        assert torch.equal(moved[:, :t], logits[:, :t]), (
-            f"logits before position {t} moved with the tokens from there on"
-        )
+        assert torch.equal(moved[:, :t], logits[:, :t]), f"logits before position {t} moved with later tokens"
         assert not torch.equal(moved[:, t:], logits[:, t:]), f"logits from position {t} on did not move"
 
 
@@ -119,9 +117,8 @@ def cache_changes_nothing(row):
     model.head.register_forward_hook(lambda module, inputs, logits: seen.append(logits.reshape(2, -1, 19)[:, -1]))
     found = model.generate(idx, 8, temperature=0)
     cached, seen[:] = seen[:], []
-    assert torch.equal(found, uncached_greedy(model, idx, 8)), (
-        "other tokens than without the cache; only mix_values may read other tokens"
-    )
+    expected = uncached_greedy(model, idx, 8)
+    assert torch.equal(found, expected), "other tokens than without the cache; only mix_values may read other tokens"
     close(torch.stack(cached), torch.stack(seen), what="a logit")
 
 
