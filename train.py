@@ -144,7 +144,7 @@ except ConfigError as error:
 iter_num, best_val_loss = 0, math.inf
 if resuming and not eval_only:
     iter_num = ckpt["iter_num"]
-    # best.pt may be newer than ckpt.pt, and must not be replaced by a worse one
+    # best.pt may be of the evaluation after ckpt.pt, and must not be replaced by a worse one
     best_val_loss = runtime.load_checkpoint(out_dir, best=True)["best_val_loss"]
     last_line = log_path.read_bytes().rpartition(b"\n{")[2] if log_path.exists() else b""
     if iter_num > max_iters or iter_num == max_iters and b'"event": "end"' in last_line:
@@ -158,7 +158,7 @@ ptdevice = runtime.pick_device(device)
 ptdtype = runtime.pick_dtype(dtype, ptdevice)
 dtype = settings["dtype"] = str(ptdtype).removeprefix("torch.")
 cuda = ptdevice.type == "cuda"
-torch.set_float32_matmul_precision("high")  # on a GPU, TF32 for what autocast leaves in float32
+torch.set_float32_matmul_precision("high" if cuda else "highest")  # TF32 for what autocast leaves in float32
 if gradient_accumulation_steps % world_size and not eval_only:
     shared = f"it must be a multiple of {world_size}, the number of processes"
     raise UserError(f"gradient_accumulation_steps = {gradient_accumulation_steps} is invalid: {shared}")
