@@ -157,7 +157,7 @@ def initialize(model, init):
     for module in model.modules():
         if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
             torch.nn.init.orthogonal_(module.weight) if init == "orthogonal" else module.reset_parameters()
-    if model.config.attention == "w2":
+    if model.config.attention in ("w2", "w2_overlap"):
         for attn in [block.attn for block in model.blocks]:
             if init == "orthogonal":  # W2Attn has one matrix for μ and σ together: each gets its part of it
                 for parts in (attn.q_proj.weight, attn.sigma_q.weight), (attn.k_proj.weight, attn.sigma_k.weight):
@@ -173,7 +173,7 @@ def answers(model, x, y):
     """Return logits, loss and targets of the positions that have a target; all logits would cost far more."""
     asked = y >= 0
     logits = model.head(model.features(x)[asked][None])
-    return logits[0], model.loss(logits, y[asked][None]), y[asked]
+    return logits[0], torch.nn.functional.cross_entropy(logits[0], y[asked]), y[asked]
 
 
 def fit(run, model, data):
