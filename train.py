@@ -158,10 +158,10 @@ ptdevice = runtime.pick_device(device)
 ptdtype = runtime.pick_dtype(dtype, ptdevice)
 dtype = settings["dtype"] = str(ptdtype).removeprefix("torch.")
 cuda = ptdevice.type == "cuda"
-torch.set_float32_matmul_precision("high" if cuda else "highest")  # TF32 for what autocast leaves in float32
+if cuda:
+    torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
 if gradient_accumulation_steps % world_size and not eval_only:
-    shared = f"it must be a multiple of {world_size}, the number of processes"
-    raise UserError(f"gradient_accumulation_steps = {gradient_accumulation_steps} is invalid: {shared}")
+    raise UserError(f"gradient_accumulation_steps = {gradient_accumulation_steps}: not a multiple of {world_size}")
 if world_size > 1:
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     sys.excepthook = report_error  # instead of its own, which holds back our message
