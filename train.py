@@ -387,10 +387,9 @@ while True:
     rescaling = scaler.is_enabled() and scaler.get_scale() > 1  # an overflow only lowers the scale of the next step
     if not math.isfinite(lossf) or (not math.isfinite(norm) and not rescaling):
         log("diverged")
+        found = f"at step {iter_num} (loss {lossf}, gradient norm {norm})"
         likely = f"learning_rate = {learning_rate}, weight_decay = {weight_decay} or dtype = {dtype}"
-        raise UserError(
-            f"step {iter_num} diverged, loss {lossf}, gradient norm {norm}: most likely because of {likely}"
-        )
+        raise UserError(f"the run has diverged {found}, most likely because of {likely}")  # compare.py reads this
     dt = time.perf_counter() - t0
     train_seconds += dt
     speed = (iter_num - logged_iter) * tokens_per_iter / dt

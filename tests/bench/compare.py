@@ -153,7 +153,7 @@ class Comparison:
                 self.run(label, variant.home / "train.py", *(f"--{name}={value}" for name, value in options.items()))
                 log = {line["event"]: line for line in map(json.loads, (folder / "log.jsonl").read_text().splitlines())}
                 assert "diverged" in log or log["eval"]["step"] == steps, f"{folder} was trained by others"
-                loss = math.inf if "diverged" in log else log["eval"]["val_loss"] or math.nan
+                loss = math.inf if "diverged" in log else log["eval"]["val_loss"] or math.inf
                 sizes = "batch_size", "gradient_accumulation_steps", "block_size"
                 tokens = steps * math.prod(settings[name] for name in sizes)
                 result = loss, tokens * (log["start"]["flops_per_token"] or math.nan)
