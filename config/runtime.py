@@ -162,12 +162,8 @@ def open_log(path, iter_num, evaluates):
         position += len(line)
         with suppress(ValueError, TypeError, KeyError):
             entry = json.loads(line)
-            if (
-                entry["step"] > iter_num
-                or entry["step"] == iter_num
-                and evaluates
-                and entry["event"] in ("eval", "end")
-            ):
+            repeated = evaluates and entry["event"] in ("eval", "end")
+            if entry["step"] > iter_num or entry["step"] == iter_num and repeated:
                 break
             end = position if line.endswith(b"\n") else end
     file.truncate(end)

@@ -85,7 +85,6 @@ def run_program(program, *arguments):
             sys.excepthook(*sys.exc_info())
             raise
         finally:  # what the end of a process undoes
-            torch._dynamo.config.suppress_errors = False
             for file in files:
                 file.close()
 
@@ -173,8 +172,8 @@ def progress(folder):
 
 
 def differences(path, expected):
-    """Return the names of everything that differs between two checkpoints, except settings and code version."""
-    a, b = (dict(tree_leaves_with_path(load(file) | {"settings": None, "code": None})) for file in (path, expected))
+    """Return the names of everything that differs between two checkpoints, except settings and commit."""
+    a, b = (dict(tree_leaves_with_path(load(file) | {"settings": None, "commit": None})) for file in (path, expected))
     return [keystr(name) for name in a.keys() | b.keys() if not (name in a and name in b and same(a[name], b[name]))]
 
 

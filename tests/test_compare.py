@@ -102,7 +102,9 @@ def test_an_edit_is_compared_with_the_last_commit(checkout, capfd):
         assert compare.main(["--against=HEAD", "edit:", *more, *SMALL, "--max_iters=6", f"--out={out}"]) == code
         return {path: path.stat().st_mtime for path in out.glob("runs/*/log.jsonl")}
 
-    edit = "forward = MLP.forward\nMLP.forward = lambda self, h: {} forward(self, h)\n"
+    (checkout / "own").mkdir()
+    (checkout / "own" / "same.py").write_text("def same(x):\n    return x\n")  # a copy of the code has new files, too
+    edit = "from own.same import same\nforward = MLP.forward\nMLP.forward = lambda self, h: {} forward(self, same(h))\n"
     first = runs(edit.format("2 *"), 1, "bad: --n_head=3")  # a formula that reference.py does not know
     assert len(first) == 4 and all(log_of(path.parent, "end") for path in first)
     assert "| left out: bad, rate 0.003, seed 1, 6 steps: exit code 2: " in capfd.readouterr().out

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 import reference
 import verify
 from cover import COVER, KINDS, settings
-from model import CHOICES, GPT, Block, ConfigError, GPTConfig, KVCache, rope_table
+from model import CHOICES, GPT, Block, ConfigError, GPTConfig, KVCache, norm_columns, rope_table
 from reference import uncached_greedy
 from verify import build, close, tokens
 
@@ -162,9 +162,6 @@ def test_matrices_start_at_the_size_of_what_they_multiply(tied):
             assert (p == (1 if module.endswith("norm") else 0)).all(), name  # a bias, the shift of τ
 
 
-# -- the operations counted ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("residual", ["standard", "m1", "m4.2"])  # one that reruns nothing, both, attention
 @pytest.mark.parametrize("kind", KINDS)
 def test_operations_are_those_of_the_formulas(kind, residual):
@@ -186,9 +183,6 @@ def test_operations_are_those_of_the_formulas(kind, residual):
         again = {None: 0, "attention": attn, "mlp": attn + mlp}[model.blocks[-1].summed]
         total += scoring + attn + mlp + (L - 1 - l) * again  # in the later layers
     assert model.flops_per_token() == 6 * total  # two a multiply-add, and twice that backward
-
-
-# -- compiling -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("residual", ["standard", "m1"])
@@ -267,6 +261,11 @@ def test_bfloat16_is_causal_and_near_the_reference(row):
 def test_w2_in_bfloat16_is_nearly_as_exact_as_standard_attention(kind, times, T, D):
     error, standard = (sum(attention_error(name, D, seed, T) for seed in range(4)) for name in (kind, "standard"))
     assert 0 < error < times * standard and standard < 0.04
+
+
+def test_w2_in_float16_keeps_large_keys():
+    """Beyond a root mean square of 32, ‖k‖² itself would be infinite."""
+    close(64 * norm_columns(torch.full((1, 64), 250.0).half()).double().sum(), torch.tensor(64 * 250.0**2), 2**-12)
 
 
 def test_rope_turns_a_bfloat16_model_by_exact_angles():

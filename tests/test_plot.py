@@ -1,5 +1,8 @@
 """plot.py draws the losses of runs, and differences with their intervals."""
 
+import json
+import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -31,10 +34,13 @@ def test_runs_in_one_picture(repo):
 def test_a_run_that_is_not_drawn_is_named(repo, capsys):
     repo(f"{RUN} --out_dir=out/a")
     whole = Path("out/a/log.jsonl").read_text().splitlines(keepends=True)
-    Path("out/b").mkdir()
-    Path("out/b/log.jsonl").write_text(whole[0])  # as while it trains
-    assert repo([PLOT, "out"]) == "NOTE    out/b is left out: it has no evaluation yet\nfigure: runs.png\n"
-    assert "no evaluated run in: out/b" in error_of(repo, [PLOT, "out/b"], capsys)
+    uncounted = [json.dumps(json.loads(line) | {"flops_per_token": None}) + "\n" for line in whole]
+    for name, lines in ("b", whole[:1]), ("c", uncounted):  # while it trains; with an edit that uses .item()
+        Path("out", name).mkdir()
+        Path("out", name, "log.jsonl").write_text("".join(lines))
+    shown = repo([PLOT, "out", "--out=a.v2"])
+    assert re.findall("out/(.) is left out|figure: (.*)", shown) == [("b", ""), ("c", ""), ("", "a.v2.png")]
+    assert "nothing to draw in: out/b" in error_of(repo, [PLOT, "out/b"], capsys)
     assert "nowhere holds no run: name folders of" in error_of(repo, [PLOT, "out/a", "nowhere"], capsys)
 
 
@@ -50,6 +56,18 @@ def test_different_tokens_are_compared_in_bits_per_byte(repo, tokenizer, measure
     assert axis.get_ylabel() == f"validation loss ({unit})"
     for folder, line in zip(("out/a", "out/b"), axis.lines, strict=True):
         assert list(line.get_ydata()) == [evaluation[measure] for evaluation in log_of(folder, "eval")]
+
+
+def test_the_legend_of_many_runs_leaves_the_axes_as_they_are(repo):
+    repo(f"{RUN} --out_dir=out/0")
+    (one,) = draw_losses([Path("out")]).axes
+    for number in range(1, 24):
+        shutil.copytree("out/0", f"out/{'a long name ' * 9}{number}")
+    (axis,) = draw_losses([Path("out")]).axes
+    assert axis.get_window_extent().bounds == one.get_window_extent().bounds
+    assert not axis.get_legend().get_window_extent().overlaps(axis.get_window_extent())
+    assert len({tuple(line.get_color()) for line in axis.lines}) == 24
+    assert {line.get_marker() for line in axis.lines} == {"."}  # a run of one evaluation shows, too
 
 
 def test_differences_and_their_intervals():

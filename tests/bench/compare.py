@@ -7,9 +7,6 @@ Does it pay? Compare variants with a baseline on any text, each at its best lear
 Every argument is a variant, written as for train.py, quoted if it has several words; "NAME: ..." names it. The first
 is the baseline. Settings outside quotes apply to all. Rerun the command to continue: finished runs are kept
 while the code is the same.
-
-A variant takes some nine runs of train.py: four to find its learning rate, then one for each seed. If its cost differs
-from the baseline's, the baseline takes as many again, for the same compute.
 """
 
 against = ""  # a commit, such as HEAD: the baseline is the first variant as that commit has it
@@ -24,14 +21,14 @@ import io
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
+from contextlib import suppress
+from importlib import import_module
 from itertools import repeat
 from pathlib import Path
 
@@ -41,7 +38,6 @@ sys.path.insert(0, str(ROOT))
 from config import UserError, atomic_write, check_min, configure, file_lock, read_settings
 from data.prepare import ensure_prepared
 
-CODE = ("*.py", "config/**/*.py", "data/**/*.py", "tests/*.py")  # the files of a copy of the code
 VERDICTS = ("does not pay", "undecided", "tie", "pays")  # from the worst to the best
 Variant = namedtuple("Variant", "name home settings")  # home: the copy of its code; settings: all of its train.py's
 
@@ -59,22 +55,29 @@ def read_variant(words, common, home):
     return Variant(name or words, home, settings.values)
 
 
+def own_files():
+    """Return the paths of the code in the working tree: .py files that git does not ignore, or without git, ours."""
+    command = ["git", "--git-dir=.git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.py"]
+    with suppress(OSError):
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8")
+        if listed.returncode == 0:
+            return [ROOT / name for name in listed.stdout.split("\0")[:-1] if (ROOT / name).is_file()]
+    return [path for pattern in ("*.py", "config/**/*.py", "data/**/*.py", "tests/*.py") for path in ROOT.glob(pattern)]
+
+
 def copy_code(commit, folder, changes=()):
     """Copy the code of a commit, or of the working tree. The copy's name is the hash of all but the tests.
 
     `changes` are files, {name: content}, that the copy has instead of its own.
     """
     if commit:
-        if not shutil.which("git"):
-            cure = "install it, or leave --against out and name two variants"
-            raise UserError(f"against = {commit!r} needs git, which is not installed: {cure}")
         done = subprocess.run(["git", "archive", commit, "*.py"], cwd=ROOT, capture_output=True)
         if done.returncode:
             raise UserError(f"against = {commit!r} is no commit here: {done.stderr.decode().strip()}")
         with tarfile.open(fileobj=io.BytesIO(done.stdout)) as tar:
             files = {one.name: tar.extractfile(one).read() for one in tar if one.isfile()}
     else:
-        files = {str(path.relative_to(ROOT)): path.read_bytes() for pattern in CODE for path in ROOT.glob(pattern)}
+        files = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in own_files()}
     files |= changes
     code = sorted(item for item in files.items() if not item[0].startswith("tests/"))
     home = folder / hashlib.sha256(repr(code).encode()).hexdigest()[:12]
@@ -228,8 +231,7 @@ def main(argv):
         raise UserError(f"{', '.join(differing)}: variants are comparable only with the same")
     if common:
         print(f"for all variants: {' '.join(common)}", flush=True)
-    if find_spec("scipy") is None:  # now, and not after hours of runs
-        raise UserError("comparing needs a package that is not installed: pip install scipy")
+    import_module("scipy")  # an error now, and not after hours of runs
     comparison = Comparison(out / "runs", ensure_prepared(variants[0].settings["dataset"]).resolve(), options)
     threads = ThreadPoolExecutor(2 * len(variants))
     try:

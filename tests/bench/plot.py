@@ -5,7 +5,7 @@ Folders are searched for runs at any depth. The legend has each run's lowest val
 token, or in bits per byte of text if the runs are not evaluated on the same tokens.
 """
 
-out = "runs.png"  # output file; its suffix sets the format
+out = "runs.png"  # output file; its suffix sets the format; without one that matplotlib knows, .png
 
 import json
 import math
@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from config import UserError, configure
@@ -42,22 +43,25 @@ def draw_losses(paths):
             raise UserError(f"{path} holds no run: name folders of train.py's runs, or folders above them")
         for folder in folders:
             tokens, evaluations, operations = read_run(folder)
-            if evaluations:
+            if evaluations and math.isfinite(operations[0]):
                 runs[folder] = tokens, evaluations, operations
             else:
-                print(f"NOTE    {folder} is left out: it has no evaluation yet")
+                why = "its operations could not be counted" if evaluations else "it has no evaluation yet"
+                print(f"NOTE    {folder} is left out: {why}")
     if not runs:
-        raise UserError(f"no evaluated run in: {', '.join(map(str, paths)) or 'no folder given'}")
+        raise UserError(f"nothing to draw in: {', '.join(map(str, paths)) or 'no folder given'}")
     # a token of one tokenizer may stand for more text than one of another
     same = len({tokens for tokens, *_ in runs.values()}) == 1
     measure, unit = ("val_loss", "nats per token") if same else ("bits_per_byte", "bits per byte of text")
-    figure = Figure(layout="constrained")
+    figure = Figure()
     axis = figure.subplots()
+    if len(runs) > 10:  # more than there are default colors
+        axis.set_prop_cycle(color=colormaps["turbo"].resampled(len(runs)).colors)
     for folder, (_, evaluations, operations) in runs.items():
         losses = [evaluation[measure] for evaluation in evaluations]
-        axis.plot(operations, losses, label=f"{min(losses):.3f}  {folder}".replace("$", r"\$"))
+        axis.plot(operations, losses, marker=".", label=f"{min(losses):.3f}  {folder}".replace("$", r"\$"))
     axis.set(xlabel="training FLOPs", ylabel=f"validation loss ({unit})")
-    figure.legend(loc="outside upper center", frameon=False)
+    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)  # above, however many runs there are
     return figure
 
 
@@ -80,10 +84,10 @@ def draw_differences(found):
 def main(argv):
     paths = [Path(word) for word in argv if not word.startswith("-")]
     globals().update(configure(__file__, [word for word in argv if word.startswith("-")]).values)
-    if "" in argv:  # as a path, it would be the current folder
-        raise UserError("'' is invalid: name folders of train.py's runs, or folders above them")
-    draw_losses(paths).savefig(out, dpi=120)
-    print(f"figure: {out}")
+    figure = draw_losses(paths)
+    path = out if Path(out).suffix[1:] in figure.canvas.get_supported_filetypes() else f"{out}.png"
+    figure.savefig(path, dpi=120, bbox_inches="tight")  # which makes room for the legend
+    print(f"figure: {path}")
 
 
 if __name__ == "__main__":

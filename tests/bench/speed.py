@@ -141,10 +141,9 @@ def main(argv):
     model_fields = {field.name for field in fields(GPTConfig)} & standard.keys()
     rows = []
     for name, _, settings in (read_variant(one, [], ROOT) for one in words or VARIANTS):
-        if other := [
-            key for key in settings.keys() - model_fields | SHAPE.keys() if settings.get(key) != standard.get(key)
-        ]:
-            raise UserError(f"{name}: leave out {', '.join(sorted(other))}: all variants are timed at one size")
+        fixed = settings.keys() - model_fields | SHAPE.keys()
+        if other := [key for key in sorted(fixed) if settings.get(key) != standard.get(key)]:
+            raise UserError(f"{name}: leave out {', '.join(other)}: all variants are timed at one size")
         configs = [GPTConfig(**{key: one[key] for key in model_fields} | SHAPE) for one in (standard, settings)]
         costs = [GPT(config).flops_per_token() for config in configs]
         size = 4 if device.type == "cpu" else 64

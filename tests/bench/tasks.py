@@ -306,16 +306,12 @@ def micro(sweep):
         found = [memories.result(cell | {"batch_size": size, "seed": 1})["MB kept"] for cell in cells.values()]
         rows.append([f"{name}, {size} sequences", *(f"{kept:.1f}" for kept in found), ", ".join(map(str, reported))])
     print(f"\n{as_table(['MB kept', *cells, 'document (standard, W2)'], rows)}")
-    rows = [[name, *(f"{ratio:.2f}" for ratio in times(published_cells(name), sweep.device))] for name in TIMED]
+    rows = []
+    for name in TIMED:
+        shapes = [(GPTConfig(**cell["model"]), cell["batch_size"]) for cell in published_cells(name).values()]
+        standard, *others = (stepper(*shape, sweep.device, torch.float32) for shape in shapes)
+        rows.append([name, *(f"{alternate(standard, other):.2f}" for other in others)])
     print(f"\n{as_table(['time of a step, over standard', *list(cells)[1:]], rows)}")
-
-
-def times(cells, device):
-    """Return how long a step of each W2 takes, as a multiple of the standard model's."""
-    standard, *others = (
-        stepper(GPTConfig(**cell["model"]), cell["batch_size"], device, torch.float32) for cell in cells.values()
-    )
-    return [alternate(standard, other) for other in others]
 
 
 EXPERIMENTS = {"recall": recall, "entailment": entailment, "micro": micro}
