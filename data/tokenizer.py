@@ -89,7 +89,7 @@ def gpt2_tokenizer() -> BPETokenizer:
     try:
         encoding = tiktoken.get_encoding("gpt2")
     except (OSError, ValueError) as error:  # no network, or something else than the vocabulary came over it
-        raise UserError(f"GPT-2's vocabulary cannot be downloaded ({error!r:.50}): use --tokenizer=bpe") from None
+        raise UserError(f"GPT-2's vocabulary cannot be downloaded ({type(error).__name__}): use --tokenizer=bpe") from None
     return BPETokenizer(encoding._mergeable_ranks, encoding._pat_str, encoding._special_tokens)
 
 
