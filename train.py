@@ -24,7 +24,7 @@ dropout = 0.0  # dropout rate for the attention weights and the outputs of atten
 bias = False  # biases in the linear layers
 attention = "standard"  # standard, w2, w2_overlap (what W2Attn's code computes), summed_qk
 qk_scale = "5.1"  # summed_qk: divisor of layer i's scores (d: width of a head; m: layers summed; a, b: learned)
-#   5.1 √d   5.2 √d √m   5.3 √d m   5.4 d^a m^b   of the authors' Version 4: 5.5 a_i √d   5.6 a_i d^(b_i)   5.7 a_i
+#   5.1 √d   5.2 √d √m   5.3 √d m   5.4 d^a m^b   5.5 a_i √d   5.6 a_i d^(b_i)   5.7 a_i
 sigma = "scalar"  # w2: scalar, diagonal, none (L2 attention)
 residual = "standard"  # standard, m1, m2, m3.1, m3.2, m4.1, m4.2
 keep_input = False  # m1 to m4.2: add the sum to the usual residual instead of replacing it
@@ -104,7 +104,7 @@ if not out_dir:  # what was typed, in the order of the settings
         raise UserError(f"{out_dir:.60}... is too long for the name of a folder: choose one with --out_dir")
 
 log_path = Path(out_dir, "log.jsonl")
-checkpoints = [path for path in (Path(out_dir, "ckpt.pt"), Path(out_dir, "best.pt")) if path.exists()]
+checkpoints = runtime.find_checkpoints(out_dir)
 resuming = init_from == "resume" or init_from == "auto" and bool(checkpoints)
 replacing = options.get("init_from") == "scratch"  # typed, and not only the default
 if checkpoints and not (resuming or replacing or eval_only):
@@ -179,7 +179,7 @@ if world_size > 1 and local_rank == 0:
 if not eval_only:
     data.check_block_size(block_size)
 if ckpt and data.tokenizer.state() != ckpt["tokenizer"]:
-    cure = f"prepare its text with --tokenizer=run:{source or out_dir}"
+    cure = f"choose another --dataset, or prepare its text with --tokenizer=run:{source or out_dir}"
     raise UserError(f"dataset = {dataset!r} does not have the tokens of {ckpt['path']}: {cure}")
 if resuming and not eval_only and data.meta["sha256"] != ckpt["data"]["sha256"]:
     raise UserError(f"dataset = {dataset!r} is not what {out_dir} was trained on, {ckpt['data']['source']}")
@@ -195,7 +195,9 @@ if resuming:
     raw_model.load_state_dict(ckpt["model"])
 elif source:  # all weights that fit
     initial = raw_model.state_dict()
-    weights = {k: v for k, v in ckpt["model"].items() if k in initial and v.shape == initial[k].shape}
+    scales = () if qk_scale == was["qk_scale"] else (".a", ".b", ".log_a")  # of another meaning there
+    fitting = {k: v for k, v in ckpt["model"].items() if k in initial and v.shape == initial[k].shape}
+    weights = {k: v for k, v in fitting.items() if not k.endswith(scales)}
     raw_model.load_state_dict(weights, strict=False)
     for what, names in (("new weights, not from", initial), ("weights left out of", ckpt["model"])):
         names = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names.keys() - weights.keys()})
@@ -276,8 +278,6 @@ size = f"{n_layer} layers, width {n_embd}, {n_head} heads, {parameters:,} parame
 method = f"{attention} attention, {residual} residual{', input kept' if keep_input else ''}"
 print0(f"model   {method}: {size}, from {init_from}")
 print0(f"data    {data.meta['source']} ({dataset}): {tokens['train']:,} training, {tokens['val']:,} validation tokens")
-epochs = max_iters * tokens_per_iter / tokens["train"]
-print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs")
 print0(f"device  {machine}, {dtype}; run in {out_dir}")
 without_effect = [("qk_scale", attention != "summed_qk"), ("sigma", attention != "w2")]
 for name, idle in [*without_effect, ("keep_input", residual == "standard")]:
@@ -289,6 +289,8 @@ if eval_only:
     losses = in_units(estimate_loss("val", max_tokens=tokens["val"]))
     print0(f"{SHOWN.format_map(losses)}   over all {tokens['val']:,} tokens")
     raise SystemExit
+epochs = max_iters * tokens_per_iter / tokens["train"]
+print0(f"steps   {iter_num:,} to {max_iters:,} with {tokens_per_iter:,} tokens each, {epochs:.3g} epochs")
 
 # -- the log, and the loss of a step: compiled, and as CUDA graphs or distributed
 steps_per_eval = eval_interval or max(50, math.ceil(max_iters / 4))
@@ -313,7 +315,7 @@ def save(name):
 
 
 if rank == 0:
-    log_file = runtime.open_log(log_path, iter_num, evaluates=iter_num in eval_steps)
+    log_file = runtime.open_log(log_path, checkpoints, iter_num, evaluates=iter_num in eval_steps)
     for path in checkpoints if replacing else []:
         path.unlink()
 about = {"settings": settings, "config": asdict(raw_model.config), "data": data.meta, "machine": machine}
@@ -334,7 +336,6 @@ logged_iter = iter_num  # step of the latest log line
 first_iter = iter_num  # step at which this process begins
 train_seconds = 0.0  # of this process, excluding evaluation and saving
 began = t0 = time.perf_counter()
-
 
 while True:
     # evaluate: a run that resumes here does it again, since its checkpoint is the one saved before

@@ -62,10 +62,12 @@ def read_settings(program, argv) -> Settings:
         if not argument.startswith("--"):
             files.append(argument)
             given |= read_file(argument, program, defaults)
-        elif not equals and isinstance(defaults.get(name), bool):
+        elif equals or name not in defaults:
+            options[name] = convert(name, text, defaults, f"--{name}")
+        elif isinstance(defaults[name], bool):
             options[name] = True
         else:
-            options[name] = convert(name, text, defaults, f"--{name}")
+            raise UserError(f"{argument}: write it as {argument}=VALUE")
     given |= options
     return Settings(defaults | given, given, files, options)
 
@@ -158,8 +160,7 @@ def print0(line):
 @contextmanager
 def atomic_write(path):
     """Yield a binary file to write, NAME.tmp until it is whole. If anything fails, `path` stays as it was."""
-    path = Path(path)
-    temporary = path.with_name(f"{path.name}.tmp")
+    temporary = Path(f"{path}.tmp")
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -180,10 +181,8 @@ def file_lock(file, wait=False) -> bool:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):
-        pass
+    except (ImportError, OSError) as error:
+        return not isinstance(error, BlockingIOError)
     return True
 
 

@@ -67,10 +67,7 @@ def git_commit() -> str:
 
 
 class Loss(torch.nn.Module):
-    """The loss of a model on a batch, as a module of its own, which can be compiled, captured or distributed.
-
-    Compiled code that also returned the logits would compute a gradient for them, all zeros.
-    """
+    """A model's loss alone, to compile: code that also returned the logits would compute a gradient for them."""
 
     def __init__(self, model, compile):
         super().__init__()
@@ -127,15 +124,21 @@ def newest_run() -> str:
     return os.path.dirname(max(saved, key=os.path.getmtime))
 
 
+def find_checkpoints(folder) -> dict:
+    """Return {path: time of its last change} of a run's checkpoints: best.pt and ckpt.pt, if they exist."""
+    paths = [Path(folder, name) for name in ("best.pt", "ckpt.pt")]
+    return {path: path.stat().st_mtime_ns for path in paths if path.exists()}
+
+
 def load_checkpoint(folder, best=False) -> dict:
     """Return a run's checkpoint, on the CPU, and its "path". No code in it is run.
 
     It is ckpt.pt, or best.pt, or the other one if only that exists, or `folder` itself if that ends in .pt.
     """
-    names = ("best.pt", "ckpt.pt") if best else ("ckpt.pt", "best.pt")
-    paths = [Path(folder)] if str(folder).endswith(".pt") else [Path(folder, name) for name in names]
-    path = next(filter(Path.exists, paths), paths[0])
-    with open(path, "rb") as file:
+    paths = [Path(folder)] if str(folder).endswith(".pt") else sorted(find_checkpoints(folder), reverse=not best)
+    if not paths:
+        raise UserError(f"{folder} holds no checkpoint: name the folder of a run")
+    with open(paths[0], "rb") as file:
         try:
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
         except MemoryError:
@@ -143,20 +146,22 @@ def load_checkpoint(folder, best=False) -> dict:
         except Exception:  # damaged bytes raise all sorts of errors
             checkpoint = None
     if not isinstance(checkpoint, dict) or checkpoint.get("version") != VERSION:
-        raise UserError(f"{path}: damaged, or not a checkpoint of this version of train.py")
-    return checkpoint | {"path": str(path)}
+        raise UserError(f"{paths[0]}: damaged, or not a checkpoint of this version of train.py")
+    return checkpoint | {"path": str(paths[0])}
 
 
-def open_log(path, iter_num, evaluates):
-    """Return the log, locked for this process, with the lines that were true of a run's checkpoint at step iter_num.
+def open_log(path, checkpoints, iter_num, evaluates):
+    """Return the log of a run, locked for this process, with the lines that were true of its checkpoint at iter_num.
 
-    It was saved before that step was evaluated, and if the run `evaluates` it now, the line of the evaluation goes. So
-    do lines that are no JSON, as a power cut may leave, if no good one follows.
+    If the run `evaluates` that step again, the line of its evaluation goes. So do lines that are no JSON, as a power
+    cut may leave, if no good one follows. `checkpoints` are those found before.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = open(path, "ab", buffering=0)
     if not file_lock(file):
         raise UserError(f"{path.parent}: another process is training there: wait, or choose another --out_dir")
+    if find_checkpoints(path.parent) != checkpoints:  # by one that has ended since this one looked
+        raise UserError(f"{path.parent}: another process has just trained there: run the command again")
     end = position = 0
     for line in path.read_bytes().splitlines(keepends=True) if iter_num else []:
         position += len(line)

@@ -1,1 +1,0 @@
-"""Data: text -> tokens on disk (prepare.py) -> batches (dataset.py)."""

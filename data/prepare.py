@@ -104,6 +104,7 @@ def prepare(folder, train, val, source, tokenizer="char", vocab_size=1024):
         meta_file.write(json.dumps(meta, indent=1).encode())
         for file in (meta_file, *files):  # a full disk shows here, before an old file is touched
             file.flush()
+            os.fsync(file.fileno())
         (folder / "meta.json").unlink(missing_ok=True)  # old and new files together are no dataset
     print0(f"{folder}: {source}, {sum(meta['tokens'].values()):,} tokens, {coder.vocab_size:,} different")
 

@@ -88,8 +88,8 @@ def gpt2_tokenizer() -> BPETokenizer:
     """Return the tokenizer of GPT-2's 50,257 tokens, which tiktoken downloads at first use and keeps."""
     try:
         encoding = tiktoken.get_encoding("gpt2")
-    except (OSError, ValueError) as error:  # no network, or something else than the vocabulary came over it
-        raise UserError(f"GPT-2's vocabulary cannot be downloaded ({type(error).__name__}): use --tokenizer=bpe") from None
+    except (OSError, ValueError):  # no network, or something else than the vocabulary came over it
+        raise UserError("GPT-2's vocabulary cannot be downloaded: use --tokenizer=bpe instead") from None
     return BPETokenizer(encoding._mergeable_ranks, encoding._pat_str, encoding._special_tokens)
 
 

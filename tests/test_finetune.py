@@ -16,6 +16,7 @@ NEXT = f"{SAME} --out_dir=out/next --init_from=run:out/source --max_iters=1 --le
 BECOMES = [  # the source's method, what is given, and the weights that the source has not
     ("--attention=w2 --residual=m4.2", "--residual=m3.2 --keep_input --qk_scale=5.3", []),
     ("--attention=summed_qk --qk_scale=5.6 --residual=m3.2", "--attention=w2", ["sigma_k", "sigma_q", "tau_shift"]),
+    ("--attention=summed_qk --qk_scale=5.5", "--qk_scale=5.7", ["log_a"]),  # of the same name and another meaning
     ("--attention=summed_qk --qk_scale=5.5", "--attention=standard --residual=m3.2", ["mix"]),
 ]
 

@@ -150,6 +150,8 @@ def test_standard_input(repo):
 @pytest.mark.parametrize("command, named", [
     ("text good.txt missing.txt", "missing.txt"),
     ("text latin.txt", "latin.txt"),
+    ("text good.txt --val good.txt", "--val=VALUE"),
+    ("text good.txt --separator=|", "separator = '|'"),
     ("text good.txt bad.jsonl", "bad.jsonl: line 3"),
     ("text bad.jsonl --field=title", "bad.jsonl: line 1 is not JSON with a text in field 'title'"),
     ("text table.csv", "data/openwebtext/prepare.py --dataset=table.csv"),

@@ -18,6 +18,7 @@ fcntl = pytest.importorskip("fcntl")  # and the signals of Unix
 
 import faults
 import model
+from config.runtime import open_log
 from conftest import (
     TEXT,
     TINY,
@@ -218,6 +219,8 @@ def test_second_process_in_a_folder_is_refused(run, capsys):
     with open(RESUMED / "log.jsonl", "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert "another process" in refused(run, f"{RESUME} --lr_decay=none", capsys)
+    with pytest.raises(ValueError, match="another process has just trained there"):  # there was no checkpoint before
+        open_log(RESUMED / "log.jsonl", {}, iter_num=0, evaluates=False)
     run(f"{RESUME} --lr_decay=none")
 
 

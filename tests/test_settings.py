@@ -77,7 +77,7 @@ def test_refused_values(value, default):
 
 
 @pytest.mark.parametrize("argument, config_file, named", [
-    ("--max_iters", "", "--max_iters: expected a whole number"),
+    ("--max_iters", "", "--max_iters=VALUE"),
     ("max_iters=5", "", "--name=value"),
     ("x.py", "max_iter = 5", "x.py: max_iter: unknown setting (did you mean max_iters?)"),
     ("x.py", "max_iters = 1.5", "x.py: max_iters: expected a whole number"),

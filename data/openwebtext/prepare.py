@@ -1,10 +1,8 @@
 """OpenWebText in GPT-2's tokens: python data/openwebtext/prepare.py [--limit=1]
 
-Eight million web pages, read by the package `datasets` (pip install datasets): a 13 GB download and 40 GB of text, 54
-GB in ~/.cache/huggingface. --limit=1 streams the first gigabyte of text and nothing more, and holds it in memory.
-
---dataset takes any other one with a column of texts: its name on the Hugging Face hub, NAME or NAME:CONFIGURATION, or a
-.csv, .jsonl, .parquet or compressed file (of a .txt, each line is a document). --name=wikitext keeps it apart.
+Eight million web pages: 54 GB in ~/.cache/huggingface. --limit=1 streams the first gigabyte of text, and holds it in
+memory. --dataset=NAME, or NAME:CONFIGURATION, takes another one of the Hugging Face hub, or a .csv, .jsonl, .parquet or
+compressed file (of a .txt, each line is a document). The package `datasets` reads them (pip install datasets).
 """
 
 name = "openwebtext"  # for train.py's --dataset: a folder in data/ or, with a slash, the path of any folder

@@ -26,7 +26,7 @@ def tiny_shakespeare(script):
                 file.write(content)
     except Exception as error:  # a network and its proxies fail in many ways
         source = "NOT Tiny Shakespeare but text from Python's built-in help (pydoc_data.topics)"
-        print0(f"NOTE    THE TEXT IS {source}: put that of {URL} ({error}) at {path}")
+        print0(f"NOTE    THE TEXT IS {source}: no download ({error}). Save {URL} as {path}, then run {script}")
         text = "\n".join(topics[name] for name in sorted(topics))
     else:
         text = read_text(path)

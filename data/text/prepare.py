@@ -52,7 +52,7 @@ def read_documents(files):
 
 
 if __name__ == "__main__":
-    paths = [word for word in sys.argv[1:] if not word.startswith("--")]
+    paths = [word for word in sys.argv[1:] if word == "-" or not word.startswith("-")]
     globals().update(configure(__file__, [word for word in sys.argv[1:] if word not in paths]).values)
     folder = dataset_folder(name, __file__)
     held_out = find_files([val] if val else [])
@@ -60,6 +60,8 @@ if __name__ == "__main__":
     if not files:
         raise UserError("nothing to train on: give files or folders, as in python data/text/prepare.py my.txt")
     train = list(read_documents(files))
+    if separator and len(train) == len(files):
+        raise UserError(f"separator = {separator!r} is not in the text")
     parts = (train, list(read_documents(held_out))) if val else split_end(train, val_fraction)
     prepare(folder, *parts, ", ".join(Path(path).name for path in paths), tokenizer, vocab_size)
     print0(f"to train on it: python train.py --dataset={name}")
