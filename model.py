@@ -35,7 +35,7 @@ References
     RealFormer                 He et al. 2020, https://arxiv.org/abs/2012.11747 (Method 5.1)
     L2 attention               Kim et al. 2020, https://arxiv.org/abs/2006.04710 (w2 without σ)
 
-Shapes: B batch, T time, C = n_embd, H heads (G of keys and values), D = C/H, S the width of q̂ and k̂, K that of σ,
+Shapes: B batch, T time, C = n_embd, H heads (G of keys and values), D = C/H, E the width of q̂ and k̂, K that of σ,
 V vocabulary. Layers count from 0; m = l + 1 is the number of layers in a sum.
 """
 
@@ -164,7 +164,7 @@ class Attention(nn.Module):
         return rearrange(self.v_proj(normed), "B T (G D) -> B G T D", D=self.D)
 
     def score_vectors(self, q, k, normed, earlier):
-        """Return q̂ (B, H, T, S) and k̂ (B, G, T, S). Each vector depends on its own token only, or the future leaks.
+        """Return q̂ (B, H, T, E) and k̂ (B, G, T, E). Each vector depends on its own token only, or the future leaks.
 
         q, k and normed are this layer's. `earlier` has a Kept (below) from each layer before it.
         """
@@ -517,22 +517,22 @@ class GPT(nn.Module):
 def causal_attention(q_hat, k_hat, v, dropout=0.0):
     """Return softmax(q̂ k̂ᵀ) v, (B, H, T, D), causal by position; a single query is the last position."""
     q_hat, k_hat = q_hat.to(v.dtype), k_hat.to(v.dtype)
-    T, S, D = q_hat.size(2), q_hat.size(3), v.size(3)
+    T, E, D = q_hat.size(2), q_hat.size(3), v.size(3)
     if T > 1 and k_hat.size(2) != T:
         raise ValueError(f"{T} queries for {k_hat.size(2)} keys: after the first pass, give one query at a time")
 
     # Plain products keep T x T weights. They are faster for one query that is wider than v and, in 16 bits, for vectors
     # too wide for a GPU's fast kernels, or for short contexts on a CPU.
-    if (T == 1 and S > D) or (is_half(v) and (S > 256 and T <= 2048 or v.is_cpu and T <= 512)):
-        heads = q_hat.reshape(*k_hat.shape[:2], -1, S)  # those of a group are rows of one product
+    if (T == 1 and E > D) or (is_half(v) and (E > 256 and T <= 2048 or v.is_cpu and T <= 512)):
+        heads = q_hat.reshape(*k_hat.shape[:2], -1, E)  # those of a group are rows of one product
         return weigh((heads @ k_hat.mT).view(*q_hat.shape[:3], -1), v, dropout)
 
     # PyTorch's fused kernels keep none. For wider vectors, and in float32, a GPU has only one, which takes no grouped
     # heads. All others need v as wide as q̂ and k̂ (unless they are switched off, as to count operations).
-    if v.is_cuda and (S > 256 or not is_half(v)):
+    if v.is_cuda and (E > 256 or not is_half(v)):
         k_hat, v = (heads.repeat_interleave(q_hat.size(1) // heads.size(1), dim=1) for heads in (k_hat, v))
-    elif S > D and (torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()):
-        v = F.pad(v, (0, S - D))
+    elif E > D and (torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()):
+        v = F.pad(v, (0, E - D))
     # where lengths vary (torch.export), T > 1 is a symbol, but PyTorch's function takes only bools
     options = {"is_causal": True if T > 1 else False, "enable_gqa": True if q_hat.size(1) > k_hat.size(1) else False}
     return F.scaled_dot_product_attention(q_hat, k_hat, v, dropout_p=dropout, scale=1.0, **options)[..., :D]
@@ -615,7 +615,7 @@ class KVCache:
         self.tensors, self.filled = {}, {}  # filled: tokens that each tensor holds
 
     def append(self, name, new):
-        """Append the new tokens' keys (B, G, T, S) or values (B, G, T, D), and return those of all tokens."""
+        """Append the new tokens' keys (B, G, T, E) or values (B, G, T, D), and return those of all tokens."""
         if name not in self.tensors:
             self.tensors[name], self.filled[name] = new.new_empty(*new.shape[:2], self.size, new.size(3)), 0
         tensor, end = self.tensors[name], self.length + new.size(2)

@@ -131,7 +131,7 @@ class Comparison:
         if process.returncode and "the run has diverged" not in output:
             if "Traceback" in output:
                 print(f"{label}:\n{output}", end="", file=sys.stderr, flush=True)
-            raise UserError(f"{label}: exit code {process.returncode}: {' '.join(output.splitlines()[-1:])}")
+            raise UserError(f"{label}: exit code {process.returncode}: {' '.join(output.splitlines()[-1:]):.200}")
 
     def stop(self):
         """Let the runs save and end. A terminal's Ctrl-C does not reach their sessions, so they hear of it once."""
