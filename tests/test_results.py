@@ -40,7 +40,8 @@ def signed(mean, half_width):
 
 
 def in_words(mean, half_width):
-    return f"{abs(mean):.3f} {'higher' if mean > 0 else 'lower'} ± {half_width:.3f}"
+    word = f"{abs(mean):.3f} {'higher' if mean > 0 else 'lower'}" if round(mean, 3) else "equal"
+    return f"{word} ± {half_width:.3f}"
 
 
 THREE_LAYERS = {"text": "dictionary", "layers": "3", "width": "64"}
@@ -96,7 +97,7 @@ def width_128():
     standard = training_runs(variant="standard", steps="8809", **WIDER)
     xeon, epyc = ([run["loss"] for run in standard if run["dtype"] == dtype] for dtype in ("float32", "bfloat16"))
     rows = as_cells(compare("8809", dtype="bfloat16", **WIDER))
-    return rows | {"standard, other machine": ["1.00", signed(*difference(xeon, epyc)), ""]}
+    return rows | {"standard, Xeon, float32": ["1.00", signed(*difference(xeon, epyc)), ""]}
 
 
 def ways_to_count():
