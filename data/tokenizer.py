@@ -3,6 +3,7 @@
 import base64
 import heapq
 import re
+import sys
 from collections import Counter, defaultdict
 from itertools import pairwise
 
@@ -108,9 +109,8 @@ def first_tokens(tokenizer) -> list[int]:
         return [0]
 
 
-# BPE never merges across these pieces. Python's `re` and tiktoken's Rust regex read this pattern the same way: it
-# names no Unicode classes (the two disagree on \w and \s), and it matches every character (tiktoken drops what
-# no branch matches). No piece is longer than 33 characters, which keeps training and encoding linear on any text.
+# BPE never merges across these pieces. They are short, which keeps it linear on any text. Python's `re` and tiktoken
+# read this pattern alike: it has no \w and \s, on which they differ, and each character matches (tiktoken drops others)
 SPLIT = (
     r"[ ']?[A-Za-z\x80-\u2e7f]{1,32}|"  # a word; all that is not ASCII counts as letters
     r"[\u2e80-\U0010ffff]{1,8}|"  # a phrase, in scripts that put no spaces between words
@@ -135,7 +135,6 @@ def train_bpe(text, vocab_size) -> BPETokenizer:
     # in a word, chr(i) stands for token i, so str.replace merges each occurrence of a pair, from the left
     words = [piece.encode().decode("latin-1") for piece in pieces]
     tokens = [bytes([value]) for value in range(256)]
-
     pairs = Counter()  # how often a pair of tokens occurs
     places = defaultdict(set)  # in which words
     for i, word in enumerate(words):
@@ -150,7 +149,8 @@ def train_bpe(text, vocab_size) -> BPETokenizer:
             continue
         new = chr(len(tokens))
         tokens.append(tokens[ord(pair[0])] + tokens[ord(pair[1])])  # merges reach the same bytes in one way only
-
+        if sys.stderr.isatty():
+            print(f"{len(tokens):,} of {vocab_size:,} tokens", end=" \r", file=sys.stderr, flush=True)
         changed = set()
         for i in places.pop(pair):
             words[i] = words[i].replace(pair, new)
