@@ -129,7 +129,7 @@ class ConfigError(ValueError):
 class Attention(nn.Module):
     """softmax(q kᵀ/√D) v: the standard kind, and the base of the others.
 
-    A layer calls project and score_vectors once; values and forward again on each input that a later layer has for it.
+    A layer calls project and score_vectors once. Later layers call values and forward again, on their own inputs.
     `normed` is the input (B, T, C) after the layer's norm.
     """
 

@@ -374,7 +374,7 @@ while True:
     grad_norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
     scaler.step(optimizer)  # it skips steps that overflow float16, until its scale fits
     scaler.update()
-    optimizer.zero_grad(set_to_none=not graphed)  # capture explains
+    optimizer.zero_grad(set_to_none=not graphed)  # see runtime.capture
     iter_num += 1
 
     stopped_by = signal_number()

@@ -46,7 +46,7 @@ def configure(program, argv=None) -> Settings:
     if "--help" in argv or "-h" in argv:
         print(read_defaults(program)[1])
         raise SystemExit
-    # OpenMP's idle threads wait in a loop. Beside another busy program, that makes the others ten times slower.
+    # OpenMP's idle threads wait in a loop. Next to another busy program, that slows the working ones down tenfold.
     with suppress(OSError):  # /proc is Linux's
         if int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) > 1:  # programs that compute now
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -7,7 +7,7 @@ block_size = 1024
 tie_weights = True
 
 batch_size = 16
-gradient_accumulation_steps = 30  # 16 * 30 * 1024 = 491,520 tokens
+gradient_accumulation_steps = 30  # 16 * 30 * 1024 = 491,520 tokens; 32 on 4 or 8 GPUs
 max_iters = 20000
 learning_rate = 6e-4
 warmup_iters = 700

@@ -22,7 +22,7 @@ def load_dataset(folder) -> "Dataset":
     if meta.get("version") != VERSION:
         raise UserError(f"{folder}: prepared by another version of this program; prepare the text again")
     text, script = folder / "input.txt", folder / "prepare.py"
-    own = text.exists() and script.exists() and folder.name != "text"  # which is made from other files
+    own = text.exists() and script.exists() and folder.name != "text"  # data/text is made from other files
     if own and sha256(read_text(text).encode()) != meta["text_sha256"]:
         raise UserError(f"{text}: changed since it was prepared; run {script} again, with the options of before")
     splits = {}

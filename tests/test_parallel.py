@@ -52,7 +52,7 @@ def train(rank, folder, arguments, port, before):
 
 
 def shard(model):
-    """Shard a model as its user would: the lines of the guide to runs."""
+    """Shard a model as its user would, block by block."""
     for block in model.blocks:
         fully_shard(block, reshard_after_forward=False)  # later layers recompute it
     return fully_shard(model)

@@ -177,7 +177,7 @@ def answers(model, x, y):
 
 
 def fit(run, model, data):
-    """Train by the recipe "fair", which is train.py's, or "published": AdamW with PyTorch's defaults. Return losses."""
+    """Train like train.py, but for the warm-up ("fair"), or with AdamW's defaults ("published"). Return losses."""
     steps, highest, device = run["steps"], run["learning_rate"], model.embed.weight.device
     if run["recipe"] == "fair":
         optimizer = model.configure_optimizers(0.1, highest, (0.9, 0.99), device.type)
