@@ -18,7 +18,6 @@ from config import UserError, check_min, configure, read_text
 
 globals().update(configure(__file__).values)  # --help ends here, before PyTorch is imported
 
-import math
 import signal
 from itertools import takewhile
 
@@ -49,9 +48,8 @@ if start.startswith("FILE:"):
 next_document = tokenizer.document_start if saved["data"]["documents"]["train"] > 1 else []
 tokens = tokenizer.encode(start) or next_document or first_tokens(tokenizer)
 
-loss = saved["best_val_loss"]
-lowest = f"lowest validation loss {loss:.4f}" if loss < math.inf else "not evaluated yet"
-print(f"{saved['path']}: step {saved['iter_num']}, {lowest}, {saved['data']['source']}")
+loss = f"validation loss {saved['best_val_loss']:.4f}, " if saved["path"].endswith("best.pt") else ""
+print(f"{saved['path']}: step {saved['iter_num']}, {loss}{saved['data']['source']}")
 idx = torch.tensor([tokens] * num_samples, device=ptdevice)
 generator = torch.Generator(ptdevice).manual_seed(seed)
 stop = next_document[0] if next_document else None  # there is no more to show once each sample has it

@@ -115,7 +115,7 @@ if checkpoints and not (resuming or replacing or eval_only):
 ckpt = None
 if resuming or source:
     ckpt = runtime.load_checkpoint(source or out_dir, best=eval_only or bool(source))
-    was = settings | ckpt["settings"]
+    was = settings | (dict.fromkeys(given) if resuming else {}) | ckpt["settings"]  # a newer setting was None
     if resuming:
         inherited = settings.keys() - {"out_dir", "init_from", "eval_only"}
         fixed = inherited - MAY_CHANGE - {"dataset"}  # a folder that may have moved: its text is compared below
@@ -166,16 +166,16 @@ if world_size > 1:
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     sys.excepthook = report_error  # instead of its own, which holds back our message
     atexit.register(dist.destroy_process_group)
-    steps = [None] * world_size
-    dist.all_gather_object(steps, iter_num)  # then all have read the folder, and the first may write to it
-    if len(set(steps)) > 1:
-        raise UserError(f"the processes begin at steps {steps}: out_dir = {out_dir!r} must be one folder for all")
     if local_rank > 0:
         dist.barrier()  # until the first process of this machine has prepared the data, if they are not there yet
 data = load_dataset(ensure_prepared(dataset))
-if world_size > 1 and local_rank == 0:
-    dist.barrier()
-
+if world_size > 1:
+    if local_rank == 0:
+        dist.barrier()
+    begins = [None] * world_size  # after this, all have read the folder, and the first may write to it
+    dist.all_gather_object(begins, f"step {iter_num}, text {data.meta['sha256']['train']:.8}")
+    if len(set(begins)) > 1:
+        raise UserError(f"the processes begin at {begins}: out_dir = {out_dir!r} and dataset must be the same for all")
 if not eval_only:
     data.check_block_size(block_size)
 if ckpt and data.tokenizer.state() != ckpt["tokenizer"]:

@@ -99,7 +99,7 @@ def capture(loss_of, x, y):
 class StopSignal:
     """Remember the `number` of a Ctrl-C, or of what a cluster sends, so that a run can finish its step, save and leave.
 
-    A second one ends the program at once, but not under torchrun, whose processes get a terminal's Ctrl-C twice.
+    A second one ends the program at once, but not under torchrun, which sends SIGTERM, too, if one is impatient.
     """
 
     number = 0  # no signal yet
@@ -141,8 +141,6 @@ def load_checkpoint(folder, best=False) -> dict:
     with open(paths[0], "rb") as file:
         try:
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-        except MemoryError:
-            raise
         except Exception:  # damaged bytes raise all sorts of errors
             checkpoint = None
     if not isinstance(checkpoint, dict) or checkpoint.get("version") != VERSION:

@@ -61,7 +61,6 @@ class Dataset:
         micro-steps of a step. Each epoch cuts the split into adjacent windows, from a new random offset, and visits
         each window once, in a new random order.
         """
-        self.check_block_size(block_size)
         tokens = len(self.splits["train"])
         per_epoch = max(tokens // block_size - 1, 1)  # one less than fits, to leave room for the offset
         rows = np.empty((batch_size, block_size + 1), np.int64)
@@ -74,8 +73,7 @@ class Dataset:
             places = starts[:, None] + np.arange(block_size + 1)
             rows[done : done + len(starts)] = self.read("train", places)
             done += len(starts)
-        rows = torch.from_numpy(rows)
-        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        return torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
 
     def windows(self, split, batch_size, block_size, max_tokens, rank=0, world_size=1):
         """Yield fixed windows to evaluate on, as (x, y): at most `max_tokens` targets, spread evenly over the split.
@@ -92,7 +90,6 @@ class Dataset:
             count = max_tokens // length
             starts = np.arange(count) * (targets - length) // max(count - 1, 1)
             ends = starts + length
-
         batch_size = min(batch_size, -(-len(starts) // world_size))
         missing = -len(starts) % (batch_size * world_size)
         starts = np.pad(starts, (0, missing))[rank::world_size]

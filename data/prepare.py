@@ -33,13 +33,16 @@ def dataset_folder(name, script=None) -> Path:
 def ensure_prepared(name) -> Path:
     """Return the folder of a dataset. Run its prepare.py first if it is in data/ and not prepared yet."""
     folder = dataset_folder(name)
-    if not (folder / "meta.json").exists():
+    meta = folder / "meta.json"
+    if not meta.exists():
         if folder.parent != DATA or folder.name == "text" or not (folder / "prepare.py").exists():
             names = sorted({path.parent.name for path in DATA.glob("*/*") if path.name in ("meta.json", "prepare.py")})
             raise UserError(f"dataset = {name!r} is missing: choose {', '.join(names)}, or run data/text/prepare.py")
         print0(f"{name}: not prepared yet, running data/{folder.name}/prepare.py")
-        if subprocess.run([sys.executable, folder / "prepare.py"], stdout=2).returncode:  # stdout is train.py's
-            raise SystemExit(2)  # prepare.py has printed the reason
+        with open(folder / "prepare.py", "a") as script:  # locked: of runs that begin at once, only one prepares it
+            file_lock(script, wait=True)
+            if not meta.exists() and subprocess.run([sys.executable, script.name], stdout=2).returncode:
+                raise SystemExit(2)  # prepare.py has printed the reason, to stderr: stdout is train.py's
     return folder
 
 
@@ -106,7 +109,7 @@ def prepare(folder, train, val, source, tokenizer="char", vocab_size=1024):
             file.flush()
             os.fsync(file.fileno())
         (folder / "meta.json").unlink(missing_ok=True)  # old and new files together are no dataset
-    print0(f"{folder}: {source}, {sum(meta['tokens'].values()):,} tokens, {coder.vocab_size:,} different")
+    print0(f"{folder}: {source}, {sum(meta['tokens'].values()):,} {tokenizer} tokens, {coder.vocab_size:,} different")
 
 
 def make_tokenizer(name, train, val, vocab_size):

@@ -28,6 +28,7 @@ TINY += " --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
 HANDLED = ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGPIPE"]
 HANDLED = {getattr(signal, name, None) for name in HANDLED} & signal.valid_signals()
 TEXT = "the quick brown fox jumps over the lazy dog.\nand again, the dog sleeps!\n" * 40
+BOTTLES = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 
 hypothesis.settings.register_profile("patient", deadline=None)  # no example is too slow on a busy machine
 hypothesis.settings.load_profile("patient")
@@ -41,7 +42,7 @@ def copy_repository(folder):
     shutil.copytree(ROOT / "config", folder / "config", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("train.py", "sample.py", "model.py"):
         shutil.copy(ROOT / name, folder)
-    made = shutil.ignore_patterns("*.bin", "*.json", "*.tiktoken", "*.tmp", "input.txt", "__pycache__")
+    made = lambda folder, names: [name for name in names if not name.endswith(".py") and Path(folder, name).is_file()]
     shutil.copytree(ROOT / "data", folder / "data", ignore=made)
     for name in ("shakespeare_char", "shakespeare_bpe"):
         (folder / "data" / name / "input.txt").write_text(TEXT)

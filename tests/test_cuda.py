@@ -37,9 +37,9 @@ def test_every_promise_is_kept(on_gpu, promise, row):
     promise(row)
 
 
-@pytest.mark.parametrize("kind", ["standard", "w2-scalar", "summed-5.5"])
+@pytest.mark.parametrize("kind", ["standard", "w2-scalar", "w2_overlap", "summed-5.5"])
 def test_what_dropout_drops(on_gpu, kind):
-    test_model.test_what_dropout_drops(kind)
+    test_model.test_what_dropout_drops(kind, torch.float32, 1e-5)
 
 
 def pair(row, compiled):

@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config import UserError
-from conftest import prepare
+from conftest import BOTTLES, prepare
 from data.dataset import Dataset, derive_seed, load_dataset, shuffled
-
-TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 
 
 def dataset(train, val):
@@ -22,7 +20,7 @@ def dataset(train, val):
 
 @pytest.fixture
 def folder(tmp_path):
-    prepare(tmp_path, TEXT, "bottles", tokenizer="bpe", vocab_size=300)
+    prepare(tmp_path, BOTTLES, "bottles", tokenizer="bpe", vocab_size=300)
     return tmp_path
 
 

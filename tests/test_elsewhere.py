@@ -25,7 +25,7 @@ DYNAMIC = {"idx": {0: Dim("batch", min=2, max=64), 1: Dim("length", min=2, max=1
 def test_an_exported_model_takes_any_length(method):
     model = build(**method, dtype=torch.float32)
     exported = torch.export.export(model, (tokens(model, 2, 8),), dynamic_shapes=DYNAMIC).module()
-    for T in (5, 9, 14):
+    for T in (2, 9, 16):
         idx = tokens(model, 3, T)
         close(exported(idx)[0], model(idx)[0], 1e-5, f"{T} tokens")
 
@@ -56,7 +56,6 @@ def test_no_tensor_stays_on_the_cpu(kind, method):
 
 def test_the_block_of_the_readme():
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    snippet = re.search(r"```python\n(.*?Block.*?)```", page, re.DOTALL).group(1)
     scope = {}
-    exec(snippet, scope)
+    exec(re.search(r"```python\n(.*?Block.*?)```", page, re.DOTALL)[1], scope)
     assert scope["out"].shape == scope["x"].shape == (2, 64, 512)

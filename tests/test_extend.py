@@ -71,5 +71,7 @@ def test_the_examples_keep_every_promise_and_train(repo):
     shown = python("-m", "pytest", "-n0", "-rA", "tests/test_extend.py", "-k", "entry")
     for name in ("unscaled", "m1.half"):
         assert re.search(rf"^PASSED.*keeps_every_promise.*{name}", shown, re.MULTILINE), shown
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    apply([("model.py", re.search(r"```diff\n(.*?)```", page, re.DOTALL)[1])], repo.folder)
     python("train.py", *TINY.split(), "--attention=unscaled", "--residual=m1.half", "--out_dir=own")
     assert load("own/ckpt.pt")["config"].items() >= dict(attention="unscaled", residual="m1.half").items()

@@ -32,8 +32,10 @@ def test_a_run_starts_where_another_is(repo, source, given, others):
     left = {name for name in initial if set(others) & set(name.split("."))}
     for name, tensor in new["model"].items():
         torch.testing.assert_close(tensor, initial[name] if name in left else old["model"][name], rtol=0, atol=0)
-    noted = re.findall("NOTE    new weights, not from run:out/source: (.*)", shown)
-    assert noted == [", ".join(sorted({re.sub(r"blocks\.\d+", "blocks.*", name) for name in left}))] * bool(left)
+    gone = {name for name in old["model"] if name not in initial or name in left}
+    noted = re.findall("NOTE    (?:new weights, not from|weights left out of) run:out/source: (.*)", shown)
+    listed = [", ".join(sorted({re.sub(r"blocks\.\d+", "blocks.*", name) for name in names})) for names in (left, gone)]
+    assert noted == [names for names in listed if names]
 
 
 def test_what_makes_the_model_comes_from_the_other_run(repo):

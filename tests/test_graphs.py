@@ -46,7 +46,7 @@ def test_a_run_with_graphs_equals_one_without(repo, monkeypatch, accumulated):
     repo(f"train.py config/m1_shakespeare.py {options} --out_dir=out/eager")
     graphs_on_a_cpu()
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", stand_in)
-    repo(f"train.py config/m1_shakespeare.py {options} --out_dir=out/graphs")
+    assert "no CUDA graphs" not in repo(f"train.py config/m1_shakespeare.py {options} --out_dir=out/graphs")
     eager, graphs = (load(f"out/{name}/ckpt.pt")["model"] for name in ("eager", "graphs"))
     for name, weight in eager.items():
         torch.testing.assert_close(graphs[name], weight, msg=name)

@@ -25,7 +25,6 @@ from model import GPT, GPTConfig
 
 RUN = f"{TINY} --gradient_accumulation_steps=4 --dropout=0.1 --lr_decay=none --seed=5"
 
-
 # of a process that has imported PyTorch already, which takes seconds
 two_processes = partial(torch.multiprocessing.start_processes, nprocs=2, start_method="forkserver")
 torch.multiprocessing.set_forkserver_preload(["torch.distributed.fsdp"])
@@ -89,15 +88,16 @@ def numbers(out, event, name):
     return [line[name] for line in log_of(out, event)]
 
 
-def kill_the_second_in_step_6():
+def send_the_second(number, step):
+    """Let the second process get a signal in each micro-step of a step."""
     batch = Dataset.batch
 
-    def batch_or_end(data, seed, step, *rest, **named):
-        if os.environ["RANK"] == "1" and step == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return batch(data, seed, step, *rest, **named)
+    def batch_and_signal(data, seed, iter_num, *rest, **named):
+        if os.environ["RANK"] == "1" and iter_num == step - 1:
+            os.kill(os.getpid(), number)
+        return batch(data, seed, iter_num, *rest, **named)
 
-    Dataset.batch = batch_or_end
+    Dataset.batch = batch_and_signal
 
 
 def test_two_processes_are_one_and_a_kill_changes_nothing(repo):
@@ -110,7 +110,7 @@ def test_two_processes_are_one_and_a_kill_changes_nothing(repo):
     assert numbers("whole", "step", "grad_norm")[:4] == pytest.approx(numbers("one", "step", "grad_norm"), rel=0.1)
 
     with pytest.raises(ProcessExitedException):
-        train_together(repo.folder, f"{run} --out_dir=killed", before=kill_the_second_in_step_6)
+        train_together(repo.folder, f"{run} --out_dir=killed", before=partial(send_the_second, signal.SIGKILL, 6))
     train_together(repo.folder, f"{run} --out_dir=killed")
     assert [len(log_of("killed", event)) for event in ("start", "resume", "end")] == [1, 1, 1]
     assert progress("killed") == progress("whole")
@@ -122,8 +122,11 @@ def test_a_run_moves_between_numbers_of_processes(repo):
     run = f"{RUN} --residual=m3.2 --attention=w2 --dtype=float32"
     repo(f"train.py {run} --max_iters=6 --out_dir=one")
     moved = f"{run} --out_dir=moved"
-    train_together(repo.folder, f"{moved} --max_iters=2")
-    repo(f"train.py {moved} --max_iters=4 --init_from=resume")
+    with pytest.raises(ProcessExitedException) as end:  # the second of two signals is ignored, as under torchrun
+        stop = partial(send_the_second, signal.SIGUSR1, 2)
+        train_together(repo.folder, f"{moved} --max_iters=6 --checkpoint_interval=9", before=stop)
+    assert end.value.exit_code == 128 + signal.SIGUSR1 and load("moved/ckpt.pt")["iter_num"] == 2
+    repo(f"train.py {moved} --max_iters=4 --init_from=resume --checkpoint_interval=9")
     train_together(repo.folder, f"{moved} --max_iters=6 --init_from=resume")
     for event, name in ("step", "loss"), ("eval", "val_loss"), ("eval", "train_loss"):
         assert numbers("moved", event, name) == pytest.approx(numbers("one", event, name), abs=1e-5)
@@ -137,7 +140,7 @@ def test_a_full_disk_ends_all_processes(repo):
     """Under torchrun itself, which ends the others; the same command without the limit then goes on."""
     run = f"{RUN} --max_iters=8 --checkpoint_interval=2 --init_from=auto --out_dir=run"
     torchrun = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node=2 train.py {run}"
-    limited = subprocess.run(["bash", "-c", f"ulimit -f 20; {torchrun}"], capture_output=True, text=True, timeout=120)
+    limited = subprocess.run(["bash", "-c", f"ulimit -f 20; timeout 120 {torchrun}"], capture_output=True, text=True)
     line = "train.py: error: run/ckpt.pt: File too large\n"
     assert limited.returncode == 1 and limited.stderr.count(line) == 1, limited.stderr
     assert not list(Path("run").glob("*.pt*"))
@@ -165,4 +168,4 @@ def test_processes_with_folders_of_their_own_are_refused(repo):
     with pytest.raises(ProcessExitedException) as end:
         train_together(repo.folder, f"{run} --max_iters=4", before=second_elsewhere)
     assert end.value.exit_code == 2
-    assert "steps [2, 0]" in Path("printed0.txt").read_text() and load("run/ckpt.pt")["iter_num"] == 2
+    assert "begin at ['step 2, text" in Path("printed0.txt").read_text() and load("run/ckpt.pt")["iter_num"] == 2

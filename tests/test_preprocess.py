@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
@@ -13,13 +14,12 @@ import pytest
 
 import data.shakespeare_char.prepare as shakespeare
 from config import UserError
-from conftest import ROOT, TINY, contents, prepare, refused
+from conftest import BOTTLES, ROOT, TINY, contents, prepare, refused
 from data.dataset import load_dataset
 from data.prepare import ensure_prepared, sha256
 
 INPUTS = (ROOT / "data").glob("shakespeare_*/input.txt")
 GENUINE = [path for path in INPUTS if sha256(path.read_bytes()) == shakespeare.SHA256]
-TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 
 
 def texts_of(folder):
@@ -31,8 +31,8 @@ def texts_of(folder):
 @pytest.mark.parametrize("size", [100, 3000])  # too small for meta.json and for train.bin
 def test_on_a_full_disk_what_was_there_stays(repo, size):
     """... here where no file may grow beyond `size`, which shows when the last bytes are written."""
-    prepare("data/plays", TEXT, "bottles")
-    Path("my.txt").write_text(TEXT[:2000], encoding="utf-8")
+    prepare("data/plays", BOTTLES, "bottles")
+    Path("my.txt").write_text(BOTTLES[:2000], encoding="utf-8")
     before = contents(repo.folder)
     command = [sys.executable, "-B", "data/text/prepare.py", "my.txt", "--name=plays"]
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
@@ -45,10 +45,10 @@ def test_on_a_full_disk_what_was_there_stays(repo, size):
 
 
 @pytest.mark.parametrize("own, next_door, network, source", [
-    ("my own\r\n", TEXT, TEXT, "your own shakespeare_bpe/input.txt"),
-    (TEXT, None, None, "Tiny Shakespeare"),
-    (None, TEXT, None, "Tiny Shakespeare"),
-    (None, "somebody's own", TEXT, "Tiny Shakespeare"),
+    ("my own\r\n", BOTTLES, BOTTLES, "your own shakespeare_bpe/input.txt"),
+    (BOTTLES, None, None, "Tiny Shakespeare"),
+    (None, BOTTLES, None, "Tiny Shakespeare"),
+    (None, "somebody's own", BOTTLES, "Tiny Shakespeare"),
     (None, "somebody's own", None, "NOT Tiny Shakespeare"),  # there is no network
     (None, None, "of a captive portal", "NOT Tiny Shakespeare"),
 ])  # fmt: skip
@@ -61,7 +61,7 @@ def test_where_tiny_shakespeare_comes_from(tmp_path, monkeypatch, capsys, own, n
         return BytesIO(network.encode())
 
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
-    monkeypatch.setattr(shakespeare, "SHA256", sha256(TEXT.encode()))
+    monkeypatch.setattr(shakespeare, "SHA256", sha256(BOTTLES.encode()))
     for name, text in (("shakespeare_bpe", own), ("shakespeare_char", next_door)):
         (tmp_path / name).mkdir()
         if text is not None:
@@ -73,7 +73,7 @@ def test_where_tiny_shakespeare_comes_from(tmp_path, monkeypatch, capsys, own, n
     if source.startswith("NOT"):
         assert len(text) > 100_000 and found in capsys.readouterr().out and not path.exists()
     else:
-        assert text == (own or TEXT) and path.read_bytes().decode() == text
+        assert text == (own or BOTTLES) and path.read_bytes().decode() == text
 
 
 @pytest.mark.skipif(not GENUINE, reason="Tiny Shakespeare is in neither of its folders")
@@ -91,7 +91,7 @@ def test_tiny_shakespeare_has_the_same_tokens_for_ever(repo, name, train, val):
 def test_a_changed_input_is_an_error(repo, capsys):
     repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
     load_dataset("data/shakespeare_bpe")
-    Path("data/shakespeare_bpe/input.txt").write_text(TEXT, encoding="utf-8")
+    Path("data/shakespeare_bpe/input.txt").write_text(BOTTLES, encoding="utf-8")
     assert "shakespeare_bpe/input.txt" in refused(repo, f"train.py {TINY} --dataset=shakespeare_bpe", capsys)
     repo("data/shakespeare_bpe/prepare.py --vocab_size=300")
     assert load_dataset("data/shakespeare_bpe").meta["vocab_size"] == 300
@@ -104,12 +104,12 @@ def test_files_and_folders_are_read_each_once(repo):
     """... through links and without hidden files. What is left out is said."""
     for name in ("texts/b.MD", "texts/sub/a.txt", "texts/sub/c[1].dat", "texts/.git/d.txt", "elsewhere/e.txt"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text(f"{name}: {TEXT}", encoding="utf-8")
+        Path(name).write_text(f"{name}: {BOTTLES}", encoding="utf-8")
     Path("texts/link").symlink_to(Path("elsewhere").absolute())
     shown = repo("data/text/prepare.py texts/sub/a.txt texts elsewhere/e.txt --name=plays --tokenizer=bpe")
     assert "texts: left out 1 file" in shown and "python train.py --dataset=plays\n" in shown
     names = ("texts/sub/a.txt", "texts/b.MD", "elsewhere/e.txt")
-    assert "".join(texts_of("data/plays")) == "\n".join(f"{name}: {TEXT}" for name in names)
+    assert "".join(texts_of("data/plays")) == "\n".join(f"{name}: {BOTTLES}" for name in names)
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "bpe"])
@@ -118,10 +118,10 @@ def test_a_text_of_its_own_to_validate_on(repo, val, tokenizer):
     """... also if it is in the folder to train on."""
     Path("texts/held").mkdir(parents=True)
     for name in ("texts/a.txt", "texts/b.txt", "texts/held/val.txt"):
-        Path(name).write_text(f"{name}: {TEXT}", encoding="utf-8")
+        Path(name).write_text(f"{name}: {BOTTLES}", encoding="utf-8")
     repo(f"data/text/prepare.py texts --val={val} --tokenizer={tokenizer}")
-    train = f"texts/a.txt: {TEXT}\ntexts/b.txt: {TEXT}"
-    assert texts_of("data/text") == [train, f"texts/held/val.txt: {TEXT}"]
+    train = f"texts/a.txt: {BOTTLES}\ntexts/b.txt: {BOTTLES}"
+    assert texts_of("data/text") == [train, f"texts/held/val.txt: {BOTTLES}"]
 
 
 def test_lines_of_json_are_documents(repo):
@@ -143,8 +143,8 @@ def test_a_separator_ends_documents_and_its_line(repo):
 
 def test_standard_input(repo):
     command = [sys.executable, "data/text/prepare.py", "-", "--name=piped"]
-    subprocess.run(command, input=TEXT.encode(), check=True, stdout=subprocess.DEVNULL)
-    assert "".join(texts_of("data/piped")) == TEXT
+    subprocess.run(command, input=BOTTLES.encode(), check=True, stdout=subprocess.DEVNULL)
+    assert "".join(texts_of("data/piped")) == BOTTLES
 
 
 @pytest.mark.parametrize("command, named", [
@@ -168,8 +168,8 @@ def test_standard_input(repo):
     ("openwebtext --dataset=table.csv", "dataset = 'table.csv'"),
 ])  # fmt: skip
 def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, named):
-    prepare("data/text", TEXT, "bottles")
-    Path("good.txt").write_text(TEXT, encoding="utf-8")
+    prepare("data/text", BOTTLES, "bottles")
+    Path("good.txt").write_text(BOTTLES, encoding="utf-8")
     Path("latin.txt").write_bytes(b"caf\xe9")
     Path("bad.jsonl").write_text('{"text": "good"}\n\n{"text": 3}')
     Path("empty.txt").touch()
@@ -182,7 +182,7 @@ def test_script_errors_are_one_line_and_change_nothing(repo, capsys, command, na
 
 
 def test_data_may_be_anywhere(repo):
-    Path("my.txt").write_text(TEXT, encoding="utf-8")
+    Path("my.txt").write_text(BOTTLES, encoding="utf-8")
     assert "--dataset=./plays" in repo("data/text/prepare.py my.txt --name=./plays")
     assert sorted(path.name for path in Path("plays").iterdir()) == ["meta.json", "train.bin", "val.bin"]
     repo(f"train.py {TINY} --dataset=./plays")
@@ -191,14 +191,19 @@ def test_data_may_be_anywhere(repo):
 
 @pytest.mark.parametrize("name", ["", "shakespeare", "tokenizer.py", "text", "./data", "elsewhere/plays"])
 def test_what_is_no_dataset_is_refused(repo, name):
-    with pytest.raises(UserError, match=f"dataset = '{name}' .*openwebtext, shakespeare_bpe, shakespeare_char"):
+    with pytest.raises(UserError, match=f"dataset = '{name}' .*openwebtext.* shakespeare_bpe.* shakespeare_char"):
         ensure_prepared(name)
 
 
-def test_a_dataset_is_prepared_when_it_is_asked_for(repo, capsys):
+def test_a_dataset_is_prepared_when_it_is_asked_for(repo, monkeypatch):
+    """... by one of the runs that ask at once."""
     Path("data/shakespeare_bpe/input.txt").write_bytes(b"\xff")
     with pytest.raises(SystemExit) as end:  # its program has printed why
         ensure_prepared("shakespeare_bpe")
     assert end.value.code == 2 and not Path("data/shakespeare_bpe/meta.json").exists()
-    Path("data/shakespeare_bpe/input.txt").write_text(TEXT, encoding="utf-8")
-    assert load_dataset(ensure_prepared("shakespeare_bpe")).meta["vocab_size"] > 256
+    Path("data/shakespeare_bpe/input.txt").write_text(BOTTLES, encoding="utf-8")
+    calls, run = [], subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **named: calls.append(1) or run(*arguments, **named))
+    with ThreadPoolExecutor() as pool:
+        folder, _ = pool.map(ensure_prepared, ["shakespeare_bpe"] * 2)
+    assert calls == [1] and load_dataset(folder).meta["vocab_size"] > 256

@@ -20,7 +20,6 @@ TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for
 OF_RUNS = TEXTS["config/README.md"]
 OUR_PROGRAM = re.compile(r"^ {4}(?:\w+=\S+ )?(?:python|torchrun --\S+ --\S+) ((?:\w+/)*\w+\.py.*)", re.MULTILINE)
 COMMANDS = [(page, found) for page, text in TEXTS.items() for found in OUR_PROGRAM.findall(text) if "..." not in found]
-RUN_SNIPPET = re.search(r"```python\n(.*?)```", OF_RUNS, re.DOTALL).group(1)
 
 
 def test_the_columns_of_the_log_are_all_there(repo):
@@ -36,7 +35,7 @@ def test_a_run_is_shared_as_model_and_checkpoint(repo, tmp_path, monkeypatch):
         shutil.copy(name, tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setenv("PYTHONUTF8", "1")
-    command = [sys.executable, "-c", RUN_SNIPPET]
+    command = [sys.executable, "-c", re.search(r"```python\n(.*?)```", OF_RUNS, re.DOTALL)[1]]
     text = subprocess.check_output(command, cwd=tmp_path, text=True)
     assert text.startswith("the") and len(text) > 100
 

@@ -19,20 +19,7 @@ fcntl = pytest.importorskip("fcntl")  # and the signals of Unix
 import faults
 import model
 from config.runtime import open_log
-from conftest import (
-    TEXT,
-    TINY,
-    contents,
-    copy_repository,
-    differences,
-    error_of,
-    hear_signals,
-    load,
-    log_of,
-    prepare,
-    progress,
-    refused,
-)
+from conftest import TEXT, TINY, contents, differences, error_of, hear_signals, load, log_of, prepare, progress, refused
 from cover import KINDS
 from data.dataset import Dataset
 
@@ -174,6 +161,8 @@ def test_other_settings_are_refused_and_named(killed, capsys):
     assert all(change in error for change in changes) and "max_iters" not in error
     error = refused(killed, f"train.py --init_from=resume --out_dir={RESUMED} --n_layer=3", capsys)  # 3 by default
     assert "n_layer = 3 (was 2)\n" in error
+    Path("train.py").write_text(Path("train.py").read_text().replace("\nseed = ", "\nown = False\nseed = "))
+    assert "own = True (was None)\n" in refused(killed, f"{RESUME} --own", capsys)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # one of them is not what auto chooses here
@@ -265,11 +254,11 @@ def test_a_full_disk_ends_a_run_which_then_goes_on(run, monkeypatch, capsys, ste
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
-def test_disturbed_it_is_the_undisturbed_run(tmp_path, monkeypatch):
+def test_disturbed_it_is_the_undisturbed_run(repo, tmp_path, monkeypatch):
     """faults.py in small, with real processes."""
     random.seed(1)
     monkeypatch.setattr(faults, "STEPS", 40)
-    faults.try_faults(copy_repository(tmp_path / "repository"), "w2, m1", tmp_path / "runs", faults=1)
+    faults.try_faults(repo.folder, "w2, m1", tmp_path / "runs", faults=1)
 
 
 @pytest.mark.parametrize("kind, step, grad_clip", [("loss", 3, 1), ("gradient", 4, 0), ("gradient", 4, 1)])
@@ -288,7 +277,7 @@ def test_what_is_not_finite_ends_the_run(run, monkeypatch, capsys, kind, step, g
     command = f"{RUN} --gradient_accumulation_steps=1 --grad_clip={grad_clip} {intervals} --out_dir={WHOLE}"
     error = error_of(run, command, capsys)
     assert "the run has diverged at step 4" in error and "learning_rate = 0.003" in error
-    assert load(WHOLE / "ckpt.pt")["iter_num"] == 2
+    assert load(WHOLE / "ckpt.pt")["iter_num"] == 2 and log_of(WHOLE)[-1]["event"] == "diverged"
 
 
 # -- signals -------------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import data.tokenizer
 from config import UserError
+from conftest import BOTTLES
 from data.tokenizer import END, SPLIT, BPETokenizer, CharTokenizer, first_tokens, tokenizer_from_state, train_bpe
 
-TEXT = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
-BPE = train_bpe(TEXT, 400)
+BPE = train_bpe(BOTTLES, 400)
 BYTES = BPETokenizer({bytes([i]): i for i in range(256)}, SPLIT, {END: 256})
 
 

@@ -86,9 +86,10 @@ def test_a_run_is_evaluated_four_times_but_no_more_than_every_50_steps(repo, max
     assert [line["step"] for line in log_of(OUT, "eval")] == steps
 
 
-def test_where_bfloat16_is_slow_or_leaks_auto_is_float32(monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)  # of a CPU without fast bfloat16
-    assert [pick_dtype("auto", torch.device(name)) for name in ("cpu", "mps")] == [torch.float32] * 2
+def test_auto_is_bfloat16_where_that_is_fast_and_does_not_leak(monkeypatch):
+    for fast, of_cpu in (True, torch.bfloat16), (False, torch.float32):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", {"avx512_bf16": fast}.copy, raising=False)
+        assert [pick_dtype("auto", torch.device(name)) for name in ("cpu", "mps")] == [of_cpu, torch.float32]
     with pytest.raises(ValueError, match="dtype = 'bfloat16' does not work on mps.*use float32"):
         pick_dtype("bfloat16", torch.device("mps"))
 
@@ -128,8 +129,16 @@ def test_sampling_needs_the_checkpoint_alone(repo):
     assert repo("sample.py --max_new_tokens=30 --seed=2") != first
 
 
+def test_a_large_vocabulary_is_rounded_up_and_sampled_below_that(repo):
+    prepare("data/text", TEXT + "".join(map(chr, range(0x4E00, 0x4E00 + 10_000))), "test")
+    repo(f"{RUN} --dataset=text --max_iters=1")
+    assert load(OUT / "best.pt")["config"]["vocab_size"] == 10_048
+    change_checkpoint(OUT / "best.pt", tokenizer={"kind": "char", "characters": "\nd"})
+    assert set(repo("sample.py --max_new_tokens=50").partition("-" * 80)[2]) == set("\nd-")
+
+
 def test_options_of_sampling(repo):
-    """The likeliest token is that of one, and nothing drops."""
+    """The likeliest token is that of --top_k=1, and nothing drops."""
     repo(f"{RUN} --dropout=0.5")
     ways = ("--temperature=0", "--top_k=1", "--top_k=3")
     likeliest, one, three = (repo(f"sample.py --num_samples=2 --max_new_tokens=50 {way}") for way in ways)
@@ -166,7 +175,7 @@ def test_which_checkpoint_is_sampled(repo):
     assert repo(sample).startswith("out/old/best.pt")
     Path("elsewhere/sweep/a/lock").unlink()
     Path("elsewhere/sweep/a/best.pt").unlink()  # as in a run stopped before its first evaluation
-    assert repo(sample).startswith("out/linked/sweep/a/ckpt.pt: step 1, not evaluated yet, test")
+    assert repo(sample).startswith("out/linked/sweep/a/ckpt.pt: step 1, test")
 
 
 def test_start_text_on_a_terminal_of_any_encoding(repo):
