@@ -229,8 +229,8 @@ class W2OverlapAttention(Attention):
 
     def score_vectors(self, q, k, normed, earlier):
         sigma_q, sigma_k = self.sigma(self.sigma_q(normed)), self.sigma(self.sigma_k(normed))
-        # The product of all columns but the last is ‖μ_q - μ_k‖². It takes float32, also under autocast: the small
-        # distances, which matter most, are differences of large numbers.
+        # The product of all columns but the last is ‖μ_q - μ_k‖². It takes float32 (on a GPU, train.py makes it TF32),
+        # also under autocast: the small distances, which matter most, are differences of large numbers.
         q_hat = torch.cat((-2 * q, squared_norm(q), torch.ones_like(sigma_q), sigma_q), dim=-1)
         k_hat = torch.cat((k, torch.ones_like(sigma_k), squared_norm(k), sigma_k), dim=-1)
         return q_hat, k_hat
