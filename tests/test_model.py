@@ -190,7 +190,7 @@ def test_operations_are_those_of_the_formulas(kind, residual):
 def test_a_compiled_loss_and_its_gradients_are_as_without(monkeypatch, kind, method):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))  # no C++
     torch.compiler.reset()
-    model, outcomes = build(kind, method), []
+    model, outcomes = build(kind, method, n_layer=2), []
     idx = tokens(model, 2, 12)
     for compile in (True, False):
         loss = Loss(model, compile)(idx, idx)
