@@ -115,18 +115,18 @@ if checkpoints and not (resuming or replacing or eval_only):
 ckpt = None
 if resuming or source:
     ckpt = runtime.load_checkpoint(source or out_dir, best=eval_only or bool(source))
-    was = settings | (dict.fromkeys(given) if resuming else {}) | ckpt["settings"]  # a newer setting was None
+    was = ckpt["settings"]  # without settings that are newer
     if resuming:
         inherited = settings.keys() - {"out_dir", "init_from", "eval_only"}
         fixed = inherited - MAY_CHANGE - {"dataset"}  # a folder that may have moved: its text is compared below
         fixed -= {"batch_size", "dtype"} if eval_only else set()
     else:
-        inherited, fixed = MODEL, SIZE
-    changed = {name: value for name, value in given.items() if value not in (was[name], CHOOSE.get(name))}
-    wrong = [f"{name} = {value!r} (was {was[name]!r})" for name, value in changed.items() if name in fixed]
+        inherited, fixed = MODEL, SIZE & was.keys()
+    changed = {name: value for name, value in given.items() if value not in (was.get(name), CHOOSE.get(name))}
+    wrong = [f"{name} = {value!r} (was {was.get(name)!r})" for name, value in changed.items() if name in fixed]
     if wrong:
         raise UserError(f"{ckpt['path']} was trained with other settings: leave out {', '.join(wrong)}")
-    settings |= {name: was[name] for name in inherited - changed.keys()}
+    settings |= {name: was[name] for name in inherited & was.keys() - changed.keys()}
 
 settings |= {"out_dir": out_dir, "init_from": init_from}
 settings["warmup_iters"] = settings["warmup_iters"] or min(100, math.ceil(settings["max_iters"] / 8))

@@ -99,7 +99,7 @@ def capture(loss_of, x, y):
 class StopSignal:
     """Remember the `number` of a Ctrl-C, or of what a cluster sends, so that a run can finish its step, save and leave.
 
-    A second one ends the program at once, but not under torchrun, which sends SIGTERM, too, if one is impatient.
+    A second one ends the program at once, but not under torchrun, which sends SIGTERM after a second Ctrl-C.
     """
 
     number = 0  # no signal yet

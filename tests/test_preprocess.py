@@ -191,7 +191,7 @@ def test_data_may_be_anywhere(repo):
 
 @pytest.mark.parametrize("name", ["", "shakespeare", "tokenizer.py", "text", "./data", "elsewhere/plays"])
 def test_what_is_no_dataset_is_refused(repo, name):
-    with pytest.raises(UserError, match=f"dataset = '{name}' .*openwebtext.* shakespeare_bpe.* shakespeare_char"):
+    with pytest.raises(UserError, match=f"dataset = '{name}' .*openwebtext, shakespeare_bpe, shakespeare_char"):
         ensure_prepared(name)
 
 
