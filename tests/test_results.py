@@ -40,7 +40,7 @@ def signed(mean, half_width):
 
 
 def in_words(mean, half_width):
-    word = f"{abs(mean):.3f} {'higher' if mean > 0 else 'lower'}" if round(mean, 3) else "equal"
+    word = f"{abs(mean):.3f} {'higher' if mean > 0 else 'lower'}" if round(mean, 3) else "0.000"
     return f"{word} ± {half_width:.3f}"
 
 
