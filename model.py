@@ -133,7 +133,7 @@ class Attention(nn.Module):
     `normed` is the input (B, T, C) after the layer's norm.
     """
 
-    reads_earlier = False  # whether score vectors use those of earlier layers
+    reads_earlier = False  # whether score_vectors reads what earlier layers keep
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
@@ -166,7 +166,7 @@ class Attention(nn.Module):
     def score_vectors(self, q, k, normed, earlier):
         """Return q̂ (B, H, T, E) and k̂ (B, G, T, E). Each vector depends on its own token only, or the future leaks.
 
-        q, k and normed are this layer's. `earlier` has a Kept (below) from each layer before it.
+        q, k and normed are this layer's. With reads_earlier, `earlier` has a Kept (below) from each layer before it.
         """
         return q * self.D**-0.5, k
 
@@ -357,7 +357,7 @@ class Block(nn.Module):
             self.mix = nn.Parameter(torch.zeros(layer + 1))
 
     def forward(self, x, rope, earlier=(), cache=None):
-        """Return x' (B, T, C) for x (B, T, C), and this layer's Kept. `earlier` has those of the layers before it."""
+        """Return x' (B, T, C) for x (B, T, C), and a Kept, or None if no later layer needs it. `earlier` has theirs."""
         l = len(earlier)
         if self.keeps and l != self.layer:
             raise ValueError(f"layer {self.layer} needs what each layer before it has kept; it got {l} of them")
@@ -372,13 +372,12 @@ class Block(nn.Module):
         if self.summed == "attention":  # h = Σ_i w_i attn_i(x)
             reruns = [layer.attn(x, cache, (l, i)) for i, layer in enumerate(earlier)]
             h = self.weighted_sum([*reruns, attn], residual=x)
-            out = h + own.mlp(h)
-        elif self.summed == "mlp":  # x' = Σ_i w_i mlp_i(x + attn_i(x))
-            reruns = [layer.mlp(x + layer.attn(x, cache, (l, i))) for i, layer in enumerate(earlier)]
-            h = x + attn
-            out = self.weighted_sum([*reruns, own.mlp(h)], residual=h)
         else:
             h = x + attn
+        if self.summed == "mlp":  # x' = Σ_i w_i mlp_i(x + attn_i(x))
+            reruns = [layer.mlp(x + layer.attn(x, cache, (l, i))) for i, layer in enumerate(earlier)]
+            out = self.weighted_sum([*reruns, own.mlp(h)], residual=h)
+        else:
             out = h + own.mlp(h)
         return out, own if self.keeps else None
 
@@ -453,8 +452,8 @@ class GPT(nn.Module):
         drawn: give the tokenizer's if the model's was rounded up. Whenever the context is full, its older half is
         dropped and the newer half read again.
         """
-        if not temperature >= 0 or (top_k or 0) < 0:
-            raise ValueError(f"temperature = {temperature}, top_k = {top_k} is invalid: both must be at least 0")
+        if not temperature >= 0:
+            raise ValueError(f"temperature = {temperature} is invalid: it must be at least 0")
         block_size, prompt = self.config.block_size, idx.size(1)
         room = min(block_size, prompt + max_new_tokens)
         unread, cache = idx[:, -block_size:], KVCache(room)  # the context: what the cache holds, then `unread`

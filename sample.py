@@ -6,7 +6,7 @@ Every setting below can be given as --name=value, and --help lists them. Only th
 
 out_dir = ""  # folder of the run; empty: the newest one in out/
 checkpoint = "best"  # best: the one with the lowest validation loss; latest: the last one saved
-start = ""  # prompt; FILE:path reads it from a file (- is standard input); empty: what begins a document
+start = ""  # prompt; FILE:path reads it from a file (- is standard input); empty: a new document, or a new line
 num_samples = 3  # number of samples
 max_new_tokens = 500  # tokens per sample, which is cut where the next document would begin
 temperature = 0.8  # below 1 favors likely tokens; 0: always the likeliest

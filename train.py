@@ -80,7 +80,8 @@ from model import GPT, ConfigError, GPTConfig
 
 # -- the run: its folder, and what it begins from
 MODEL = {field.name for field in fields(GPTConfig)} & settings.keys()  # settings of the model
-SIZE = MODEL - {"block_size", "dropout", "attention", "qk_scale", "sigma", "residual", "keep_input"}  # of its weights
+# settings that a run shares with the one whose weights it starts from
+SIZE = MODEL - {"block_size", "dropout", "attention", "qk_scale", "sigma", "residual", "keep_input"}
 MAY_CHANGE = {"out_dir", "init_from", "eval_only", "max_iters", "device", "graphs", "compile"}  # when a run resumes
 MAY_CHANGE |= {"checkpoint_interval", "eval_interval", "log_interval"}
 CHOOSE = {"dtype": "auto", "warmup_iters": 0}  # let a new run choose; a resumed one keeps its choice
@@ -100,8 +101,6 @@ if not out_dir:  # what was typed, in the order of the settings
     words += [f"from={source.removeprefix('out/')}"] if source else []
     words += [f"{name}={settings[name]}" for name in settings if name in naming - {"dataset"}]
     out_dir = "out/" + re.sub(r"[^\w.=+-]+", "_", "-".join(words)).replace("=True", "")
-    if len(out_dir) > 200:
-        raise UserError(f"{out_dir:.60}... is too long for the name of a folder: choose one with --out_dir")
 
 log_path = Path(out_dir, "log.jsonl")
 checkpoints = runtime.find_checkpoints(out_dir)
@@ -115,9 +114,9 @@ if checkpoints and not (resuming or replacing or eval_only):
 ckpt = None
 if resuming or source:
     ckpt = runtime.load_checkpoint(source or out_dir, best=eval_only or bool(source))
-    was = ckpt["settings"]  # without settings that are newer
+    was = ckpt["settings"]  # settings added since then are not in it
     if resuming:
-        inherited = settings.keys() - {"out_dir", "init_from", "eval_only"}
+        inherited = settings.keys()
         fixed = inherited - MAY_CHANGE - {"dataset"}  # a folder that may have moved: its text is compared below
         fixed -= {"batch_size", "dtype"} if eval_only else set()
     else:
@@ -161,7 +160,7 @@ cuda = ptdevice.type == "cuda"
 if cuda:
     torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
 if gradient_accumulation_steps % world_size and not eval_only:
-    raise UserError(f"gradient_accumulation_steps = {gradient_accumulation_steps}: not a multiple of {world_size}")
+    raise UserError(f"{gradient_accumulation_steps = }: it must be a multiple of {world_size}, the number of processes")
 if world_size > 1:
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     sys.excepthook = report_error  # instead of its own, which holds back our message
@@ -176,14 +175,14 @@ if world_size > 1:
     dist.all_gather_object(begins, f"step {iter_num}, text {data.meta['sha256']['train']:.8}")
     if len(set(begins)) > 1:
         raise UserError(f"the processes begin at {begins}: out_dir = {out_dir!r} and dataset must be the same for all")
-if not eval_only:
-    data.check_block_size(block_size)
+tokens = data.meta["tokens"]  # of each split
+if block_size >= tokens["train"] and not eval_only:
+    raise UserError(f"block_size = {block_size} is too long: the train split has {tokens['train']} tokens")
 if ckpt and data.tokenizer.state() != ckpt["tokenizer"]:
     cure = f"choose another --dataset, or prepare its text with --tokenizer=run:{source or out_dir}"
     raise UserError(f"dataset = {dataset!r} does not have the tokens of {ckpt['path']}: {cure}")
 if resuming and not eval_only and data.meta["sha256"] != ckpt["data"]["sha256"]:
     raise UserError(f"dataset = {dataset!r} is not what {out_dir} was trained on, {ckpt['data']['source']}")
-tokens = data.meta["tokens"]  # of each split
 tokens_per_iter = batch_size * gradient_accumulation_steps * block_size
 
 # -- model and optimizer
@@ -229,7 +228,7 @@ def signal_number():
 
 def get_batch(iter_num, micro_step):
     """Return x and y, (B, T): a pure function of the seed, the step and the micro-step."""
-    batch = data.batch(seed, iter_num, micro_step, batch_size, block_size, shards=gradient_accumulation_steps)
+    batch = data.batch(seed, iter_num, micro_step, batch_size, block_size, gradient_accumulation_steps)
     # pinned memory is copied while the GPU computes
     return [ids.pin_memory().to(ptdevice, non_blocking=True) if cuda else ids.to(ptdevice) for ids in batch]
 
@@ -279,8 +278,8 @@ method = f"{attention} attention, {residual} residual{', input kept' if keep_inp
 print0(f"model   {method}: {size}, from {init_from}")
 print0(f"data    {data.meta['source']} ({dataset}): {tokens['train']:,} training, {tokens['val']:,} validation tokens")
 print0(f"device  {machine}, {dtype}; run in {out_dir}")
-without_effect = [("qk_scale", attention != "summed_qk"), ("sigma", attention != "w2")]
-for name, idle in [*without_effect, ("keep_input", residual == "standard")]:
+unused = {"qk_scale": attention != "summed_qk", "sigma": attention != "w2", "keep_input": residual == "standard"}
+for name, idle in unused.items():
     if idle and name in given:
         print0(f"NOTE    {name} = {given[name]!r} has no effect with {method}")
 
@@ -334,11 +333,10 @@ stop.listen()  # to Ctrl-C, SIGTERM, SIGUSR1 and the like: finish the step, save
 stopped_by = 0  # the signal's number
 logged_iter = iter_num  # step of the latest log line
 first_iter = iter_num  # step at which this process begins
-train_seconds = 0.0  # of this process, excluding evaluation and saving
 began = t0 = time.perf_counter()
 
 while True:
-    # evaluate: a run that resumes here does it again, since its checkpoint is the one saved before
+    # evaluate: a run resumed at this step does it again, since its checkpoint was saved before the evaluation
     if iter_num in eval_steps and not stopped_by:
         train_loss, val_loss = estimate_loss("train", max(1, eval_tokens // 16)), estimate_loss("val", eval_tokens)
         stopped_by = signal_number()
@@ -385,15 +383,13 @@ while True:
     # log and save
     lossf = (all_reduce(loss) / world_size).item()  # only here, because it waits for the GPU
     norm = grad_norm.item()
-    rescaling = scaler.is_enabled() and scaler.get_scale() > 1  # an overflow only lowers the scale of the next step
+    rescaling = scaler.is_enabled() and scaler.get_scale() > 1  # an overflow only skips a step and lowers the scale
     if not math.isfinite(lossf) or (not math.isfinite(norm) and not rescaling):
         log("diverged")
         found = f"at step {iter_num} (loss {lossf}, gradient norm {norm})"
         likely = f"learning_rate = {learning_rate}, weight_decay = {weight_decay} or dtype = {dtype}"
         raise UserError(f"the run has diverged {found}, most likely because of {likely}")  # compare.py reads this
-    dt = time.perf_counter() - t0
-    train_seconds += dt
-    speed = (iter_num - logged_iter) * tokens_per_iter / dt
+    speed = (iter_num - logged_iter) * tokens_per_iter / (time.perf_counter() - t0)
     mfu = flops_per_token * speed / world_size / runtime.peak_flops(ptdevice)
     seconds_left = (time.perf_counter() - began) / (iter_num - first_iter) * (max_iters - iter_num)
     print0(
@@ -411,10 +407,9 @@ resume = f"python train.py --init_from=resume --out_dir={out_dir} --max_iters="
 if stopped_by:
     print0(f"stopped after step {iter_num:,}, saved in {out_dir}/ckpt.pt; to resume: {resume}{max_iters}")
     raise SystemExit(128 + stopped_by)
-seconds, iters = time.perf_counter() - began, iter_num - first_iter
-speed = iters * tokens_per_iter / (train_seconds or math.nan)
-log("end", seconds=seconds, tokens_per_second=speed, best_loss=best_val_loss)
-print0(f"{timedelta(seconds=round(seconds))} for {iters:,} steps, {speed:,.0f} tokens/s while training")
+seconds = time.perf_counter() - began
+log("end", seconds=seconds, best_loss=best_val_loss)
+print0(f"{timedelta(seconds=round(seconds))} for {iter_num - first_iter:,} steps")
 print0(f"lowest validation loss {best_val_loss:.4f}: {out_dir}/best.pt; latest: {out_dir}/ckpt.pt")
 print0(f"to train longer: {resume}{2 * max_iters}")
 print0(f"to sample from it: python sample.py --out_dir={out_dir}")

@@ -77,15 +77,7 @@ def read_defaults(program) -> tuple[dict, str]:
     source = Path(program).read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
     docstring, *statements = ast.parse(source).body
     settings = list(takewhile(lambda statement: not isinstance(statement, (ast.Import, ast.ImportFrom)), statements))
-    defaults = {}
-    for setting in settings:
-        try:
-            name, value = setting.targets[0].id, ast.literal_eval(setting.value)
-        except (AttributeError, ValueError):  # with a type, or a calculation
-            name, value = "", None
-        if not isinstance(value, (str, bool, int, float)):
-            raise UserError(f"{program}, line {setting.lineno}: a setting is name = value, a text, a bool or a number")
-        defaults[name] = value
+    defaults = {setting.targets[0].id: ast.literal_eval(setting.value) for setting in settings}
     lines = source.splitlines()[docstring.end_lineno : settings[-1].end_lineno if settings else 0]
     return defaults, "\n".join([docstring.value.value.strip(), *lines])
 

@@ -48,7 +48,8 @@ def pick_dtype(dtype, device) -> torch.dtype:
 def peak_flops(device) -> float:
     """Return the dense bfloat16 peak of a GPU in FLOP/s, from its maker's data sheet; nan where unknown."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    peaks = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "L40S": 362e12, "A100": 312e12, "RTX 4090": 165e12}
+    peaks = {"B200": 2250e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H200 NVL": 835e12, "H200": 989e12}
+    peaks |= {"H100": 989e12, "L40S": 362e12, "A100": 312e12, "RTX 4090": 165e12}
     return next((peak for gpu, peak in peaks.items() if gpu in name), math.nan)
 
 
@@ -88,7 +89,7 @@ def capture(loss_of, x, y):
     try:
         graphed = torch.cuda.make_graphed_callables(loss_of, (x, y), allow_unused_input=True)
     except Exception as error:  # an edit of model.py that waits for the GPU, as .item() does
-        print0(f"NOTE    no CUDA graphs, which do not hold this model: {str(error):.150}")
+        print0(f"NOTE    no CUDA graphs, since this model cannot be captured: {str(error):.150}")
         return loss_of, False
     for parameter in loss_of.parameters():
         if parameter.requires_grad:  # AdamW would let a frozen one with a gradient decay
@@ -118,7 +119,7 @@ class StopSignal:
 def newest_run() -> str:
     """Return the folder below out/ that has the newest checkpoint."""
     saved = [path for name in ("ckpt.pt", "best.pt") for path in glob(f"out/**/{name}", recursive=True)]
-    saved = [path for path in saved if not Path(path).with_name("lock").exists()]  # a run of compare.py is its own
+    saved = [path for path in saved if not Path(path).with_name("lock").exists()]  # which marks a run of compare.py
     if not saved:
         raise UserError("out/ holds no run: train one first, or name one with --out_dir=FOLDER")
     return os.path.dirname(max(saved, key=os.path.getmtime))
@@ -131,9 +132,9 @@ def find_checkpoints(folder) -> dict:
 
 
 def load_checkpoint(folder, best=False) -> dict:
-    """Return a run's checkpoint, on the CPU, and its "path". No code in it is run.
+    """Return a checkpoint, on the CPU, and its "path". No code in it is run.
 
-    It is ckpt.pt, or best.pt, or the other one if only that exists, or `folder` itself if that ends in .pt.
+    It is ckpt.pt or, if `best`, best.pt; if that is missing, the other. A `folder` that ends in .pt is the checkpoint.
     """
     paths = [Path(folder)] if str(folder).endswith(".pt") else sorted(find_checkpoints(folder), reverse=not best)
     if not paths:
@@ -149,10 +150,10 @@ def load_checkpoint(folder, best=False) -> dict:
 
 
 def open_log(path, checkpoints, iter_num, evaluates):
-    """Return the log of a run, locked for this process, with the lines that were true of its checkpoint at iter_num.
+    """Open a run's log, lock it for this process, and cut it back to the checkpoint at step iter_num.
 
-    If the run `evaluates` that step again, the line of its evaluation goes. So do lines that are no JSON, as a power
-    cut may leave, if no good one follows. `checkpoints` are those found before.
+    The evaluation at that step goes, too, if the run `evaluates` again. Lines that are not JSON, as a power cut may
+    leave, go if no good one follows. `checkpoints` are those found before.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = open(path, "ab", buffering=0)

@@ -22,8 +22,8 @@ def load_dataset(folder) -> "Dataset":
     if meta.get("version") != VERSION:
         raise UserError(f"{folder}: prepared by another version of this program; prepare the text again")
     text, script = folder / "input.txt", folder / "prepare.py"
-    own = text.exists() and script.exists() and folder.name != "text"  # data/text is made from other files
-    if own and sha256(read_text(text).encode()) != meta["text_sha256"]:
+    prepared_here = text.exists() and script.exists() and folder.name != "text"  # which is made from other files
+    if prepared_here and sha256(read_text(text).encode()) != meta["text_sha256"]:
         raise UserError(f"{text}: changed since it was prepared; run {script} again, with the options of before")
     splits = {}
     for split in ("train", "val"):
@@ -42,11 +42,6 @@ class Dataset:
     tokenizer: Tokenizer
     splits: dict[str, np.ndarray]
 
-    def check_block_size(self, block_size):
-        split, ids = min(self.splits.items(), key=lambda item: len(item[1]))
-        if block_size >= len(ids):
-            raise UserError(f"block_size = {block_size} is too long: the {split} split has {len(ids)} tokens")
-
     def read(self, split, places):
         """Return the tokens there. One beyond the vocabulary is an error: large files are not hashed."""
         ids = self.splits[split][places].astype(np.int64)
@@ -54,17 +49,16 @@ class Dataset:
             raise UserError(f"{split}.bin: token {ids.max()} is beyond the vocabulary; prepare the text again")
         return ids
 
-    def batch(self, seed, step, shard, batch_size, block_size, shards=1):
+    def batch(self, seed, step, micro_step, batch_size, block_size, micro_steps=1):
         """Return windows of the train split: x and, one token on, y, both (batch_size, block_size) int64.
 
-        A pure function of its arguments, so that a resumed run draws the same batches. `shard` is one of the `shards`
-        micro-steps of a step. Each epoch cuts the split into adjacent windows, from a new random offset, and visits
-        each window once, in a new random order.
+        A pure function of its arguments, so that a resumed run draws the same batches. Each epoch cuts the split
+        into adjacent windows, from a new random offset, and visits each window once, in a new random order.
         """
         tokens = len(self.splits["train"])
         per_epoch = max(tokens // block_size - 1, 1)  # one less than fits, to leave room for the offset
         rows = np.empty((batch_size, block_size + 1), np.int64)
-        first = (step * shards + shard) * batch_size  # in the sequence of all windows of all epochs
+        first = (step * micro_steps + micro_step) * batch_size  # in the sequence of all windows of all epochs
         done = 0
         while done < batch_size:
             epoch, place = divmod(first + done, per_epoch)
@@ -78,8 +72,9 @@ class Dataset:
     def windows(self, split, batch_size, block_size, max_tokens, rank=0, world_size=1):
         """Yield fixed windows to evaluate on, as (x, y): at most `max_tokens` targets, spread evenly over the split.
 
-        A split with no more targets is covered from end to end, each target once. Targets of -1 are left out, and fill
-        the last batch. The targets do not depend on batch_size. Each process gets its share, in equally many batches.
+        A split with at most that many is covered from end to end, each target once. Targets of -1, which do not count,
+        fill up short windows and the last batch. The others do not depend on batch_size. Each process gets its share,
+        in equally many batches.
         """
         targets = len(self.splits[split]) - 1
         if targets <= max_tokens:

@@ -22,11 +22,14 @@ SAMPLE = 16 * 2**20  # characters to learn byte pairs from, at most
 
 
 def dataset_folder(name, script=None) -> Path:
-    """Return data/NAME or, if the name has a slash, the folder of that path. If given, `script` is to prepare it."""
+    """Return data/NAME or, if the name has a slash, the folder of that path.
+
+    If `script` is given, the folder must have no other prepare.py.
+    """
     folder = Path(name).resolve() if "/" in name else DATA / name
-    own = folder / "prepare.py"
-    if script and own.exists() and not own.samefile(script):
-        raise UserError(f"name = {name!r} is taken: {own} makes that dataset; choose another name")
+    existing = folder / "prepare.py"
+    if script and existing.exists() and not existing.samefile(script):
+        raise UserError(f"name = {name!r} is taken: {existing} makes that dataset; choose another name")
     return folder
 
 
@@ -130,7 +133,7 @@ def make_tokenizer(name, train, val, vocab_size):
 
 
 def separated(documents):
-    """Yield (separator, text) of the documents that are not empty. It is a line's end, but for the first one."""
+    """Yield (separator, text) for each document that is not empty. The separator is a newline; the first has none."""
     return zip(chain([""], repeat("\n")), filter(None, documents))
 
 

@@ -56,7 +56,7 @@ def test_token_ids_take_four_bytes_where_two_are_too_small(tmp_path):
 def test_batch_is_a_pure_function_of_its_arguments():
     words = dataset(range(1000), range(100))
     before = torch.get_rng_state()
-    x, y = words.batch(seed=1, step=2, shard=0, batch_size=12, block_size=16)
+    x, y = words.batch(seed=1, step=2, micro_step=0, batch_size=12, block_size=16)
     words.batch(9, 9, 0, 4, 4)
     again = words.batch(1, 2, 0, 12, 16)
     assert torch.equal(x, again[0]) and torch.equal(y, again[1])
@@ -65,8 +65,8 @@ def test_batch_is_a_pure_function_of_its_arguments():
     assert torch.equal(y, x + 1) and torch.equal(x[:, 1:], y[:, :-1])
     for other in ((2, 2, 0), (1, 3, 0)):
         assert not torch.equal(x, words.batch(*other, 12, 16)[0])
-    shards = [words.batch(1, 2, shard, 4, 16, shards=3)[0] for shard in range(3)]
-    assert torch.equal(x, torch.cat(shards))
+    parts = [words.batch(1, 2, micro_step, 4, 16, micro_steps=3)[0] for micro_step in range(3)]
+    assert torch.equal(x, torch.cat(parts))
 
 
 def firsts(words, batches, batch_size, block_size):

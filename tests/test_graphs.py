@@ -68,5 +68,5 @@ def test_a_model_that_cannot_be_captured_trains_without_graphs(repo, monkeypatch
     graphs_on_a_cpu()
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
     printed = repo(f"train.py {TINY} --out_dir=out/run")
-    assert "NOTE    no CUDA graphs, which do not hold this model: operation not permitted" in printed
+    assert "NOTE    no CUDA graphs, since this model cannot be captured: operation not permitted" in printed
     assert log_of("out/run", "end")

@@ -360,7 +360,7 @@ def test_widths_that_follow_from_others_follow_them():
 @pytest.mark.parametrize("call, message", [
     (lambda model, idx: model(idx), "the context has 17 tokens; it must be 1 to block_size = 16"),
     (lambda model, idx: model(idx[:, :8], idx[:, :9]), r"targets are \(1, 9\); they must be \(1, 8\), as idx is"),
-    (lambda model, idx: model.generate(idx, 1, temperature=-1), "temperature = -1, top_k = None is invalid: both must"),
+    (lambda model, idx: model.generate(idx, 1, temperature=-1), "temperature = -1 is invalid: it must be at least 0"),
     (lambda model, idx: model.crop_block_size(32), "block_size = 32 is invalid: it must be 1 to 16"),
     (lambda model, idx: build(residual="m1").blocks[1](model.embed(idx), None), "layer 1 needs .* it got 0 of them"),
 ])  # fmt: skip

@@ -14,7 +14,7 @@ SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 def tiny_shakespeare(script):
-    """Return folder, texts and source for prepare(). A missing input.txt is copied from next door, or downloaded."""
+    """Return folder, texts and source for prepare(). A missing input.txt is copied or downloaded."""
     path = Path(script).resolve().with_name("input.txt")
     try:
         if not path.exists():
