@@ -228,7 +228,7 @@ def signal_number():
 
 def get_batch(iter_num, micro_step):
     """Return x and y, (B, T): a pure function of the seed, the step and the micro-step."""
-    batch = data.batch(seed, iter_num, micro_step, batch_size, block_size, gradient_accumulation_steps)
+    batch = data.batch(seed, iter_num, micro_step, batch_size, block_size, micro_steps=gradient_accumulation_steps)
     # pinned memory is copied while the GPU computes
     return [ids.pin_memory().to(ptdevice, non_blocking=True) if cuda else ids.to(ptdevice) for ids in batch]
 

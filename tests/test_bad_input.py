@@ -46,6 +46,7 @@ TRAIN_ARGUMENTS = {
     "--n_head=3 --dataset=shakespeare_bpe": "n_head = 3 .* divisor of n_embd = 16",  # and nothing is prepared
     "--init_from=run:out/no\nwhere --dataset=shakespeare_bpe": "out/no where holds no checkpoint",
     "--out_dir=train.py/run": "train.py/run.*: Not a directory",
+    f"--out_dir={'x' * 300}": "x.*: File name too long",
 }
 
 
