@@ -104,10 +104,12 @@ if not out_dir:  # what was typed, in the order of the settings
 
 log_path = Path(out_dir, "log.jsonl")
 checkpoints = runtime.find_checkpoints(out_dir)
+evaluated = log_path.exists() and b'"event": "eval"' in log_path.read_bytes()  # so there was a checkpoint
 resuming = init_from == "resume" or init_from == "auto" and bool(checkpoints)
 replacing = options.get("init_from") == "scratch"  # typed, and not only the default
-if checkpoints and not (resuming or replacing or eval_only):
-    cure = f"continue it with --init_from=resume --out_dir={out_dir}, or choose another folder with --out_dir"
+if (checkpoints or evaluated) and not (resuming or replacing or eval_only):
+    cure = f"continue it with --init_from=resume --out_dir={out_dir}, or " if checkpoints else ""
+    cure += "choose another folder with --out_dir"
     cure += "" if source else ", or replace it with --init_from=scratch"
     raise UserError(f"{out_dir} already holds a run: {cure}")
 
@@ -150,7 +152,7 @@ if resuming and not eval_only:
         print0(f"{out_dir} is at step {iter_num}, max_iters = {max_iters}: nothing left to do")
         raise SystemExit
 
-# -- processes, device and data; ptdevice and ptdtype are PyTorch's, of the settings device and dtype
+# -- processes, device and data; ptdevice and ptdtype are PyTorch's objects for the settings device and dtype
 rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))  # torchrun sets them
 world_size = int(os.environ.get("WORLD_SIZE", "1"))
 ptdevice = runtime.pick_device(device)
@@ -182,7 +184,8 @@ if ckpt and data.tokenizer.state() != ckpt["tokenizer"]:
     cure = f"choose another --dataset, or prepare its text with --tokenizer=run:{source or out_dir}"
     raise UserError(f"dataset = {dataset!r} does not have the tokens of {ckpt['path']}: {cure}")
 if resuming and not eval_only and data.meta["sha256"] != ckpt["data"]["sha256"]:
-    raise UserError(f"dataset = {dataset!r} is not what {out_dir} was trained on, {ckpt['data']['source']}")
+    cure = "name the folder of those data with --dataset, or prepare them again as before"
+    raise UserError(f"dataset = {dataset!r} has other data than {out_dir}, {ckpt['data']['source']}: {cure}")
 tokens_per_iter = batch_size * gradient_accumulation_steps * block_size
 
 # -- model and optimizer

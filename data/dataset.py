@@ -24,7 +24,7 @@ def load_dataset(folder) -> "Dataset":
     text, script = folder / "input.txt", folder / "prepare.py"
     prepared_here = text.exists() and script.exists() and folder.name != "text"  # which is made from other files
     if prepared_here and sha256(read_text(text).encode()) != meta["text_sha256"]:
-        raise UserError(f"{text}: changed since it was prepared; run {script} again, with the options of before")
+        raise UserError(f"{text}: changed since it was prepared; run {script} again, with the same options")
     splits = {}
     for split in ("train", "val"):
         path, size = folder / f"{split}.bin", meta["tokens"][split] * np.dtype(meta["dtype"]).itemsize

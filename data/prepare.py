@@ -39,7 +39,8 @@ def ensure_prepared(name) -> Path:
     meta = folder / "meta.json"
     if not meta.exists():
         if folder.parent != DATA or folder.name == "text" or not (folder / "prepare.py").exists():
-            names = sorted({path.parent.name for path in DATA.glob("*/*") if path.name in ("meta.json", "prepare.py")})
+            scripts = [path for path in DATA.glob("*/prepare.py") if path.parent.name != "text"]  # which needs texts
+            names = sorted({path.parent.name for path in [*scripts, *DATA.glob("*/meta.json")]})
             raise UserError(f"dataset = {name!r} is missing: choose {', '.join(names)}, or run data/text/prepare.py")
         print0(f"{name}: not prepared yet, running data/{folder.name}/prepare.py")
         with open(folder / "prepare.py", "a") as script:  # locked: of runs that begin at once, only one prepares it

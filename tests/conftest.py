@@ -25,8 +25,7 @@ from data import prepare as preparing
 
 TINY = "--n_layer=2 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=2"
 TINY += " --eval_tokens=64 --log_interval=1 --eval_interval=2 --device=cpu"
-HANDLED = ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGPIPE"]
-HANDLED = {getattr(signal, name, None) for name in HANDLED} & signal.valid_signals()
+HANDLED = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE
 TEXT = "the quick brown fox jumps over the lazy dog.\nand again, the dog sleeps!\n" * 40
 BOTTLES = "".join(f"{i} green bottles, hanging on the wall; if {i} fell: 'twas Ünglück 瓶子!\n" for i in range(60))
 

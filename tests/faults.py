@@ -3,11 +3,9 @@ Kill training runs or make their writes fail, and compare them with undisturbed 
 
 This tests a promise: a run that is killed, or cannot write, ends; what it leaves is whole, and resumed it equals the
 undisturbed run bit for bit. Every process is a real one. (This cannot show what a power cut does to data that have not
-reached the disk.) At the first broken promise it exits with code 1 and keeps all files. Linux only; takes about eight
-minutes; test_resume.py has a short version.
+reached the disk.) It ends at the first broken promise, and keeps all files. Linux only; takes about eight minutes.
 """
 
-import argparse
 import os
 import random
 import resource
@@ -121,23 +119,12 @@ def try_faults(repository, method, work, faults):
         print(f"{method}: {folder.name}: equal to the undisturbed run", flush=True)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[1])
-    parser.add_argument("--faults", type=int, default=100, help="number of kills and failing writes (default: 100)")
-    options = parser.parse_args()
+if __name__ == "__main__":
     random.seed(1)
     work, began = Path(tempfile.mkdtemp(prefix="faults-")), time.time()
-    try:
-        repository = copy_repository(work / "repository")
-        for method in METHODS:
-            try_faults(repository, method, work / method, -(-options.faults // len(METHODS)))
-    except (AssertionError, ValueError) as error:
-        print(f"BROKEN: {error}\neverything is kept in {work}")
-        return 1
+    print(f"the runs are in {work}", flush=True)
+    repository = copy_repository(work / "repository")
+    for method in METHODS:
+        try_faults(repository, method, work / method, faults=20)
     shutil.rmtree(work)
     print(f"all promises kept, in {time.time() - began:.0f} seconds")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,21 +2,17 @@
 
 import json
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from config import UserError
-from conftest import ROOT, log_of
-from model import GPT, GPTConfig
-
-sys.path.insert(0, str(ROOT / "tests" / "bench"))
-
 import speed
 import tasks
+from config import UserError
+from conftest import log_of
+from model import GPT, GPTConfig
 
 
 def test_the_speed_of_all_variants(monkeypatch, capsys):

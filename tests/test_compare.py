@@ -12,13 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from conftest import ROOT, copy_repository, hear_signals, load, log_of
-
-sys.path.insert(0, str(ROOT / "tests" / "bench"))
-
 import compare
 import verify
 from config import UserError
+from conftest import ROOT, copy_repository, hear_signals, load, log_of
 from model import Block
 
 SETTINGS = {"learning_rate": 0.003, "max_iters": 800, "warmup_iters": 100}

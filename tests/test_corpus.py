@@ -78,6 +78,7 @@ def test_tables(repo, name, limit):
     loaded = load_dataset("data/rows")
     train, val = (loaded.tokenizer.decode(ids).split(END) for ids in loaded.splits.values())
     assert sorted(train + val) == sorted(DOCUMENTS) and len(train) > len(val) > 5
+    assert val != DOCUMENTS[-len(val) :]  # but drawn at random
 
 
 @pytest.mark.parametrize("limit", ["", " --limit=1"])

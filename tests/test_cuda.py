@@ -10,12 +10,18 @@ from conftest import load
 from cover import COVER, FEW, perturb
 from cover import TINY as SHAPE
 from model import GPT, GPTConfig
-from test_extend import PROMISES
 from test_model import over
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
+PROMISES = [
+    test_model.test_logits_and_gradients_equal_the_reference,
+    test_model.test_the_future_does_not_move_the_past,
+    test_model.test_no_tensor_of_T_by_T,
+    test_model.test_cached_generation_equals_full_forwards,
+    test_model.test_bfloat16_is_causal_and_near_the_reference,
+]
 single, half = torch.float32, torch.bfloat16
 LARGE = [
     dict(attention="summed_qk", qk_scale="5.2", n_layer=12),  # scores too wide for flash attention
@@ -39,7 +45,7 @@ def test_every_promise_is_kept(on_gpu, promise, row):
 
 @pytest.mark.parametrize("kind", ["standard", "w2-scalar", "w2_overlap", "summed-5.5"])
 def test_what_dropout_drops(on_gpu, kind):
-    test_model.test_what_dropout_drops(kind, torch.float32, 1e-5)
+    test_model.test_what_dropout_drops(kind, torch.float32, 1e-5, "m1", 2)
 
 
 def pair(row, compiled):

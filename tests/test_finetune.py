@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import TINY, load, log_of, refused, shrink
+from conftest import TINY, change_checkpoint, load, log_of, refused, shrink
 from model import GPT, GPTConfig
 
 SOURCE = f"{TINY} --n_head=4 --n_kv_head=2 --tie_weights=true --learning_rate=0.03 --out_dir=out/source"
@@ -18,13 +18,15 @@ BECOMES = [  # the source's method, what is given, and the weights that the sour
     ("--attention=summed_qk --qk_scale=5.6 --residual=m3.2", "--attention=w2", ["sigma_k", "sigma_q", "tau_shift"]),
     ("--attention=summed_qk --qk_scale=5.5", "--qk_scale=5.7", ["log_a"]),  # of the same name and another meaning
     ("--attention=summed_qk --qk_scale=5.5", "--attention=standard --residual=m3.2", ["mix"]),
+    ("--attention=summed_qk --qk_scale=5.5 --residual=m1", "--residual=m3.2", ["mix"]),
 ]
 
 
 @pytest.mark.parametrize("source, given, others", BECOMES)
 def test_a_run_starts_where_another_is(repo, source, given, others):
-    """It has all weights that both have; what only the new model has is as in one that starts from scratch."""
+    """It has all weights of best.pt that fit; what only the new model has is as in one that starts from scratch."""
     repo(f"train.py {SOURCE} {source}")
+    change_checkpoint("out/source/ckpt.pt", model={})
     shown = repo(f"train.py {NEXT} {given}")
     old, new = load("out/source/best.pt"), load("out/next/ckpt.pt")
     torch.manual_seed(1337)

@@ -1,6 +1,7 @@
 """CUDA graphs, on a CPU: a stand-in leaves gradients where a graph does, in memory that its next replay overwrites."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -62,11 +63,9 @@ def test_a_frozen_parameter_stays_as_it_is(monkeypatch):
 
 
 def test_a_model_that_cannot_be_captured_trains_without_graphs(repo, monkeypatch):
-    def fail(loss_of, sample, allow_unused_input):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
     graphs_on_a_cpu()
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
+    error = RuntimeError("operation not permitted when stream is capturing")
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", Mock(side_effect=error))
     printed = repo(f"train.py {TINY} --out_dir=out/run")
     assert "NOTE    no CUDA graphs, since this model cannot be captured: operation not permitted" in printed
     assert log_of("out/run", "end")

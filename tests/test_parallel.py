@@ -140,7 +140,7 @@ def test_a_full_disk_ends_all_processes(repo):
     """Under torchrun itself, which ends the others; the same command without the limit then goes on."""
     run = f"{RUN} --max_iters=8 --checkpoint_interval=2 --init_from=auto --out_dir=run"
     torchrun = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node=2 train.py {run}"
-    limited = subprocess.run(["bash", "-c", f"ulimit -f 20; timeout 120 {torchrun}"], capture_output=True, text=True)
+    limited = subprocess.run(["bash", "-c", f"ulimit -f 20; timeout 280 {torchrun}"], capture_output=True, text=True)
     line = "train.py: error: run/ckpt.pt: File too large\n"
     assert limited.returncode == 1 and limited.stderr.count(line) == 1, limited.stderr
     assert not list(Path("run").glob("*.pt*"))

@@ -9,6 +9,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -54,13 +55,8 @@ def test_on_a_full_disk_what_was_there_stays(repo, size):
 ])  # fmt: skip
 def test_where_tiny_shakespeare_comes_from(tmp_path, monkeypatch, capsys, own, next_door, network, source):
     """input.txt, else the genuine text next door, else the download, else text of Python, with a note that says so."""
-
-    def urlopen(url, timeout):
-        if network is None:
-            raise OSError("no network")
-        return BytesIO(network.encode())
-
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    answer = OSError("no network") if network is None else BytesIO(network.encode())
+    monkeypatch.setattr(urllib.request, "urlopen", Mock(side_effect=[answer]))
     monkeypatch.setattr(shakespeare, "SHA256", sha256(BOTTLES.encode()))
     for name, text in (("shakespeare_bpe", own), ("shakespeare_char", next_door)):
         (tmp_path / name).mkdir()
@@ -191,7 +187,7 @@ def test_data_may_be_anywhere(repo):
 
 @pytest.mark.parametrize("name", ["", "shakespeare", "tokenizer.py", "text", "./data", "elsewhere/plays"])
 def test_what_is_no_dataset_is_refused(repo, name):
-    with pytest.raises(UserError, match=f"dataset = '{name}' .*openwebtext, shakespeare_bpe, shakespeare_char"):
+    with pytest.raises(UserError, match=f"dataset = '{name}' .*openwebtext, shakespeare_bpe, shakespeare_char, or run"):
         ensure_prepared(name)
 
 
@@ -202,8 +198,9 @@ def test_a_dataset_is_prepared_when_it_is_asked_for(repo, monkeypatch):
         ensure_prepared("shakespeare_bpe")
     assert end.value.code == 2 and not Path("data/shakespeare_bpe/meta.json").exists()
     Path("data/shakespeare_bpe/input.txt").write_text(BOTTLES, encoding="utf-8")
-    calls, run = [], subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda *arguments, **named: calls.append(1) or run(*arguments, **named))
+    run = Mock(side_effect=subprocess.run)
+    monkeypatch.setattr(subprocess, "run", run)
     with ThreadPoolExecutor() as pool:
         folder, _ = pool.map(ensure_prepared, ["shakespeare_bpe"] * 2)
-    assert calls == [1] and load_dataset(folder).meta["vocab_size"] > 256
+    run.assert_called_once()
+    assert load_dataset(folder).meta["vocab_size"] > 256

@@ -1,5 +1,6 @@
 """A run that is stopped, killed or short of disk is, in the end, the run that nothing happened to."""
 
+import fcntl
 import json
 import random
 import re
@@ -10,15 +11,14 @@ import sys
 from functools import partial
 from itertools import count, cycle
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-fcntl = pytest.importorskip("fcntl")  # and the signals of Unix
-
 import faults
 import model
-from config.runtime import open_log
+from config.runtime import StopSignal, open_log
 from conftest import TEXT, TINY, contents, differences, error_of, hear_signals, load, log_of, prepare, progress, refused
 from cover import KINDS
 from data.dataset import Dataset
@@ -148,6 +148,14 @@ def test_a_finished_run_says_how_to_go_on(run):
     (command,) = re.findall("^to train longer: python (.*)", shown, re.MULTILINE)
     run(command)
     run(f"{settings} --max_iters=12 --out_dir={WHOLE}")
+    assert_same_run()
+
+
+def test_a_run_goes_on_compiled_and_without_graphs(killed, monkeypatch):
+    compile = Mock(side_effect=lambda function: function)
+    monkeypatch.setattr(torch, "compile", compile)
+    killed(f"{RESUME} --compile --graphs=false")
+    compile.assert_called_once()
     assert_same_run()
 
 
@@ -283,6 +291,12 @@ def test_what_is_not_finite_ends_the_run(run, monkeypatch, capsys, kind, step, g
 # -- signals -------------------------------------------------------------------------------------------------
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
+
+
+def test_what_nohup_ignores_stays_ignored():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    StopSignal().listen()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 @pytest.mark.parametrize("number", SIGNALS)

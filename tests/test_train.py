@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from config.runtime import pick_dtype
 from conftest import ROOT, TEXT, TINY, change_checkpoint, contents, load, log_of, prepare, shrink
-from data.dataset import load_dataset
+from data.dataset import Dataset, load_dataset
 from data.tokenizer import tokenizer_from_state
 from model import GPT, GPTConfig
 
@@ -88,10 +89,31 @@ def test_a_run_is_evaluated_four_times_but_no_more_than_every_50_steps(repo, max
 
 def test_auto_is_bfloat16_where_that_is_fast_and_does_not_leak(monkeypatch):
     for fast, of_cpu in (True, torch.bfloat16), (False, torch.float32):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", {"avx512_bf16": fast}.copy, raising=False)
+        monkeypatch.setattr(torch.cpu, "get_capabilities", Mock(return_value={"avx512_bf16": fast}), raising=False)
         assert [pick_dtype("auto", torch.device(name)) for name in ("cpu", "mps")] == [of_cpu, torch.float32]
     with pytest.raises(ValueError, match="dtype = 'bfloat16' does not work on mps.*use float32"):
         pick_dtype("bfloat16", torch.device("mps"))
+
+
+def test_an_edit_whose_operations_cannot_be_counted_trains(repo, monkeypatch):
+    features = GPT.features
+    edited = lambda self, idx, cache=None: features(self, idx + 0 * idx.sum().item(), cache)
+    monkeypatch.setattr(GPT, "features", edited)
+    repo(RUN)
+    assert '"flops_per_token": null' in (OUT / "log.jsonl").read_text()
+
+
+def test_a_closed_terminal_ends_no_run(repo, monkeypatch):
+    monkeypatch.setattr("config.print", Mock(side_effect=BrokenPipeError), raising=False)
+    repo(RUN)
+    assert log_of(OUT, "end")
+
+
+def test_the_warm_up_has_at_most_100_steps(repo, monkeypatch):
+    monkeypatch.setattr(Dataset, "batch", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit):
+        repo(f"{RUN} --warmup_iters=0 --max_iters=10000")
+    assert log_of(OUT, "start")[0]["settings"]["warmup_iters"] == 100
 
 
 @torch.no_grad()
@@ -114,7 +136,8 @@ def test_the_loss_over_all_of_a_split(repo, dataset, name):
     if name == "ckpt.pt":
         (OUT / "best.pt").unlink()
     before = contents(repo.folder)
-    shown = repo(f"train.py --eval_only --device=cpu --dtype=float32 --out_dir={OUT} --dataset={dataset}")
+    evaluate = f"train.py --eval_only --device=cpu --dtype=float32 --batch_size=3 --out_dir={OUT}"
+    shown = repo(f"{evaluate} --dataset={dataset}")
     assert contents(repo.folder) == before
     loss = re.search(r"^validation loss (\S+) .* over all 288 tokens$", shown, re.MULTILINE)[1]
     assert float(loss) == pytest.approx(loss_over(OUT / name, dataset).item(), abs=1e-4)

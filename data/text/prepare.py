@@ -5,7 +5,7 @@ Then train with --dataset=plays; without a name, with --dataset=text. Tables and
 """
 
 name = "text"  # for train.py's --dataset: a folder in data/ or, with a slash, the path of any folder
-tokenizer = "char"  # char, bpe, gpt2 or run:FOLDER; char fails at the first character that it does not know
+tokenizer = "char"  # char, bpe, gpt2 or run:FOLDER; char knows this text's characters alone
 vocab_size = 1024  # number of bpe tokens to learn
 field = "text"  # field of a .jsonl file with the text
 separator = ""  # text that separates the documents of a plain file, such as <|endoftext|>
@@ -55,7 +55,7 @@ if __name__ == "__main__":
     paths = [word for word in sys.argv[1:] if word == "-" or not word.startswith("-")]
     globals().update(configure(__file__, [word for word in sys.argv[1:] if word not in paths]).values)
     folder = dataset_folder(name, __file__)
-    held_out = find_files([val] if val else [])
+    held_out = find_files([val])
     files = {real: file for real, file in find_files(paths).items() if real not in held_out}
     if not files:
         raise UserError("nothing to train on: give files or folders, as in python data/text/prepare.py my.txt")
