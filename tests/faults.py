@@ -50,9 +50,6 @@ def lines_of(folder):
     return (folder / "log.jsonl").read_bytes().count(b"\n") if (folder / "log.jsonl").exists() else 0
 
 
-# -- what goes wrong -----------------------------------------------------------------------------------------
-
-
 def disturb(process, folder, several):
     """Kill a process at a random moment, or let none of its files grow beyond some size from then on."""
     lines = lines_of(folder)
@@ -82,9 +79,6 @@ def wait(process, seconds, happened=lambda: False):
     end = time.monotonic() + seconds
     while time.monotonic() < end and not happened() and process.poll() is None:
         time.sleep(0.001)
-
-
-# -- what must be true ---------------------------------------------------------------------------------------
 
 
 def live(repository, method, folder, faults):

@@ -91,7 +91,7 @@ def test_scratch_replaces_a_run_if_typed(trained, capsys):
     assert [line["event"] for line in log_of("out/run")] == ["start", "step", "eval", "end"]
 
 
-# -- sample.py's ---------------------------------------------------------------------------------------------
+# -- sample.py's, and checkpoints ----------------------------------------------------------------------------
 
 SAMPLE_ARGUMENTS = {
     "--out_dir=out/nowhere": "out/nowhere holds no checkpoint",
@@ -116,8 +116,6 @@ def test_a_reader_may_leave(trained):
     shell = ["bash", "-c", f"{sys.executable} sample.py | head -n 1"]
     assert subprocess.run(shell, capture_output=True, check=True).stderr == b""
 
-
-# -- checkpoints ---------------------------------------------------------------------------------------------
 
 NO_CHECKPOINT = "ckpt.pt: damaged, or not a checkpoint of this version of train.py"
 

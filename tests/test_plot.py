@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,17 @@ def test_different_tokens_are_compared_in_bits_per_byte(repo, tokenizer, measure
     assert axis.get_ylabel() == f"validation loss ({unit})"
     for folder, line in zip(("out/a", "out/b"), axis.lines, strict=True):
         assert list(line.get_ydata()) == [evaluation[measure] for evaluation in log_of(folder, "eval")]
+
+
+def test_the_legend_of_many_runs_leaves_the_axes_as_they_are(repo):
+    repo(f"{RUN} --out_dir=out/0")
+    (one,) = draw_losses([Path("out")]).axes
+    for number in range(1, 24):
+        shutil.copytree("out/0", f"out/{'a long name ' * 9}{number}")
+    (axis,) = draw_losses([Path("out")]).axes
+    assert axis.get_window_extent().bounds == one.get_window_extent().bounds
+    assert not axis.get_legend().get_window_extent().overlaps(axis.get_window_extent())
+    assert len({tuple(line.get_color()) for line in axis.lines if line.get_marker() == "."}) == 24
 
 
 def test_differences_and_their_intervals():

@@ -143,7 +143,8 @@ def test_a_finished_run_says_how_to_go_on(run):
     settings = f"{RUN} --lr_decay=none"
     shown = run(f"{settings} --out_dir={RESUMED}")
     before = contents(RESUMED)
-    assert "nothing left to do" in run(f"{settings} --out_dir={RESUMED} --init_from=auto")
+    again = run(f"{settings} --out_dir={RESUMED} --init_from=auto")
+    assert "out/resumed is at step 6, max_iters = 6: nothing left to do" in again
     assert contents(RESUMED) == before
     (command,) = re.findall("^to train longer: python (.*)", shown, re.MULTILINE)
     run(command)
@@ -197,7 +198,7 @@ def test_other_data_are_refused(killed, capsys):
     assert differences(RESUMED / "ckpt.pt", WHOLE / "ckpt.pt") == ["['data']['source']"]
 
 
-# -- files ---------------------------------------------------------------------------------------------------
+# -- files, and writes that fail -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [b'{"event": "st', b'{"event": "step", "step": 3}', b"\0\0\0\n", b"\n"])
@@ -219,9 +220,6 @@ def test_second_process_in_a_folder_is_refused(run, capsys):
     with pytest.raises(ValueError, match="another process has just trained there"):  # there was no checkpoint before
         open_log(RESUMED / "log.jsonl", {}, iter_num=0, evaluates=False)
     run(f"{RESUME} --lr_decay=none")
-
-
-# -- writes that fail ----------------------------------------------------------------------------------------
 
 
 def in_step(step, monkeypatch, happens):

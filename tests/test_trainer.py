@@ -31,6 +31,7 @@ CASES = {
     "other betas": "--beta1=0.5 --beta2=0.6",
     "weight decay of matrices only": "--weight_decay=1 --bias --attention=summed_qk --qk_scale=5.4",
     "dropout": "--dropout=0.3 --gradient_accumulation_steps=4",
+    "dropout of what is recomputed": "--dropout=0.3 --residual=m1",
     "tied": "--tie_weights",
     "the rate of τ": "--attention=w2 --weight_decay=1",
     "another seed and shape": "--seed=7 --n_kv_head=1 --n_inner=24 --norm_eps=0.1 --rope_theta=100",

@@ -70,9 +70,6 @@ def attention(block, x, rope):
     return block.attn(*block.attn.score_vectors(q, k, x, ()), v)
 
 
-# -- for one row of settings ---------------------------------------------------------------------------------
-
-
 def equals_the_reference(row):
     """Logits, loss and gradients are those of the explicit form."""
     model = build(**row)
