@@ -52,7 +52,7 @@ seed = 1337  # the same seed on the same machine gives the same run
 device = "auto"  # auto, cpu, cuda, cuda:1, mps
 dtype = "auto"  # auto, float32, bfloat16, float16
 graphs = True  # on one GPU, run steps as CUDA graphs; false: if Python code in model.py changes from step to step
-compile = False  # compile the model: pays for long runs on a GPU, on a CPU after ten minutes
+compile = False  # compile the model: pays on a GPU for long runs, on a CPU for those over ten minutes
 
 from config import UserError, check_min, configure, print0, report_error
 
@@ -201,7 +201,7 @@ elif source:  # all weights that fit
     fitting = {k: v for k, v in ckpt["model"].items() if k in initial and v.shape == initial[k].shape}
     weights = {k: v for k, v in fitting.items() if not k.endswith(scales)}
     raw_model.load_state_dict(weights, strict=False)
-    for what, names in (("new weights, not from", initial), ("weights left out of", ckpt["model"])):
+    for what, names in (("new weights, not in", initial), ("weights not copied from", ckpt["model"])):
         names = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names.keys() - weights.keys()})
         if names:
             print0(f"NOTE    {what} {init_from}: {', '.join(names)}")

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class UserError(ValueError):
-    """A mistake in settings, files or data that the project itself has found. All other errors keep their traceback."""
+    """A mistake that we find in settings, files or data. Other errors, except OSErrors, keep their traceback."""
 
 
 class Settings(NamedTuple):

@@ -152,8 +152,8 @@ def load_checkpoint(folder, best=False) -> dict:
 def open_log(path, checkpoints, iter_num, evaluates):
     """Open a run's log, lock it for this process, and cut it back to the checkpoint at step iter_num.
 
-    The evaluation at that step goes, too, if the run `evaluates` again. Lines that are not JSON, as a power cut may
-    leave, go if no good one follows. `checkpoints` are those found before.
+    The evaluation at that step is cut, too, if the run `evaluates` again. Lines that are not JSON, as a power cut may
+    leave, are cut if no good one follows. `checkpoints` are those found before.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = open(path, "ab", buffering=0)

@@ -93,7 +93,7 @@ def prepare(folder, train, val, source, tokenizer="char", vocab_size=1024):
         meta_file, *files = (stack.enter_context(atomic_write(folder / name)) for name in names)
         for split, documents, file in zip(("train", "val"), (train, val), files):
             tokens, size, count, file_hash, pieces = 0, 0, 0, hashlib.sha256(), separated(documents)
-            while some := list(islice(pieces, 256)):  # so many are in memory at a time
+            while some := list(islice(pieces, 256)):  # documents in memory at a time
                 for ids, content in pool.map(encode, some):
                     file.write(ids)
                     file_hash.update(ids)

@@ -55,7 +55,7 @@ class CharTokenizer(Tokenizer):
 
 
 def code_points(text):
-    # what is not UTF-8 on a command line is there as surrogates, which no tokenizer knows
+    # bytes of a command line that are not UTF-8 come as surrogates, which no tokenizer knows
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
 
 
@@ -109,8 +109,8 @@ def first_tokens(tokenizer) -> list[int]:
         return [0]
 
 
-# BPE never merges across these pieces. They are short, which keeps it linear on any text. Python's `re` and tiktoken
-# read this pattern alike: it has no \w and \s, on which they differ, and each character matches (tiktoken drops others)
+# BPE never merges across these pieces. They are short, so it is linear on any text. Python's `re` and tiktoken read
+# this pattern the same way: it has no \w or \s, on which they differ, and matches any character (tiktoken drops others)
 SPLIT = (
     r"[ ']?[A-Za-z\x80-\u2e7f]{1,32}|"  # a word; all that is not ASCII counts as letters
     r"[\u2e80-\U0010ffff]{1,8}|"  # a phrase, in scripts that put no spaces between words

@@ -25,7 +25,7 @@ globals().update(configure(__file__).values)
 folder, file = dataset_folder(name, __file__), Path(dataset).absolute()
 if name == "openwebtext" and dataset != "Skylion007/openwebtext":
     raise UserError(f"dataset = {dataset!r}: choose a --name for it, since data/openwebtext is for OpenWebText")
-revision = "79d93d786212f7344586290adb811d4ae6a1762c" if dataset == "Skylion007/openwebtext" else None  # never another
+revision = "79d93d786212f7344586290adb811d4ae6a1762c" if dataset == "Skylion007/openwebtext" else None  # pinned
 where = dict(zip(("path", "name"), dataset.split(":")), revision=revision)
 if file.is_file():
     where = {"path": str(file.parent), "data_files": escape(str(file))}

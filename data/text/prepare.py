@@ -63,5 +63,5 @@ if __name__ == "__main__":
     if separator and len(train) == len(files):
         raise UserError(f"separator = {separator!r} is not in the text")
     parts = (train, list(read_documents(held_out))) if val else split_end(train, val_fraction)
-    prepare(folder, *parts, ", ".join(Path(path).name for path in paths), tokenizer, vocab_size)
+    prepare(folder, *parts, ", ".join(Path(path).absolute().name for path in paths), tokenizer, vocab_size)
     print0(f"to train on it: python train.py --dataset={name}")
