@@ -201,7 +201,7 @@ elif source:  # all weights that fit
     fitting = {k: v for k, v in ckpt["model"].items() if k in initial and v.shape == initial[k].shape}
     weights = {k: v for k, v in fitting.items() if not k.endswith(scales)}
     raw_model.load_state_dict(weights, strict=False)
-    for what, names in (("new weights, not in", initial), ("weights not copied from", ckpt["model"])):
+    for what, names in (("new weights, not from", initial), ("weights not copied from", ckpt["model"])):
         names = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names.keys() - weights.keys()})
         if names:
             print0(f"NOTE    {what} {init_from}: {', '.join(names)}")

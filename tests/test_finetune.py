@@ -35,7 +35,7 @@ def test_a_run_starts_where_another_is(repo, source, given, others):
     for name, tensor in new["model"].items():
         torch.testing.assert_close(tensor, initial[name] if name in left else old["model"][name], rtol=0, atol=0)
     gone = {name for name in old["model"] if name not in initial or name in left}
-    noted = re.findall("NOTE    (?:new weights, not in|weights not copied from) run:out/source: (.*)", shown)
+    noted = re.findall("NOTE    (?:new weights, not from|weights not copied from) run:out/source: (.*)", shown)
     listed = [", ".join(sorted({re.sub(r"blocks\.\d+", "blocks.*", name) for name in names})) for names in (left, gone)]
     assert noted == [names for names in listed if names]
 

@@ -94,9 +94,9 @@ def over_tokens():
 
 
 def width_128():
-    standard = training_runs(variant="standard", steps="8809", width="128")
+    standard = training_runs(variant="standard", steps="8809", **THREE_LAYERS | {"width": "128"})
     xeon, epyc = ([run["loss"] for run in standard if run["dtype"] == dtype] for dtype in ("float32", "bfloat16"))
-    rows = as_cells(compare("8809", dtype="bfloat16", width="128"))
+    rows = as_cells(compare("8809", dtype="bfloat16", **THREE_LAYERS | {"width": "128"}))
     return rows | {"standard, Xeon, float32": ["1.00", signed(*difference(xeon, epyc)), ""]}
 
 
